@@ -70,8 +70,7 @@ class UserCodeError(InvalidJob):
 class WrongUse(UserCodeError):
     """A user's function made a call that this package refuses.
 
-    Examples are an undeclared side output, and state without a key. The message begins with the refused thing and the
-    remedy; then operator, subtask, key, position, record.
+    The message begins with the refused thing and the remedy; then operator, subtask, key, position, record.
     """
 
 

@@ -4,7 +4,6 @@ import ipaddress
 
 
 def bare(host: str) -> str:
-    """Returns the host without the brackets of an IPv6 literal."""
     return host.removeprefix("[").removesuffix("]")
 
 
@@ -27,7 +26,6 @@ def is_every_interface(host: str) -> bool:
 
 
 def shown(host: str, port: int) -> str:
-    """Returns `host:port`, with brackets around an IPv6 literal."""
     return f"[{bare(host)}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -9,10 +9,7 @@ _OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def check_job_id(job: str, what: str = "job name") -> str:
-    """Returns `job` if it has 1 to 64 of `a-z 0-9 -`; else raises `InvalidJob`.
-
-    Also for other such ids.
-    """
+    """Returns `job` if it has 1 to 64 of `a-z 0-9 -`; else raises `InvalidJob`."""
     if not isinstance(job, str) or not _JOB_ID.fullmatch(job):
         raise InvalidJob(f"{what} {_short(job)} is not allowed: use 1 to 64 of the characters a-z, 0-9 and '-'")
     return job
@@ -36,6 +33,5 @@ def check_operator_name(name: str) -> str:
 
 
 def _short(value: object) -> str:
-    """The value for messages, escaped and of bounded length."""
     text = repr(value)
     return text if len(text) <= 100 else text[:100] + "…"

@@ -93,7 +93,6 @@ def described(error: BaseException) -> str:
 
 
 def _number_in(text: str) -> int | None:
-    """Number of an error of the operating system, in texts of delta-rs and pyarrow."""
     found = _NUMBER.search(text)
     return int(found.group(1)) if found else None
 

@@ -1,4 +1,4 @@
-"""Ranges of ports, such as 7200-7299: a process listens on the first free port of the range. Pure."""
+"""Ranges of ports, such as 7200-7299: a process listens on the first free port of the range."""
 
 import re
 from collections.abc import Iterator

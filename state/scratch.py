@@ -77,20 +77,17 @@ _OF_DATABASE = re.compile(r"(?:beside-([1-9][0-9]{0,5})-)?(.*)", re.DOTALL)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Links an immutable file, or copies the file if linking fails."""
     try:
         os.link(source, target)
-    except OSError:  # another file system: slower, no other effect; an absent source fails in the copy too
+    except OSError:  # another file system; a missing source fails in the copy too
         shutil.copyfile(source, target)
 
 
 def segment_file(number: int) -> str:
-    """Name of the segment with that number."""
     return f"segment-{number:06d}.rows"
 
 
 def segment_number(name: str) -> int | None:
-    """Number of a segment; None for any other file."""
     named = SEGMENT_FILE.fullmatch(name)
     return None if named is None else int(named[1])
 

@@ -60,5 +60,4 @@ _Found = list[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]]
 
 
 def _found(host: str, port: int, kind: socket.SocketKind) -> _Found:
-    """Addresses of a host, IPv4 first."""
     return sorted(socket.getaddrinfo(bare(host), port, type=kind), key=lambda each: each[0] != socket.AF_INET)

@@ -70,10 +70,7 @@ class VersionedDecoder(Generic[T]):
         self._decoder = decoder
 
     def decode(self, data: bytes, where: str) -> T:
-        """Decodes `data`. Raises the format's refusal, or `Corrupt` for unreadable data.
-
-        `where`: for messages.
-        """
+        """Raises the format's refusal, or `Corrupt` for unreadable data."""
         try:
             self.format.check(self._version.decode(data).version, where)
             return self._decoder.decode(data)

@@ -91,7 +91,7 @@ class ColumnSteps(UnkeyedSteps[S]):
 
         `columns` and `more`: names, or mappings of new name to a column name, an expression (as in `filter`), or a
         value for all rows: a number, a bool, a Decimal, a date, a time or bytes. Text is SQL, so a text for all rows
-        needs a second pair of quotes. "*" stands for all columns. `name`: name of the step.
+        needs a second pair of quotes. "*" stands for all columns.
 
         >>> orders.select({"id": "id", "eur": "price * 0.908", "version": 2, "shop": "'berlin'"})
         >>> orders.select("*", {"eur": "price * 0.908"})
@@ -108,8 +108,8 @@ class ColumnSteps(UnkeyedSteps[S]):
     def with_columns(self, columns: Mapping[str, Any] | None = None, *, name: str | None = None, **more: Any) -> S:
         """Adds columns, or replaces columns of the same name; all other columns stay as they are.
 
-        `columns` and `more`: new name to an expression or a value, as in `select`. Each expression refers to the
-        rows before this step. `name`: name of the step.
+        `columns` and `more`: new name to an expression or a value, as in `select`. Each expression refers to the rows
+        before this step.
 
         >>> orders.with_columns(eur="price * 0.908", day="date_trunc('day', at)")
         """
@@ -120,7 +120,7 @@ class ColumnSteps(UnkeyedSteps[S]):
         return self._selected({**themselves(self._all_columns(where)), **added}, where, name)
 
     def drop(self, *columns: str, name: str | None = None) -> S:
-        """Removes columns; all other columns stay as they are. `name`: name of the step.
+        """Removes columns; all other columns stay as they are.
 
         >>> orders.drop("comment", "address")
         """
@@ -132,7 +132,7 @@ class ColumnSteps(UnkeyedSteps[S]):
         return self._selected(themselves(column for column in every if column not in columns), where, name)
 
     def rename(self, columns: Mapping[str, str] | None = None, *, name: str | None = None, **more: str) -> S:
-        """Renames columns, old name to new name; all columns keep their places. `name`: name of the step.
+        """Renames columns, old name to new name; all columns keep their places.
 
         >>> orders.rename(ts="at", val="amount")
         """

@@ -212,7 +212,6 @@ class ConnectedStreams:
         return f"a row sees what of input {by_row[0]!r} has come before it" if by_row and self._keyed else ""
 
     def _inputs(self) -> tuple[Input, ...]:
-        """Inputs of the step: inputs by key, then all broadcast inputs in one order."""
         waits = any(each._switch == "barrier" for each in self._broadcast.values())
         keyed = [
             Input(each._stream._node, "hash", each._keys, each._stream._tag, waits) for each in self._keyed.values()
@@ -237,7 +236,6 @@ class ConnectedStreams:
         return f"{input} at barriers" if waits else input
 
     def _times(self, event_time: str | Mapping[str, str] | None, where: str) -> dict[str, str]:
-        """Columns of event time, by input."""
         if isinstance(event_time, str):
             times = dict.fromkeys(self._keyed, event_time)
         else:

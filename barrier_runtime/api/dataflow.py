@@ -1,7 +1,7 @@
 """The language of dataflows: a `Dataflow` begins streams, steps transform them, sinks end them.
 
-Nothing runs while a flow is written. Sources, stateful steps and sinks have names, which address their state: names
-are unique, and independent of the order of steps. Mistakes in names and types are reported at once.
+Nothing runs while a flow is written. Sources, stateful steps and sinks have names, which address their state: names are
+unique, and independent of the order of steps.
 
     flow = Dataflow("orders")
     orders = flow.read_jsonl("orders", "data/orders", schema={"shop": str, "amount": float, "at": "timestamp[ms]"},
@@ -83,7 +83,6 @@ class Dataflow(Readers):
         return f"<Dataflow {self.name}: {', '.join(map(name_of, self.plan.nodes)) or 'no steps yet'}>"
 
     def _repr_svg_(self) -> str:
-        """Picture of the graph for notebooks."""
         return drawn(self.plan)
 
     # ------------------------------------------------------------ running
@@ -155,16 +154,14 @@ class Dataflow(Readers):
         return LocalJobHandle(self.plan, self._chosen(options, local=True))
 
     def _chosen_for(self, processes: int, options: Mapping[str, object]) -> "JobOptions":
-        """Options of a run with slots in processes of this machine. Raises as `_chosen` does."""
+        """Options of a run with slots in processes of this machine."""
         from barrier_runtime.launch.options import JobOptions
 
         self._refuse_while_loaded()
         return JobOptions.for_local_run(options, self.options, processes=processes)
 
     def _chosen(self, options: Mapping[str, object], *, local: bool = False) -> "JobOptions":
-        """Options of a run. Raises `InvalidJob` for invalid options.
-
-        Also raises while a command loads the program to run it."""
+        """Raises `InvalidJob` for invalid options, also while a command loads the program to run it."""
         from barrier_runtime.launch.options import JobOptions
 
         self._refuse_while_loaded()
@@ -180,7 +177,7 @@ class Dataflow(Readers):
 
 
 def _tell_what_stays_here(plan: Plan) -> None:
-    """Warns of functions that work in this process but not on Spark. Sinks may be of this process."""
+    """Warns of functions that work in this process but not on Spark, except sinks."""
     for node in plan.nodes:
         if isinstance(node, StepNode) and node.is_sink:
             continue

@@ -124,9 +124,9 @@ class StatefulSteps(KeyedSteps[S]):
         """Adds running aggregates: every row goes out with the aggregates of its key so far, itself included.
 
         `emit="latest"`: only the last row of each key goes out, whenever `latency_target` is over, and before a
-        checkpoint barrier, a watermark and the end. So sinks get fewer rows. The choice of rows depends on the wall
-        clock: a replay may emit other rows, but the last row of each key is the same. The state is that of "each",
-        so a program may change `emit` and continue.
+        checkpoint barrier, a watermark and the end. The choice of rows depends on the wall clock: a replay may emit
+        other rows, but the last row of each key is the same. The state is that of "each", so a program may change
+        `emit` and continue.
 
         >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
         """

@@ -60,11 +60,12 @@ class RowSteps(ColumnSteps[S]):
         """Maps one row (dict) to one row.
 
         Without `schema` the first returned rows determine the schema; open details (digits of decimals, columns of
-        nulls) are as in the input's column of that name, if there is one. `name`: name of the step.
+        nulls) are as in the input's column of that name, if there is one.
 
-        `on_error`: treatment of a row for which the function raises. "fail" ends the job; "skip" drops and counts
-        the row; "side" returns two streams, `main` and `errors`, the failed rows (docs/side-outputs.md). `Retry` calls
-        the function again for the exceptions that the `Retry` names; a final failure is treated under `restart=`."""
+        `on_error`: treatment of a row for which the function raises. "fail" ends the job; "skip" drops and counts the
+        row; "side" returns two streams, `main` and `errors`, the failed rows (docs/side-outputs.md). `Retry` calls the
+        function again for the exceptions that the `Retry` names; a final failure is treated under `restart=`.
+        """
 
         from barrier_runtime.operators.functions.row_functions import MapOperator
 
@@ -120,7 +121,8 @@ class RowSteps(ColumnSteps[S]):
         """Keeps rows for which the expression, or the function of a row, is true.
 
         An expression, SQL as text (docs/expressions.md) or an expression of `pyarrow.compute`, is much faster.
-        `name`: name of the step. `on_error` as in `map`, for functions."""
+        `on_error` as in `map`, for functions.
+        """
 
         from barrier_runtime.operators.functions.row_functions import FilterOperator
 
@@ -151,8 +153,7 @@ class RowSteps(ColumnSteps[S]):
     def inspect(self, function: Callable[[Row], Any] = print, *, name: str | None = None) -> S:
         """Calls `function` with each row (dict), and passes the rows on unchanged.
 
-        For looking at rows in the middle of a flow. Rows that are read again after a failure are shown again; on
-        Spark the function runs on the executors. `name`: name of the step.
+        Rows that are read again after a failure are shown again; on Spark the function runs on the executors.
 
         >>> orders.inspect().filter("amount > 100")
         """

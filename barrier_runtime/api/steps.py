@@ -94,7 +94,6 @@ class Outputs(tuple[S, ...]):
 
 
 def streams_by_name(outputs: Outputs[S]) -> dict[str, S]:
-    """Streams by the names that their step gives them."""
     streams: dict[str, S] = outputs.__dict__["_streams"]
     return streams
 
@@ -324,7 +323,7 @@ class KeyedSteps(Steps[S]):
 
 
 def warn_of_updates(rows: KeyedInput, where: str, counts: Callable[[Updates], str]) -> str:
-    """Warns of a step that counts every update of an earlier step. Returns the warning, or empty."""
+    """Warns of a step that counts every update of an earlier step."""
     if rows.tag or not (found := counts(updates_of(rows.plan, rows.node))):
         return ""
     warnings.warn(f"{where}: {found}", stacklevel=users_line())
@@ -332,7 +331,6 @@ def warn_of_updates(rows: KeyedInput, where: str, counts: Callable[[Updates], st
 
 
 def one_or_all(streams: Outputs[S]) -> Any:
-    """Main output of a step, or all outputs if the step has side outputs."""
     return streams if len(streams) > 1 else streams[0]
 
 

@@ -89,7 +89,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         return f"<Stream {told(self._plan, self._node, self.schema)}>"
 
     def _repr_svg_(self) -> str:
-        """Picture, for notebooks, of the steps that lead to this stream."""
         return drawn(self._plan, self._node)
 
     def with_watermarks(
@@ -128,10 +127,11 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         return self._added(node)[0]
 
     def union(self, *others: "Stream", name: str | None = None) -> "Stream":
-        """Merges this and the other streams, which have the same columns. `name`: name of the step.
+        """Merges this and the other streams, which have the same columns.
 
         Times of different units, and numbers of different widths, become the widest type of all inputs; no value
-        changes."""
+        changes.
+        """
         from barrier_runtime.operators.functions.batch_functions import UnionOperator
 
         if not others:
@@ -183,7 +183,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         return stream
 
     def _widened(self, schema: pa.Schema | None) -> "Stream":
-        """This stream with the types of `schema`, as by `widest`."""
         if schema is None or self.schema is None or self.schema.equals(schema):
             return self
         cast = [field.name for field in schema if field.type != self.schema.field(field.name).type]

@@ -414,5 +414,4 @@ def _has_order(kind: pa.DataType) -> bool:
 
 
 def without_one_key(stream: Any) -> Any:
-    """Stream of windows over all rows, without the internal key."""
     return stream.select([name for name in stream.schema.names if name != ONE_KEY])

@@ -74,7 +74,6 @@ class StateFilling:
         self._now_ms = time.time_ns() // 1_000_000
 
     def drop(self) -> None:
-        """Removes all restored entries."""
         for table in self._tables:
             if isinstance(table, ColumnTable):
                 table.remove(table.load_all())
@@ -91,7 +90,7 @@ class StateFilling:
             self._fill(int(subtask), rows)
 
     def finish(self) -> int:
-        """Ends the adding. Returns the number of entries: of rows with equal keys the last counts."""
+        """Returns the number of entries: of rows with equal keys the last counts."""
         return sum(self._finished(subtask) for subtask in range(len(self._tables)))
 
     # ---- inside
@@ -133,7 +132,6 @@ class StateFilling:
         return batch
 
     def _beside(self, batch: pa.RecordBatch, name: str, what: str) -> pa.Array:
-        """A column of the state."""
         return self._has(batch, free_name(name, self._keys.names), what)
 
     def _has(self, batch: pa.RecordBatch, name: str, what: str) -> pa.Array:
@@ -271,7 +269,6 @@ class StateFilling:
 
 
 def key_fields_of(batch: pa.RecordBatch, names: Sequence[str], where: str) -> pa.Schema:
-    """Types of a key's columns, from a frame."""
     twice = [name for name, found in Counter(batch.schema.names).items() if found > 1]
     if twice:
         raise InvalidJob(f"{where}: its DataFrame has several columns {twice[0]!r}: give each a name of its own")

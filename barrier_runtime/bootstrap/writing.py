@@ -268,7 +268,6 @@ def batches_of(frame: Any, where: str) -> Iterator[pa.RecordBatch]:
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Batch without dictionaries, large and view types."""
     batch = PlainRows()(batch)
     fields = [field.with_type(_narrow(field.type)) for field in batch.schema]
     schema = pa.schema(fields)

@@ -146,7 +146,6 @@ def _quoted(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as SQL."""
     if isinstance(value, ColumnExpression):
         return str(value)
     if value is None:

@@ -1,6 +1,6 @@
 """Elements of a channel: batches of rows, and control elements between them.
 
-Elements are values. This module knows no sockets, operators or threads.
+Elements are values.
 """
 
 import itertools

@@ -43,7 +43,7 @@ class Shared:
 
 
 def shared(expressions: Sequence[pc.Expression], columns: Sequence[str]) -> Shared:
-    """Finds common parts. `columns`: of the rows. No parts if no part occurs twice."""
+    """Finds common parts. No parts if no part occurs twice."""
     if len(set(columns)) < len(columns):  # the names would not say which of two columns is passed on beside the parts
         return Shared({}, list(expressions))
     trees = [_Tree.of(expression) for expression in expressions]
@@ -111,7 +111,6 @@ class _Tree:
         return self._made_of(self.tokens[first:last])
 
     def without(self, places: Sequence[tuple[int, int, str]]) -> pc.Expression:
-        """The expression with columns in place of these parts."""
         tokens = list(self.tokens)
         for first, last, name in sorted(places, reverse=True):
             tokens[first:last] = [("field_ref", name)]

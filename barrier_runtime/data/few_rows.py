@@ -28,8 +28,6 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 
 
 class Layout:
-    """Facts about a schema that lists need."""
-
     __slots__ = (
         "_key_columns",
         "_read",
@@ -135,7 +133,7 @@ def _dtype(kind: pa.DataType) -> str | None:
 
 
 def _number_type(kind: pa.DataType) -> np.dtype[Any]:
-    """numpy's type of integers and floats. Arrow's `to_pandas_dtype` imports pandas in some releases."""
+    """Arrow's `to_pandas_dtype` imports pandas in some releases."""
     return np.dtype({"float": "float32", "double": "float64"}.get(str(kind), str(kind)))
 
 
@@ -252,7 +250,6 @@ class FewRows:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def array(self, name: str) -> pa.Array:
-        """One column in Arrow."""
         layout, at = self.layout, self.layout.positions[name]
         return _arrow(self.columns[at], layout.types[at], layout.codes[at])
 
@@ -283,7 +280,7 @@ def _arrow(values: list[Any], kind: pa.DataType, code: str) -> pa.Array:
 
 
 def values_as_stored(column: pa.Array, dtype: str) -> list[Any]:
-    """Values of a column as Arrow stores them. `dtype`: from the layout."""
+    """Values of a column as Arrow stores them."""
     if not dtype:
         return column.to_pylist()  # type: ignore[no-any-return]
     validity, data = column.buffers()

@@ -57,14 +57,14 @@ def number_rows(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.int64], int
 
 
 def first_rows(of_row: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.int64]:
-    """Returns the number of the first row of each group. `of_row`: group of each row, from 0 to `groups` - 1."""
+    """Returns the number of the first row of each group."""
     found = np.empty(groups, np.int64)
     found[of_row[::-1]] = np.arange(len(of_row) - 1, -1, -1)  # of equal indices the last write stays
     return found
 
 
 def last_rows(of_row: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.int64]:
-    """Returns the number of the last row of each group. `of_row`: group of each row, from 0 to `groups` - 1."""
+    """Returns the number of the last row of each group."""
     found = np.empty(groups, np.int64)
     found[of_row] = np.arange(len(of_row))  # of equal indices the last write stays
     return found
@@ -78,10 +78,7 @@ def _encoded_together(columns: Sequence[pa.DictionaryArray]) -> pa.DictionaryArr
 
 
 def _encode(column: pa.Array) -> pa.DictionaryArray:
-    """Numbers values by first appearance.
-
-    Detecting a constant column takes a fifth of the time of encoding.
-    """
+    """Detecting a constant column takes a fifth of the time of encoding."""
     first = column[0]
     if not column.null_count and first == column[-1] and pc.all(pc.equal(column, first)).as_py():
         return pa.DictionaryArray.from_arrays(np.zeros(len(column), np.int32), column.slice(0, 1))
@@ -93,7 +90,6 @@ def _codes(encoded: pa.DictionaryArray) -> npt.NDArray[np.int64]:
 
 
 def extremes(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
-    """The smallest and the greatest of one or more numbers."""
     if len(numbers) <= _FEW:
         few = numbers.tolist()
         return min(few), max(few)

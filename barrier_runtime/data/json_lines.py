@@ -78,7 +78,6 @@ def _is_looked_at(kind: pa.DataType) -> bool:
 
 
 def _exact(values: Sequence[tuple[int, Any]], kind: pa.DataType) -> pa.DataType:
-    """The type that keeps `values`, each given with its row."""
     if types.is_struct(kind):
         members = []
         for field in kind:
@@ -290,7 +289,7 @@ class _Parser:
 
 
 def json_table(data: bytes, options: pajson.ParseOptions | None = None) -> pa.Table:
-    """Arrow's table of the lines. Without `options` types are guessed."""
+    """Without `options` types are guessed."""
     return pajson.read_json(
         pa.BufferReader(data),
         read_options=pajson.ReadOptions(use_threads=False, block_size=len(data) + 1),

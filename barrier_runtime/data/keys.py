@@ -2,7 +2,7 @@
 
 A state key is a tuple of None, bool, int, float, str or bytes, which the state's key codec can order and encode. Dates
 are days and timestamps are microseconds, the same numbers that partitioning hashes, because a row and the row's state
-must have the same key group. No `datetime` object is made per row.
+must have the same key group.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,6 @@ def plain_floats(array: pa.Array, what: str, step: str) -> pa.Array:
 
 
 def key_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values of one field of state keys, in the type of the key's column."""
     if pa.types.is_date(kind):
         return pa.array(values, pa.int32()).view(pa.date32()).cast(kind)
     if pa.types.is_timestamp(kind):
@@ -115,7 +114,6 @@ class KeyCodec:
         return state_keys, self.user_keys(batch.rows, state_keys)
 
     def state_keys(self, batch: pa.RecordBatch) -> list[StateKey]:
-        """One state key per row."""
         return list(zip(*[array.to_pylist() for array in self.arrays(batch)], strict=True))
 
     def user_keys(self, batch: pa.RecordBatch, state_keys: list[StateKey]) -> list[Any]:
@@ -126,14 +124,12 @@ class KeyCodec:
         return [key[0] for key in state_keys] if self._single else state_keys
 
     def user_key(self, state_key: StateKey) -> Any:
-        """The key for users' functions of one state key."""
         if self._temporal:
             values = tuple(values_of(self.column(i, [value]))[0] for i, value in enumerate(state_key))
             return values[0] if self._single else values
         return state_key[0] if self._single else state_key
 
     def column(self, index: int, values: Sequence[Any]) -> pa.Array:
-        """Values of key column `index` in state keys, in the column's own type."""
         return key_column(values, self.types[index])
 
     def _plain(self, array: pa.Array, column: str, kind: pa.DataType) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Assigns rows of a batch to downstream subtasks. Pure and vectorised: one pass, one `take`, slices.
+"""Assigns rows of a batch to downstream subtasks.
 
 Hash partitioning sends a row to the subtask that owns the row's key group, and thus agrees with state by construction.
 """
@@ -57,7 +57,7 @@ def hash_partition(
 def _partition_few(
     batch: Batch, few: FewRows, keys: tuple[str, ...], parallelism: int, max_parallelism: int
 ) -> list[tuple[int, Batch]] | None:
-    """As `hash_partition`, on lists; None: use Arrow."""
+    """None: use Arrow."""
     at_keys, kinds = few.layout.key_columns(keys)
     if not at_keys:
         return None

@@ -28,7 +28,7 @@ def without_views(schema: pa.Schema) -> pa.Schema:
 
 
 class PlainRows:
-    """Makes batches of one stream plain. Decides once per schema; returns plain batches unchanged."""
+    """Makes batches of one stream plain."""
 
     def __init__(self, target_of: Callable[[pa.Schema], pa.Schema] = plain_schema) -> None:
         """`target_of`: `plain_schema`, or `without_views`."""

@@ -43,7 +43,6 @@ class RowBytes:
 
     @property
     def least_bytes(self) -> int:
-        """Minimum size of a row in bytes."""
         batches = sum(not _is_bytes(self._schema.field(at).type) for at in self._wide)
         return self._head.itemsize + _BATCH_BYTES * batches
 
@@ -95,7 +94,6 @@ class RowBytes:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema), counts
 
     def _ends_of_wide(self, heads: npt.NDArray[np.void]) -> Iterator[Ints]:
-        """Yields the end of each wide column, relative to the beginning of its row."""
         ends = np.full(len(heads), self._head.itemsize)
         for at in self._wide:
             ends = ends + heads[str(at)]

@@ -101,7 +101,6 @@ def _no_time(array: pa.Array) -> InvalidJob:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """One dict per row."""
     return list(each_row(batch))
 
 
@@ -111,7 +110,7 @@ def each_row(batch: pa.RecordBatch) -> Iterator[Row]:
 
 
 def each_row_of(batch: Batch) -> Iterator[Row]:
-    """Yields one dict per row, like `each_row`, from either form of the rows."""
+    """As `each_row`, of either form of the rows."""
     few = batch.few
     if few is None:
         return each_row(batch.rows)
@@ -150,7 +149,6 @@ def _stored_times(values: list[Any], kind: pa.DataType) -> list[Any] | None:
 
 
 def preview(batch: pa.RecordBatch, row: int) -> str:
-    """Row `row` for an error message, cut to 500 characters."""
     one = batch.slice(row, 1)
     try:
         return cut(repr(rows_of(one)[0]))
@@ -159,7 +157,6 @@ def preview(batch: pa.RecordBatch, row: int) -> str:
 
 
 def cut(text: str) -> str:
-    """`text` for an error message, at most 500 characters."""
     return text if len(text) <= _CUT else text[: _CUT - 1] + "…"
 
 
@@ -389,7 +386,6 @@ def input_row(batch: Batch, at: int) -> Callable[[], Row]:
 
 
 def taken_value(value: Any) -> Any:
-    """A copy of `value` without common mutable parts."""
     kind = type(value)
     if kind in _UNCHANGEABLE:
         return value

@@ -126,7 +126,6 @@ def _own(kind: type, hints: dict[str, Any]) -> set[str]:
 
 
 def _named(name: str) -> pa.DataType | None:
-    """The type with that name; None if there is none."""
     low = name.lower()
     if nested := _NESTED.fullmatch(name) or _NESTED.fullmatch(low):
         return _nested(nested[1], nested[2])
@@ -181,7 +180,6 @@ def _nullable(text: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """Cuts at commas outside of brackets."""
     parts, depth, begin = [], 0, 0
     for at, letter in enumerate(text):
         depth += (letter in "<([") - (letter in ">)]")
@@ -312,7 +310,6 @@ def meant(name: object, there: Iterable[str]) -> str:
 
 
 def described(schema: pa.Schema) -> str:
-    """Names and types on one line, for messages."""
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 

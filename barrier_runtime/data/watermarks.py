@@ -1,7 +1,5 @@
 """The watermark over several input channels: the minimum of those that are neither idle nor ended.
 
-Pure.
-
 The watermark is the end of time only when every channel has ended, because an idle channel may bring rows again. While
 only channels that never have rows have not ended, nothing is emitted: "idle" would let others pass rows that are held
 here for the end.
@@ -54,11 +52,9 @@ class WatermarkMerger:
         self._said_idle = False
 
     def on_end(self, channel: int) -> Watermark | Idle | None:
-        """Ends a channel, which no longer holds anything back."""
         return self.on_watermark(channel, WATERMARK_MAX)
 
     def is_over(self, channel: int) -> bool:
-        """True if the channel has ended."""
         return self._of_channel[channel] == WATERMARK_MAX
 
     def others(self, channel: int) -> int:

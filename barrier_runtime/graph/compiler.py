@@ -120,7 +120,6 @@ def _reading(nodes: list[Node]) -> list[Node]:
 
 
 def _readers(nodes: list[Node]) -> dict[int, list[Input]]:
-    """Inputs that read each node, side outputs included."""
     readers: dict[int, list[Input]] = {number: [] for number in range(len(nodes))}
     for node in nodes:
         if isinstance(node, StepNode):

@@ -42,7 +42,6 @@ def drawn(plan: Plan, at: int | None = None) -> str:
 
 
 def name_of(node: Node) -> str:
-    """Name of the node, or its kind."""
     return node.name or ("source" if isinstance(node, SourceNode) else node.kind)
 
 

@@ -48,7 +48,6 @@ class OperatorSpec:
 
     @property
     def state_kind(self) -> str:
-        """Kind of the state in snapshots."""
         return f"sink: {self.sink_kind}" if self.sink_kind else self.kind
 
 
@@ -86,13 +85,11 @@ class Chain:
 
     @property
     def state_kinds(self) -> dict[str, str]:
-        """Kind of the state of each step, by name."""
         kinds = {self.source.name: self.source.state_kind} if self.source else {}
         return kinds | {operator.name: operator.state_kind for operator in self.operators}
 
     @property
     def targets(self) -> dict[str, str]:
-        """Target of each sink that declares a target, by name."""
         return {operator.name: operator.target for operator in self.operators if operator.target}
 
     @property
@@ -102,8 +99,6 @@ class Chain:
 
 
 class Combines(Protocol):
-    """Combiner of rows before an exchange by key."""
-
     def combined(self, batch: Batch) -> Batch:
         """Returns fewer rows in place of the rows of a batch, or the batch."""
         ...
@@ -144,7 +139,6 @@ class JobGraph:
         return tuple(edge for edge in self.edges if edge.source_chain == chain)
 
     def chain_specs(self) -> tuple[ChainSpec, ...]:
-        """Description of the chains for the coordinator."""
         return tuple(
             ChainSpec(
                 chain=chain.id,

@@ -185,7 +185,6 @@ class Plan:
         return frozenset(name for name in above if name in schema.names and is_event_time(schema.field(name).type))
 
     def _event_times_above(self, number: int) -> set[str]:
-        """Columns that the watermark is based on where event time is made, above node `number`."""
         found: set[str] = set()
         below = self.nodes[number]
         todo = [input.node for input in below.inputs] if isinstance(below, StepNode) else []
@@ -208,7 +207,6 @@ class Plan:
         return self._of_rows(number, _event_times, _renamed, batches=True)
 
     def within(self, number: int) -> frozenset[Within]:
-        """Windows of the rows of node `number`: see `StepNode.within`."""
         return self._of_rows(number, _within, _renamed_within) or frozenset()
 
     def _of_rows(self, number: int, of: _Of[T], renamed: _Renamed[T], batches: bool = False) -> frozenset[T] | None:
@@ -243,14 +241,12 @@ class Plan:
         return found
 
     def sources_above(self, number: int) -> frozenset[int]:
-        """Numbers of the sources at or above node `number`."""
         node = self.nodes[number]
         if isinstance(node, SourceNode):
             return frozenset([number])
         return frozenset().union(*(self.sources_above(input.node) for input in node.inputs))
 
     def read_before(self, number: int) -> frozenset[int]:
-        """Numbers of the sources that end before source `number` is read."""
         first = {node.name: node.inputs[0].node for node in self.nodes if isinstance(node, StepNode) and node.name}
         found, todo = frozenset[int](), [number]
         while todo:

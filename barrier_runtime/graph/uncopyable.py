@@ -47,7 +47,7 @@ def uncopyable(value: Any) -> str:
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Parts of `value`. Raises the errors of objects that cannot be copied."""
+    """Raises the errors of objects that cannot be copied."""
     if isinstance(value, FunctionType):
         of = f" of {function_name(value)}"
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)

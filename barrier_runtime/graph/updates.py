@@ -66,7 +66,6 @@ class UpdatesOfStep:
 
 
 def updates_of(plan: Plan, number: int) -> Updates:
-    """Updates among the columns of node `number`, main output."""
     found: list[Updates] = []  # by node: inputs have lower numbers
     for node in plan.nodes[: number + 1]:
         found.append(_behind(node, [NONE if each.tag else found[each.node] for each in _inputs(node)], plan))
@@ -136,7 +135,6 @@ def _inputs(node: Node) -> tuple[Input, ...]:
 
 
 def _behind(node: Node, before: list[Updates], plan: Plan) -> Updates:
-    """Updates among the columns of `node`, from the updates of its inputs."""
     if not isinstance(node, StepNode):
         return NONE
     found = _merged(before)

@@ -133,7 +133,6 @@ class Observer:
         self._number = 0
 
     def watch(self, operator: Operator) -> Operator:
-        """Replaces the operator's methods by observing methods; returns the operator."""
         watched = _Watched(self, operator)
         for name, method in watched.methods().items():
             setattr(operator, name, method)
@@ -148,8 +147,6 @@ class Observer:
 
 
 class _Watched:
-    """Methods that replace those of one operator of one subtask."""
-
     def __init__(self, observer: Observer, operator: Operator) -> None:
         self._observer = observer
         self._operator = operator

@@ -74,7 +74,6 @@ def _between(name: str, begun: RestoredSource, reached: RestoredSource, ended: S
 
 
 def _missing(spec: SourceSpec, begun: RestoredSource, reached: RestoredSource | None) -> list[str]:
-    """A line per part that cannot be read again."""
     source, where = spec.source, f"source {spec.name!r}"
     if isinstance(source, RedeliveringSource):
         return [f"{where}: its broker forgets what was acknowledged, so nothing of it can be read again"]
@@ -160,7 +159,6 @@ def _watched(make: Callable[[], Operator], watch: Callable[[Operator], Operator]
 
 
 def reading(graph: JobGraph, ranges: Mapping[str, ReadRange]) -> JobGraph:
-    """Graph whose sources read exactly the `ranges`."""
     chains = tuple(
         chain if chain.source is None else replace(chain, source=replace(chain.source, range=ranges[chain.source.name]))
         for chain in graph.chains

@@ -105,7 +105,6 @@ class Stretch:
         return JobOptions.for_local_run(given)
 
     def graph(self, options: JobOptions) -> JobGraph:
-        """Graph of the whole flow."""
         return compile_plan(
             self.flow.plan,
             options.parallelism,
@@ -140,7 +139,6 @@ class Stretch:
 
     @property
     def wall_ms(self) -> int | None:
-        """Time of the later checkpoint."""
         return None if self.reached is None else self.reached.manifest.created_wall_ms
 
 
@@ -242,7 +240,6 @@ def run_stretch(
 
 
 def _columns(target: OperatorPlace, key: Any, operator: str) -> dict[int, dict[str, Any]]:
-    """Required values of columns, by input port."""
     if key is None:
         return {}
     if isinstance(key, Mapping):

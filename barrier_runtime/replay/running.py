@@ -104,7 +104,6 @@ def _of_one_key(at: StoredCheckpoint, snapshot: OperatorSnapshot, only: OneKey) 
 
 
 def _reduced(store: ObjectStore, keyed: KeyedSnapshot, key: tuple[Any, ...]) -> KeyedSnapshot:
-    """Entries of one key, inlined in the manifest."""
     group, width = key_group(key, keyed.max_parallelism), len(key)
     groups = keyed.key_group_first, keyed.key_group_last
     with (
@@ -196,7 +195,6 @@ class Stops:
 
 
 def code_of(operator: Operator) -> CodeType | None:
-    """Code of the user's function of this operator."""
     for name in _FUNCTIONS:
         code = _code(getattr(operator, name, None))
         if code is not None:

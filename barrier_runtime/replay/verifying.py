@@ -202,7 +202,6 @@ class _Verifying:
         )
 
     def _replayed(self, rows: _Rows, own: ObjectStore) -> tuple[int, Manifest]:
-        """Number of read rows, and the manifest of the replay's final state."""
         stretch = self._stretch
         ranges = read_ranges(self._graph, stretch.before, self._reached)
         graph: JobGraph = reading(without_sinks(self._graph, rows.came), ranges)

@@ -1,4 +1,4 @@
-"""Values of state as Arrow columns, and back (`plain_of`), by the type in the snapshot. Pure.
+"""Values of state as Arrow columns, and back (`plain_of`), by the type in the snapshot.
 
 | type in the program                                  | column                                           |
 |------------------------------------------------------|--------------------------------------------------|

@@ -136,8 +136,6 @@ class _Operator:
 
 
 class _Side:
-    """One operator on one side."""
-
     def __init__(self, operator: str, stored: StoredState) -> None:
         self._stored = stored
         self._parts = sorted(

@@ -327,7 +327,6 @@ def _has(snapshot: OperatorSnapshot, groups: tuple[int, int]) -> bool:
 
 
 def _with_first(batches: Iterator[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:
-    """The first batch, if any, and all batches."""
     first = next(batches, None)
     return first, iter(()) if first is None else chain([first], batches)
 
@@ -341,7 +340,7 @@ def _projected(reader: pa.RecordBatchReader, columns: Sequence[str], where: str)
 
 
 def _only(batch: pa.RecordBatch, where: Mapping[str, Any], of: str) -> pa.RecordBatch:
-    """Rows with these values. `of`: name of the state for messages."""
+    """Rows with these values."""
     for name, value in where.items():
         column = batch.column(name)
         if value is None:

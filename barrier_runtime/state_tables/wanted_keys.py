@@ -65,7 +65,6 @@ class WantedKeys:
         return self.names.index(name) if self.names else int(name.removeprefix("key_")) - 1
 
     def named(self, fields: int) -> list[str]:
-        """Names for this number of fields of a key."""
         if not self.names:
             return [f"key_{number}" for number in range(1, fields + 1)]
         more = range(1, fields - len(self.names) + 1)
@@ -130,7 +129,6 @@ def value_of_text(text: str, kind: str) -> Any:
 
 
 def key_types(told: str) -> dict[str, str]:
-    """Names and types of a key's columns from a snapshot, as text."""
     return dict(_columns(told))
 
 

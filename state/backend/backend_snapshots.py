@@ -17,8 +17,8 @@ If barrier m arrives while n is still frozen, the loop finishes n first: drains,
 then only uploads. The remaining frozen entries of an aborted n join m. `write` raises `SnapshotDropped` if the
 checkpoint was aborted, subsumed or closed meanwhile, and the caller declines the checkpoint.
 
-Side-by-side databases of a restore are merged while the job runs. The loop, the only writer, moves their entries in
-slices of about a millisecond, with pauses:
+Side-by-side databases of a restore are merged by the loop, the only writer, in slices of about a millisecond, with
+pauses:
 
 | moment            | merging                                                                                      |
 |-------------------|----------------------------------------------------------------------------------------------|
@@ -101,7 +101,7 @@ _SYNCHRONOUS_SLICE = 4_096
 
 
 class SnapshotDropped(Unavailable):
-    """The snapshot is no longer wanted or possible: decline the checkpoint. The job is fine."""
+    """The snapshot is no longer wanted or possible: decline the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,9 @@ class BackendSnapshots:
     # ---- from freeze to completed
 
     def merge(self, now_s: Callable[[], float], call_later: Callable[[float, Callable[[], None]], None]) -> None:
-        """Merges side-by-side databases of a restore, from the first barrier on."""
         self._merging = MergingDatabases(self._shard, now_s, call_later, lambda: self.closed)
 
     def freeze(self, checkpoint: int) -> None:
-        """Freezes the current state as that of `checkpoint`."""
         with self._state_lock:
             if checkpoint <= self._settled or checkpoint in self._linked or checkpoint in (self._frozen, self._linking):
                 raise ProtocolViolation(
@@ -176,9 +174,8 @@ class BackendSnapshots:
             self._merging = None
 
     def drain(self, max_entries: int = 256) -> bool:
-        """Writes a slice of the frozen entries; returns True if no frozen entries are left.
-
-        Does nothing while `linking` and returns False: call again in a millisecond or so.
+        """Returns True if no frozen entries are left. Returns False while `linking`: call again in a millisecond or
+        so.
         """
         if self._linking is not None:
             return not self._has_frozen()
@@ -196,10 +193,7 @@ class BackendSnapshots:
         return self._linking is not None
 
     def write(self, checkpoint: int) -> KeyedSnapshot:
-        """Links (unless done) and uploads; `clean_up` follows. Blocking, on a worker thread.
-
-        Raises `SnapshotDropped` as described above.
-        """
+        """Blocking, on a worker thread; `clean_up` follows. Raises `SnapshotDropped`."""
         directory = self._link_on_worker(checkpoint)
         try:
             check = lambda: self._check_wanted(checkpoint)  # noqa: E731
@@ -246,7 +240,6 @@ class BackendSnapshots:
         self._copies.completed(self._shard.operator, self._shard.subtask, checkpoint)
 
     def aborted(self, checkpoint: int) -> None:
-        """Records that `checkpoint` will never be decided."""
         with self._state_lock:
             if checkpoint <= self._settled:
                 return
@@ -268,10 +261,7 @@ class BackendSnapshots:
     # ---- internals
 
     def _may_write(self) -> bool:
-        """True if cached entries may be written.
-
-        Order matters: a worker sets `_linking` before clearing `_frozen`.
-        """
+        """Order matters: a worker sets `_linking` before clearing `_frozen`."""
         return self._frozen is None and self._linking is None
 
     def _has_frozen(self) -> bool:
@@ -314,10 +304,7 @@ class BackendSnapshots:
                 self._linking = None
 
     def clean_up(self) -> None:
-        """Deletes unwanted copies and merges segments. Blocking, on a worker thread, after each `write`.
-
-        The snapshot does not wait for this call. Without the call there are more files.
-        """
+        """Deletes unwanted copies and merges segments. Blocking, on a worker thread, after each `write`."""
         self._copies.delete_unwanted()
         try:
             self._segments.merge(lambda: not self.closed)
@@ -359,7 +346,7 @@ class BackendSnapshots:
             )
 
     def _drop_frozen(self, is_dropped: Callable[[int], bool]) -> None:
-        """Drops frozen and linked checkpoints. Called with the lock held.
+        """Called with the lock held.
 
         Frozen entries of a dropped checkpoint remain, as state without a snapshot. A worker drops the checkpoint that
         it is linking.

@@ -1,7 +1,4 @@
-"""All keyed state of one operator subtask: a table and a description per state, in one store.
-
-`backend_snapshots` makes snapshots, `restore` restores them.
-"""
+"""All keyed state of one operator subtask: a table and a description per state, in one store."""
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -136,7 +133,7 @@ class KeyedBackend:
         return self._add(name, made(kind, (*of, self._cache_bytes, what.row.numbered), undo))
 
     def table_of_bytes(self, name: str, key_width: int) -> BytesTable:
-        """Opens the state `name`: bytes of any size, by key (`values/table`); otherwise as `table`."""
+        """Opens the state `name`: bytes of any size, by key (`values/table`)."""
         state_id = self._value_state_id(name, key_width, _BYTES)
         return self._add(name, BytesTable(name, state_id, self._shard, key_width, self._cache_bytes))
 
@@ -215,25 +212,22 @@ class KeyedBackend:
         return self._add(name, table)
 
     def held_bytes(self) -> int:
-        """Share of the slot's memory that the operator may hold besides its caches, in bytes, at present."""
+        """Share of the slot's memory that the operator may hold besides the caches, in bytes, at present."""
         return self._held_memory().share_bytes()
 
     def restored(self, name: str) -> StateDescription | None:
-        """Description of the state `name` in the snapshot; None: the state was not restored."""
         if name in self._restored_states:
             return self._described.get(name, ONE_VALUE)
         return self._restored_beside.get(name)
 
     @property
     def restored_descriptions(self) -> dict[str, StateDescription]:
-        """Descriptions of all restored states, by name."""
         described = {name: what for name, what in self._described.items() if name in self._restored_states}
         return {**described, **self._restored_beside}
 
     def described_beside(self, name: str, what: StateDescription) -> None:
-        """Describes the state `name`, which is no table: the content is elsewhere in the snapshots.
-
-        Raises `InvalidJob` if the restored description differs.
+        """Describes the state `name`, whose content is elsewhere in the snapshots. Raises `InvalidJob` if the restored
+        description differs.
         """
         if name in self._tables:
             raise InvalidJob(f"{self._shard.operator} has two states named {name!r}: give each a name of its own")
@@ -249,8 +243,8 @@ class KeyedBackend:
     def contents(self) -> Iterator[tuple[str, tuple[Any, ...], tuple[Any, ...], Any]]:
         """Yields every entry of every table: state, key, middle part, value.
 
-        For readers of small state: reads everything, changes nothing. The middle part is the entry's key in lists and
-        maps, the time (ms) of a timer, or a namespace. The value of columns is a dict.
+        The middle part is the entry's key in lists and maps, the time (ms) of a timer, or a namespace. The value of
+        columns is a dict.
         """
         for name, table in self._tables.items():
             if isinstance(table, ColumnTable):
@@ -270,7 +264,6 @@ class KeyedBackend:
                         yield name, key[:width], key[width + 1 :], value
 
     def opened_table(self, name: str) -> StateTable | ColumnTable | None:
-        """The opened table of that name; None: not opened."""
         return self._tables.get(name)
 
     @property
@@ -278,7 +271,6 @@ class KeyedBackend:
         return tuple(self._tables)
 
     def description(self, name: str) -> StateDescription:
-        """Description of the state `name` for later snapshots."""
         return self._described.get(name, ONE_VALUE)
 
     def memory_bytes(self) -> int:
@@ -297,10 +289,7 @@ class KeyedBackend:
             self._shard.kv.compact()
 
     def close(self) -> None:
-        """Releases the database, the folder, and held memory of the slot.
-
-        Local copies and remote objects remain.
-        """
+        """Releases database, folder and held memory; local copies and remote objects remain."""
         if not self.snapshots.close():
             return
         if self._held is not None:
@@ -325,10 +314,7 @@ class KeyedBackend:
         return state_id
 
     def _by_key(self, name: str, key_width: int) -> StateTable:
-        """The timers of an older release, under their old state id; the name gets a new id.
-
-        Later snapshots do not name the old id, which has no entries after the conversion.
-        """
+        """The timers of an older release, under their old state id; the name gets a new id."""
         state_id = self._states[name]
         table = StateTable(name, state_id, self._shard, encode_timer, decode_timer, key_width, True, self._cache_bytes)
         self._states[name] = max(self._states.values()) + 1
@@ -389,11 +375,9 @@ def open_keyed_backend(
     thresholds: Thresholds | None = None,
     watched: bool = False,
 ) -> KeyedBackend:
-    """Opens the keyed state of one operator subtask.
-
-    `restored`: the subtask's own snapshot, or all snapshots of the operator. Blocking. `directory` is new and belongs
-    to this incarnation of the subtask alone; `copies` outlives it. `watched`: refuses values that were changed in place
-    and not stored.
+    """`restored`: the subtask's own snapshot, or all snapshots of the operator. Blocking. `directory` is new and
+    belongs to this incarnation of the subtask alone; `copies` outlives it. `watched`: refuses values that were changed
+    in place and not stored.
     """
     check_max_parallelism(parallelism, max_parallelism)
     plan = plan_restore(operator, subtask, parallelism, max_parallelism, restored)

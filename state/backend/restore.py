@@ -17,8 +17,6 @@ therefore names the stored files again and uploads only new files (`Opened.reusa
 | opened as it is      | linked: reusable                                 | linked: reusable |
 | opened, and narrowed | linked: reusable, with the name of its number now | written anew under the same names: not |
 | copied               | not linked                                       | written anew    |
-
-All files of a narrowed database are reusable: tombstones in a new file hide the foreign key groups.
 """
 
 import os
@@ -101,10 +99,7 @@ class Opened:
 
 
 def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> Opened:
-    """Restores `plan`.
-
-    Raises `Corrupt` if stored bytes are wrong, `Unavailable` if they cannot be read now.
-    """
+    """Raises `Corrupt` if stored bytes are wrong, `Unavailable` if they cannot be read now."""
     if kind not in BACKENDS:
         raise InvalidJob(f"there is no state backend {kind!r}: use 'rocksdb' or 'memory'")
     backend = BACKENDS[kind]
@@ -166,7 +161,6 @@ def _take_segments(plan: RestorePlan, kind: str, found: Mapping[int, Path], sour
 
 
 def _reusable(chosen: OpenedDatabases, adopted: KeyedSnapshot | None) -> tuple[FileRef, ...]:
-    """The stored files that this incarnation has, under their local names."""
     refs = [ref for ref in adopted.files if segment_number(ref.name) is not None] if adopted is not None else []
     for number, database in chosen.opened.items():
         names = set(database.names)
@@ -195,7 +189,7 @@ def _files_of(part: RestorePart, source: RestoreSite, fetched: Path) -> Path:
 
 
 def _linked(place: Path | None, target: Path) -> bool:
-    """Links `place` to `target`. Returns False if that is impossible."""
+    """Returns False if linking is impossible."""
     if place is None:
         return False
     try:
@@ -206,7 +200,6 @@ def _linked(place: Path | None, target: Path) -> bool:
 
 
 def _copy(database: StoredDatabase, files: Path, kv: KvStore, source: RestoreSite, directory: Path) -> None:
-    """Copies the entries of the wanted ranges into `kv`, with new state ids."""
     part = database.part
     backend = BACKENDS.get(part.keyed.backend)
     if backend is None:
@@ -269,10 +262,7 @@ BACKENDS: dict[str, KvBackend] = {"rocksdb": _RocksDbBackend(), "memory": _Memor
 def opened_whole(
     keyed: KeyedSnapshot, files: Path, directory: Path, open_one: Callable[[int, Path], KvStore]
 ) -> KvStore:
-    """Opens the whole content of a snapshot for reading.
-
-    `open_one` opens the snapshot's database with that number in that folder.
-    """
+    """`open_one` opens the snapshot's database with that number in that folder."""
     ranges = ranges_in(files, keyed)
     stores = {number: open_one(number, directory / str(number)) for number in {0, *ranges.numbers()}}
     others = [Database(number, store, directory / str(number)) for number, store in stores.items() if number]

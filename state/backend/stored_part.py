@@ -5,8 +5,7 @@ state in few key groups (`only`) fetches only the blocks of RocksDB's files with
 same size, with holes. Blocking.
 
 A file with holes cannot be checked against the file's hash. RocksDB checks each block before use, and treats a hole as
-damage; the reader then fetches the files whole. Such files are therefore for reading only. See
-docs/design/side-by-side-databases.md.
+damage; the reader then fetches the files whole. See docs/design/side-by-side-databases.md.
 """
 
 import shutil
@@ -48,10 +47,6 @@ _TAIL_SHARE = 256  # share of a file that is roughly its index
 def download_range(
     store: ObjectStore, files: Sequence[FileRef], directory: Path, start: bytes, end: bytes, at_once: int = 4
 ) -> None:
-    """Downloads `files` to the folder `directory`.
-
-    Of SST files only the parts with keys from `start` on and below `end` are downloaded.
-    """
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
 
     def fetch(ref: FileRef) -> None:
@@ -103,7 +98,7 @@ def _download_blocks(remote: _Remote, path: Path, start: bytes, end: bytes) -> N
 
 @dataclass
 class _Tail:
-    """The fetched end of a file: its bytes from `begins` on."""
+    """The fetched end of a file: bytes from `begins` on."""
 
     remote: _Remote
     begins: int
@@ -212,7 +207,6 @@ class StoredPart:
         return chain.from_iterable(self.entry_lists(state, first, last))
 
     def entry_lists(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[list[tuple[bytes, bytes]]]:
-        """As `entries`, in lists."""
         keyed, given = self._keyed, b""
         first, last = max(first, keyed.key_group_first), min(last, keyed.key_group_last)
         try:
@@ -270,7 +264,7 @@ def rows_told(keyed: KeyedSnapshot, store: ObjectStore, state: str) -> int | Non
 
 
 def _part_of(ref: FileRef, store: ObjectStore, start: int, size: int) -> bytes:
-    """Bytes of a part of a file. Only their content can be checked, since the hash is of the whole file."""
+    """Bytes of a part of a file, unchecked: the hash is of the whole file."""
     if ref.inline is not None:
         return ref.inline[start : start + size]
     assert ref.key is not None
@@ -318,15 +312,13 @@ class WrittenPart:
         self._kv.write(entries)
 
     def add(self, segment: Segment) -> None:
-        """Adds all entries of a columnar state: a base."""
         self._segments.add(segment)
 
     def inline(self) -> KeyedSnapshot:
-        """The written state as a snapshot that contains the files. For small state."""
+        """The written state as a snapshot that contains the files; for small state."""
         return self._uploaded(None, lambda: "", Thresholds(sys.maxsize, sys.maxsize))
 
     def uploaded(self, store: ObjectStore, new_key: Callable[[], str]) -> KeyedSnapshot:
-        """The written state as a snapshot with the files in `store`."""
         return self._uploaded(store, new_key, None)
 
     def _uploaded(

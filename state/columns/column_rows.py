@@ -1,8 +1,5 @@
 """In-memory entries of a column table: a row id per key, a row over numpy arrays, and marks per row.
 
-`ColumnRows` holds the index of keys, the columns, and per row whether the row was changed, whether the store may have
-it, and the last call that used it. `column_table` decides where rows come from and go to.
-
 `RemovedKeys` holds the keys that were removed since the last freeze. Ended windows are removed a million rows at a
 time, and no row comes for them any more. Their keys wait as arrays; the index, which costs a look-up per key, is made
 only when a key arrives that may be among them.
@@ -68,7 +65,6 @@ class Victims:
         self._row_ids = row_ids
 
     def take(self, count: int, used: npt.NDArray[np.int64]) -> RowIds:
-        """Up to `count` victims that were not used meanwhile."""
         taken, self._row_ids = self._row_ids[:count], self._row_ids[count:]
         still: RowIds = taken[used[taken] <= self._newest]
         return still
@@ -94,7 +90,7 @@ class RemovedKeys:
         self._highest = 0
 
     def __len__(self) -> int:
-        """Number of keys; a key that was removed twice may count twice."""
+        """A key that was removed twice may count twice."""
         return len(self._index) + self._many
 
     def add(self, keys: Ints | Sequence[Key]) -> None:
@@ -113,14 +109,12 @@ class RemovedKeys:
 
     @property
     def index(self) -> IntKeys | TupleKeys:
-        """Index of all removed keys, each once."""
         for keys in self._waiting:
             self._index.place(keys)  # type: ignore[arg-type]
         self._waiting, self._many = [], 0
         return self._index
 
     def with_tuples(self) -> "RemovedKeys":
-        """The same keys, with an index of tuples."""
         return RemovedKeys(tuple_keys(self.index))
 
 
@@ -174,7 +168,6 @@ class ColumnRows:
         return np.array([key[-1] for key in self.keys.key_batch(row_ids)], np.int64)
 
     def no_keys(self) -> IntKeys | TupleKeys:
-        """An empty index of the same kind."""
         return IntKeys(self.keys.fields) if isinstance(self.keys, IntKeys) else TupleKeys()
 
     def none_removed(self) -> None:
@@ -208,7 +201,6 @@ class ColumnRows:
         self.used[row_ids] = now
 
     def put_stored(self, row_ids: RowIds, numbers: npt.NDArray[np.void], cells: list[list[bytes]]) -> None:
-        """Fills rows with stored values: `numbers`, and the cells of each row if the table has cells."""
         for column in self.columns:
             if column not in self.wide:
                 self.columns[column][row_ids] = numbers[column]
@@ -236,7 +228,6 @@ class ColumnRows:
             self._count_cells(row_ids)
 
     def forget(self, row_ids: RowIds) -> None:
-        """Drops the rows from memory."""
         self.keys.remove(row_ids)
         self.dirty[row_ids] = False
         self.stored[row_ids] = False
@@ -262,7 +253,6 @@ class ColumnRows:
         self._capacity = capacity
 
     def _own(self, keys: Keys) -> Any:
-        """The keys as the index takes them."""
         if isinstance(keys, np.ndarray) and self.fits(len(keys)):
             return keys
         return self.key_batch(tuples_of(keys))

@@ -10,10 +10,9 @@ arrives. A freeze copies the dirty rows, which are written in two forms:
                entries are looked up one by one; written in slices. With `last_first` the entries are in the order of
                the last field of their keys (see `entry_keys`), and `entries_of` finds them by this field
 
-A column of dtype "O" holds bytes of any length (see `wide_columns`). `ColumnRows` are the rows in memory,
-`StoredEntries` the entries in the store or on their way there. The first eviction makes all rows dirty, so that the
-next snapshot has all of them as entries, and no segment of this table. A `last_first` table returns to segments at the
-first freeze at which no evicted entry is left and less than half of the memory limit is used: that freeze makes a
+A column of dtype "O" holds bytes of any length (see `wide_columns`). The first eviction makes all rows dirty, so that
+the next snapshot has all of them as entries, and no segment of this table. A `last_first` table returns to segments at
+the first freeze at which no evicted entry is left and less than half of the memory limit is used: that freeze makes a
 segment of all rows, and removes the stored entries.
 """
 
@@ -129,7 +128,6 @@ class ColumnTable:
         self._rows.mark_dirty(row_ids)
 
     def mark_few_dirty(self, row_ids: list[int]) -> None:
-        """As `mark_dirty`, for a few rows."""
         rows = self._rows
         if rows.wide:
             rows.mark_dirty(np.array(row_ids))
@@ -163,7 +161,6 @@ class ColumnTable:
         return self.made
 
     def row_ids_of_few(self, keys: list[int]) -> list[int]:
-        """As `row_ids_int64` with one field, for a few keys as a list."""
         self._begin_call()
         try:
             row_ids = list(map(self._rows.recent.__getitem__, keys))
@@ -198,7 +195,7 @@ class ColumnTable:
             self._relieve_removed()
 
     def load_all(self) -> RowIds:
-        """Loads every entry; returns all row ids. For operators that need all entries after a restore."""
+        """Loads every entry; returns all row ids."""
         if not self._complete:
             self._load_stored()
         return self._rows.keys.all()
@@ -242,7 +239,6 @@ class ColumnTable:
                 self._make_room()
 
     def none_of(self, last: int) -> None:
-        """Records that no entry has a key that ends with `last`."""
         if self._store.lasts is not None:
             self._store.lasts.discard(last)
             if not self._complete and self._store.lasts.none_is_away:
@@ -271,16 +267,15 @@ class ColumnTable:
         return len(self._store.frozen) + sum(segment.left for segment in self._segments)
 
     def take(self, max_entries: int) -> list[Entry]:
-        """Up to `max_entries` frozen entries, oldest freeze first, to be written to the store at once.
-
-        Also encodes up to that many keys of each segment.
+        """Up to `max_entries` frozen entries, oldest freeze first; also encodes up to that many keys of each
+        segment.
         """
         for segment in self._segments:
             segment.encode_keys(max_entries)
         return self._store.frozen.take(max_entries)
 
     def take_segments(self) -> list[FrozenSegment]:
-        """Segments of all freezes, oldest first, once no frozen entry is left. The caller owns them."""
+        """Segments of all freezes, oldest first, once no frozen entry is left; the caller owns them."""
         taken, self._segments = self._segments, []
         return taken
 
@@ -338,7 +333,6 @@ class ColumnTable:
         return row_ids
 
     def _begin_entries(self, row_ids: RowIds) -> None:
-        """Fills new rows with stored values, if the store has any, otherwise with initial values."""
         rows, fresh = self._rows, row_ids
         rows.begin(row_ids, self._calls)
         if rows.removed.may_have(lambda: int(rows.last_fields(row_ids).min())):
@@ -395,7 +389,7 @@ class ColumnTable:
         self._rows.stored[:] = False
 
     def _may_enter_segments(self, lasts: Lasts) -> None:
-        """Returns to segments if entries are few (all are in memory): removes stored ones, makes all dirty."""
+        """Returns to segments if entries are few: removes stored entries, makes all rows dirty."""
         if 2 * len(self._rows.keys) > self._entry_limit:
             return
         stored = np.flatnonzero(self._rows.stored)

@@ -1,7 +1,7 @@
 """Stored keys of a columnar table's entries: key group, state id, and key fields (`key_codec`).
 
-If entries are always requested by the last field, such as the start of a window, the last field is stored first
-(`last_first`). The entries of a window are then adjacent in each key group, in the order of their keys.
+If entries are requested by the last field, such as the start of a window, the last field comes first (`last_first`):
+the entries of a window are adjacent in each key group, in the order of their keys.
 """
 
 from collections.abc import Sequence
@@ -75,7 +75,6 @@ class EntryKeys:
         return (*fields[1:], fields[0]) if self.last_first else fields
 
     def ints(self, data_keys: Sequence[bytes], fields: int) -> Ints | None:
-        """The keys if each consists of that many ints; None otherwise."""
         found = decoded_ints(data_keys, fields)
         return np.roll(found, -1, axis=0) if found is not None and self.last_first else found
 
@@ -106,14 +105,12 @@ def int_key(fields: int, prefix: Sequence[str] = ("group", "state")) -> np.dtype
 
 
 def put_ints(encoded: npt.NDArray[np.void], key_batch: Ints) -> None:
-    """Writes the keys into an array of `int_key`."""
     for number, field in enumerate(key_batch):
         encoded[f"tag{number}"] = INT_TAG
         encoded[f"field{number}"] = field.view(np.uint64) ^ _INT_SIGN
 
 
 def decoded_ints(data_keys: Sequence[bytes], fields: int) -> Ints | None:
-    """Decodes stored keys if each consists of that many ints; returns None otherwise."""
     layout = int_key(fields)
     if set(map(len, data_keys)) != {layout.itemsize}:
         return None
@@ -126,5 +123,4 @@ def decoded_ints(data_keys: Sequence[bytes], fields: int) -> Ints | None:
 
 
 def int_fields(data_key: bytes) -> int:
-    """Number of ints of a stored key that consists of ints alone."""
     return (len(data_key) - PREFIX_BYTES) // _INT_BYTES

@@ -83,7 +83,6 @@ class TupleRun:
         rows: Rows | None,
         cells: Sequence[bytes] | None = None,
     ) -> None:
-        """`cells`: bytes that follow each entry's row."""
         self.removes = rows is None
         self._cells = cells
         self._stored = stored
@@ -109,7 +108,6 @@ class TupleRun:
         return sorted(zip(data_keys, rows, strict=True))
 
     def take_keys(self, count: int) -> list[bytes]:
-        """The next `count` keys in stored form, in the order of `row_ids`."""
         start, end = self._taken, min(self._taken + count, len(self._key_batch))
         self._taken = end
         return self._data_keys(start, end)
@@ -137,7 +135,6 @@ class FrozenRuns:
         self._removals: list[tuple[IntRun | TupleRun, IntKeys | TupleKeys]] = []
 
     def __len__(self) -> int:
-        """Number of unwritten entries."""
         return sum(map(len, self._runs))
 
     def __bool__(self) -> bool:

@@ -1,7 +1,7 @@
 """Rows that a freeze of a columnar table copied, to be written as a segment.
 
-Columns and int keys are arrays already. Other keys are encoded step by step on the loop, where the table caches stored
-keys. A worker calls `segment` and writes the segment.
+Other keys are encoded step by step on the loop, where the table caches stored keys. A worker calls `segment` and writes
+the segment.
 """
 
 from collections.abc import Mapping
@@ -58,13 +58,11 @@ class FrozenSegment:
 
     @property
     def nbytes(self) -> int:
-        """Approximate size in memory."""
         keys = sum(each.nbytes if isinstance(each, np.ndarray) else each.count * _KEY_BYTES for each in self._both())
         return int(keys + self._cell_bytes + sum(column.nbytes for column in self._columns.values()))
 
     @property
     def left(self) -> int:
-        """Number of keys that are not encoded yet."""
         return sum(keys.left for keys in self._both() if isinstance(keys, _Encoded))
 
     def encode_keys(self, max_keys: int) -> None:

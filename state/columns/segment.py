@@ -1,7 +1,5 @@
 """Rows of a columnar table as bytes: a *segment*, the unit in which a checkpoint writes such a table.
 
-Pure.
-
 A segment is a *delta* (rows changed since the segment before, and removed keys) or a *base* (all rows: earlier segments
 do not count). The segments from the last base on, read in order, give the table. All content is in columns, so that no
 code runs once per row: keys of ints as int64 fields, all others as binary values of key group (2 bytes, big endian) and
@@ -63,7 +61,7 @@ class Segment:
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Description of a segment. `fields`: of int keys; 0 for binary keys.
 
-    `level`: number of merges of its rows.
+    `level`: number of merges of the rows.
     """
 
     state: str
@@ -94,10 +92,7 @@ def count(keys: Keys) -> int:
 
 
 def encode(segment: Segment, level: int) -> list[bytes]:
-    """Bytes of a segment, in parts.
-
-    The large steps release the interpreter's lock: a worker runs beside the loop.
-    """
+    """Releases the interpreter's lock in the large steps: a worker runs beside the loop."""
     columns = [part for column in segment.columns.values() for part in _column_arrays(column)]
     arrays = [*_key_arrays(segment.keys), *columns, *_key_arrays(segment.removed)]
     blocks = [_by_significance(array) for array in arrays]
@@ -169,7 +164,6 @@ def decode(data: bytes, where: str, columns: Collection[str] | None = None) -> S
 
 
 def _blocks_read(header: Header, wanted: Collection[tuple[str, str]]) -> list[bool]:
-    """True for each block, in order, of keys or of a wanted column."""
     keys = [True] * (header.fields or 2)
     columns = [each in wanted for each in header.columns for _ in range(2 if each[1] == _CELLS else 1)]
     return [*keys, *columns, *keys]
@@ -190,7 +184,6 @@ def _key_arrays(keys: Keys) -> list[npt.NDArray[Any]]:
 
 
 def _decoded_keys(blocks: list[bytes], fields: int, keys: int) -> Keys:
-    """Keys, taken from the front of `blocks`."""
     if fields:
         return np.array([_of_significance(blocks.pop(0), "<i8", keys) for _ in range(fields)]).reshape(fields, keys)
     return _decoded_binary(blocks, keys)
@@ -205,7 +198,6 @@ def _column_arrays(column: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
 
 
 def _decoded_column(blocks: list[bytes], kind: str, keys: int) -> npt.NDArray[Any]:
-    """Values of a column, taken from the front of `blocks`."""
     if kind == _CELLS:
         return from_binary(_decoded_binary(blocks, keys))
     return _of_significance(blocks.pop(0), kind, keys)
@@ -295,13 +287,10 @@ def chosen(keys: Keys, positions: npt.NDArray[np.intp]) -> Keys:
 
 
 def part(keys: Keys, start: int, end: int) -> Keys:
-    """A part of the keys, without a copy."""
     return keys[:, start:end] if isinstance(keys, np.ndarray) else keys[start:end]
 
 
 def within(segment: Segment, first: int, last: int, max_parallelism: int) -> Segment:
-    """Entries of the segment in the key groups `first` to `last`."""
-
     def inside(keys: Keys) -> npt.NDArray[np.intp]:
         groups = groups_of(keys, segment.key_width, max_parallelism)
         return np.flatnonzero((groups >= first) & (groups <= last))
@@ -354,7 +343,6 @@ def _joined(runs: Sequence[Keys]) -> Keys:
 
 
 def _newest(keys: Keys) -> npt.NDArray[np.intp]:
-    """Last position of each key."""
     if isinstance(keys, np.ndarray):
         codes, _ = IntKeys(len(keys)).place(keys)
     else:

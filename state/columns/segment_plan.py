@@ -1,4 +1,4 @@
-"""Decides when segments are merged. Pure.
+"""Decides when segments are merged.
 
 Deltas accumulate after a base. When the deltas have as many entries as the base, all become a new base; a changed row
 is therefore written at most twice, besides the merges below. When many deltas with the same number of merges exist,

@@ -1,7 +1,5 @@
 """The segments of all columnar tables of one backend.
 
-Segments are files that are written once, linked into snapshots, and merged.
-
 The thread that links a checkpoint's files calls `write` and `link`, one call at a time. `merge` takes longer, and may
 run meanwhile: merging reads files that do not change, and the result replaces these files only if all of them are still
 in use. A file is listed once it is complete on disk; segments that could not be written wait for the next checkpoint.
@@ -74,13 +72,11 @@ class SegmentLog:
         return state in self._live
 
     def of(self, state: str) -> Iterator[Segment]:
-        """The segments of a state, oldest first."""
         for file in self._live.get(state, ()):
             yield _read(file)
 
     @property
     def waiting_bytes(self) -> int:
-        """Size in memory of segments that could not be written."""
         return sum(segment.nbytes for segment in self._waiting)
 
     def write(self, frozen: Iterable[FrozenSegment]) -> None:
@@ -121,9 +117,8 @@ class SegmentLog:
             self._writing = False
 
     def _planned(self, state: str) -> _Merge | None:
-        """Plans a merge, with the lock held, except while a segment is being written.
-
-        The merged segment would get a higher number than the segment being written, and a restore would read it later.
+        """With the lock held. None while a segment is being written: the merged segment would get a higher number, and
+        a restore would read it later.
         """
         files = self._live.get(state, [])
         start = merge_from([file.size for file in files])
@@ -160,7 +155,7 @@ class SegmentLog:
         return start if start is not None and tuple(live[start : start + len(plan.files)]) == plan.files else None
 
     def _replace(self, state: str, files: list[SegmentFile]) -> None:
-        """Replaces the files of a state. Called with the lock held."""
+        """Called with the lock held."""
         before = self._live.get(state, [])
         if files:
             self._live[state] = files
@@ -187,7 +182,6 @@ def _remove(files: Iterable[SegmentFile]) -> None:
 
 
 def _files(directory: Path, names: Iterable[str]) -> list[SegmentFile]:
-    """The segments among `names`, in the order of writing."""
     files = []
     for name in names:
         number = segment_number(name)
@@ -239,7 +233,6 @@ def _write(directory: Path, number: int, segment: Segment, level: int) -> Segmen
 
 
 def link_segments(source: Path, names: Iterable[str], target: Path) -> None:
-    """Links the segments among the files `names` of `source` into `target`."""
     for name in names:
         if segment_number(name) is not None:
             target.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -265,11 +258,9 @@ def segments_in(
     last: int,
     columns: Collection[str] | None = None,
 ) -> Iterator[Segment]:
-    """Yields segments of `state` in key groups `first` to `last` of a snapshot.
-
-    The snapshot's files `names` are in `directory`. Each segment is a base, and no key is in two of them. `columns`:
-    only these are decoded. A large state is yielded in slices by key group, to bound memory; each slice reads all
-    files, one at a time.
+    """Yields segments of `state` in key groups `first` to `last` of a snapshot with the files `names` in `directory`.
+    Each segment is a base, and no key is in two of them. `columns`: only these are decoded. A large state is yielded in
+    slices by key group, to bound memory; each slice reads all files, one at a time.
     """
     files = _by_state(_files(directory, names)).get(state)
     if not files:
@@ -283,8 +274,6 @@ def segments_in(
 
 @dataclass(frozen=True)
 class SegmentsOf:
-    """Wanted key groups, `first` to `last`, of the segments among the files `names` of `directory`."""
-
     directory: Path
     names: Sequence[str]
     first: int

@@ -1,8 +1,5 @@
 """Entries of a column table that are in the key-value store, or frozen and on their way there.
 
-`StoredEntries` encodes keys and rows, holds the unwritten runs and, with `last_first`, the last fields of stored keys.
-`ColumnRows` has the newest version of every entry in memory.
-
 `Lasts` and `entries_under` are for entries that the store orders by the last field of their keys
 (`EntryKeys.last_first`): which last fields exist, and the entries with a given last field.
 """
@@ -49,7 +46,6 @@ class Lasts:
 
     @property
     def none_is_away(self) -> bool:
-        """Returns whether all entries are known to be in memory."""
         return self._looked and not self._away
 
     def none(self) -> None:
@@ -160,11 +156,9 @@ class StoredEntries:
 
     @property
     def may_write(self) -> bool:
-        """Returns whether the store may be written now."""
         return self._shard.may_write()
 
     def begin(self, rekey: bool, before: Mapping[str, str] | None, initial: Mapping[str, Any]) -> None:
-        """Prepares a store that was opened with entries; parameters as in `ColumnTable`."""
         if rekey:
             rekeyed(self._shard, self._state_id, self.keys)
         if before is not None:
@@ -227,7 +221,6 @@ class StoredEntries:
         return len(at)
 
     def all(self) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yields all stored entries, in lists."""
         entries = self._shard.scan_state(self._state_id)
         while some := list(islice(entries, _LOAD_ROWS)):
             yield some

@@ -14,7 +14,6 @@ because the checkpoint stays unchanged.
     in the program        keeps its value       begins with its initial value
     not in the program    dropped               -
 
-A column that was dropped and comes back therefore begins with its initial value, never with a value of an old row.
 Segments name their columns and follow the same table; all their rows are written again.
 """
 
@@ -70,9 +69,7 @@ def rewrite(
     initial: Mapping[str, Any],
     check_version: Callable[[int], None],
 ) -> None:
-    """Rewrites every entry of the state from layout `before` to `now`.
-
-    `initial`: value per column of `now`.
+    """`initial`: value per column of `now`.
 
     Raises `OtherRow` for an entry of another layout than `before`; `check_version` raises for an entry of a newer
     release.
@@ -90,7 +87,7 @@ def rewrite(
 
 
 def _read(values: Sequence[bytes], layout: RowLayout) -> dict[str, np.ndarray[Any, Any]]:
-    """Columns of these entries. Entries of older releases may lack the last numbers."""
+    """Entries of older releases may lack the last numbers."""
     numbers, cells = layout.numbers, layout.cells
     columns: dict[str, np.ndarray[Any, Any]] = {
         name: np.zeros(len(values), kind) if not is_wide(kind) else np.full(len(values), EMPTY, np.object_)
@@ -153,7 +150,6 @@ class StoredRows:
         self._added_bytes = sum(self.dtype[column].itemsize for column in added)
 
     def pack(self, columns: Mapping[str, npt.NDArray[Any]], row_ids: RowIds) -> npt.NDArray[np.void]:
-        """The numbers of `row_ids` in stored form."""
         rows = np.empty(len(row_ids), self.dtype)
         rows[self.dtype.names[0]] = self._version  # type: ignore[index]
         for column in self.numbers:
@@ -161,7 +157,6 @@ class StoredRows:
         return rows
 
     def read(self, data: Sequence[bytes]) -> tuple[npt.NDArray[np.void], list[list[bytes]]]:
-        """The numbers of stored rows and, if the table has cells, the cells of each row."""
         width = self.dtype.itemsize
         cells = []
         if self.wide:
@@ -199,7 +194,6 @@ class StoredRows:
             raise self._other_kinds(before)
 
     def rewrite(self, shard: Shard, state_id: int, before: Mapping[str, str], initial: Mapping[str, Any]) -> None:
-        """Rewrites all rows with the columns `before` in the current layout. `initial`: value per column."""
         wide = any(map(is_wide, before.values()))
         was = RowLayout(before, WIDE_VERSION if wide else VALUE_VERSION)
         try:

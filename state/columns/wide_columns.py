@@ -1,8 +1,7 @@
 """Columns of a columnar table whose values have no fixed width: cells of bytes.
 
-Such a column is a numpy array of objects. A cell is a `bytes` object that is replaced, never changed, so that a freeze
-copies references and the copy stays valid. Operators write cells like numbers. The size of the cells is counted when
-rows are marked as changed; eviction and the memory limit depend on this count.
+A cell is a `bytes` object that is replaced, never changed, so that a freeze copies references and the copy stays valid.
+The size of the cells is counted when rows are marked as changed; eviction and the memory limit depend on this count.
 
     in a segment    lengths, and all bytes one after the other (see `segment`)
     in an entry     after the row's numbers, per cell its length (4 bytes, little endian) and its bytes
@@ -28,7 +27,6 @@ Cells = npt.NDArray[np.object_]
 
 
 def is_wide(kind: Any) -> bool:
-    """True if `kind`, a numpy dtype or a dtype's name, is that of cells."""
     return bool(np.dtype(kind).kind == WIDE)
 
 
@@ -54,7 +52,6 @@ def memory(cells: Cells) -> int:
 
 
 def tails(columns: Mapping[str, npt.NDArray[Any]], names: Sequence[str], row_ids: RowIds) -> list[bytes]:
-    """The cells of each row in the format of an entry."""
     found = [columns[name][row_ids].tolist() for name in names]
     rows = zip(*found, strict=True)
     return [b"".join(part for cell in row for part in (_length.pack(len(cell)), cell)) for row in rows]

@@ -44,7 +44,7 @@ _read_double = struct.Struct(">d").unpack
 
 
 def encode_key(key: Key) -> bytes:
-    """Bytes of a key. Raises `InvalidJob` for a field of another type."""
+    """Raises `InvalidJob` for a field of another type."""
     try:
         if len(key) == 1:
             return _ENCODERS[type(key[0])](key[0])
@@ -64,7 +64,7 @@ def encode_keys(keys: Sequence[Key]) -> list[bytes]:
 
 
 def decode_key(data: bytes, start: int = 0) -> Key:
-    """The key in `data[start:]`. Raises `Corrupt` for bytes that `encode_key` never makes."""
+    """Raises `Corrupt` for bytes that `encode_key` never makes."""
     fields = []
     end = len(data)
     try:
@@ -110,7 +110,7 @@ def decode_columns(keys: Sequence[bytes], start: int = 0) -> list[list[Any] | In
 
 
 def _encoded_field(values: Sequence[Any]) -> list[bytes]:
-    """Encodes the same field of many keys. Equal values, such as a day, are encoded once."""
+    """Equal values, such as a day, are encoded once."""
     kinds = set(map(type, values))
     if kinds == {int}:
         try:

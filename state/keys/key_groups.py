@@ -62,7 +62,6 @@ def splitmix64(value: int) -> int:
 
 
 def hash_field(value: Any) -> int:
-    """64-bit hash of a key field."""
     hasher = _HASHERS.get(type(value))
     if hasher is None:
         hasher = _hasher_of_subclass(value)
@@ -105,7 +104,6 @@ def _hash_date(value: dt.date) -> int:
 
 
 def microseconds_of(value: dt.datetime) -> int:
-    """Microseconds since the epoch; a datetime without time zone counts as UTC."""
     return (value - (_EPOCH if value.tzinfo is None else _EPOCH_UTC)) // _MICROSECOND
 
 
@@ -179,7 +177,6 @@ def splitmix64_of(values: U64) -> U64:
 
 
 def key_groups_of(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """The key group of every row, from the key columns (one or more, of equal length)."""
     if len(columns[0]) <= _FEW_ROWS:
         few = _groups_of_few(columns, max_parallelism)
         if few is not None:
@@ -295,7 +292,7 @@ def _with_nulls(column: Any, hashes: U64) -> U64:
 
 
 def _integers(column: Any) -> U64:
-    """The values of an integer column as uint64 (two's complement); nulls are 0."""
+    """Integers as uint64 (two's complement); nulls are 0."""
     if column.null_count:
         column = pc.fill_null(column, 0)
     values = column.to_numpy(zero_copy_only=False)
@@ -391,7 +388,6 @@ _COLUMN_HASHERS: dict[int, Callable[[Any], U64]] = {
 
 
 def key_groups_of_keys(keys: Sequence[tuple[Any, ...]], key_width: int, max_parallelism: int) -> list[int]:
-    """`key_group` of the first `key_width` fields of each key."""
     combined = _hash_fields([key[0] for key in keys])
     for position in range(1, key_width):
         combined = splitmix64_of(combined * _31 + _hash_fields([key[position] for key in keys]))

@@ -91,7 +91,7 @@ class _Places:
         self._cleared = 0  # places below are cleared
 
     def clear(self, most: int) -> bool:
-        """Clears that many places. Returns True once all are cleared, so that row ids may be added."""
+        """Returns True once all are cleared, so that row ids may be added."""
         end = min(self._cleared + most, len(self.row_ids))
         self.row_ids[self._cleared : end] = _FREE
         self._cleared = end
@@ -106,14 +106,12 @@ class _Places:
         places = self.home(mixed)
         while len(row_ids):
             free = self.row_ids[places] == _FREE
-            self.row_ids[places[free]] = row_ids[free]  # of several row ids for a place, the last one wins
+            self.row_ids[places[free]] = row_ids[free]  # of several row ids for a place, the last wins
             left = self.row_ids[places] != row_ids
             row_ids, places = row_ids[left], places[left] + 1 & self.mask
 
 
 class IntKeys:
-    """Row ids of keys of `fields` int64 fields."""
-
     bytes_per_key = 48  # including the table's own few bytes per row id
 
     def __init__(self, fields: int) -> None:
@@ -201,7 +199,7 @@ class IntKeys:
         found = there.astype(np.int64)
         wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
         rows = wrong
-        while len(wrong) > _FEW:  # the place has another key, or a removed one: try the next place
+        while len(wrong) > _FEW:  # the place has another key, or a removed key: try the next place
             places, key_batch = places[wrong] + 1 & mask, key_batch.take(wrong, axis=1)
             there = table.take(places)
             found[rows], ends[rows] = there, places
@@ -249,7 +247,6 @@ class IntKeys:
             self._successor, self._known = _Places(_bits(4 * needed, self._table.bits)), 0
 
     def _replace(self, bits: int) -> None:
-        """Moves all row ids to another table, at once."""
         self._table, self._successor = _cleared(bits), None
         there = self.all()
         self._table.settle(there, self._mixed(self.key_batch(there)))
@@ -310,7 +307,6 @@ def _cleared(bits: int) -> _Places:
 
 
 def _bits(places: int, least: int) -> int:
-    """Number of bits of a table with at least `places` places and `least` bits."""
     return max(least, (places - 1).bit_length())
 
 
@@ -331,12 +327,10 @@ class TupleKeys:
         return len(self._index)
 
     def find(self, key_batch: Sequence[Key]) -> RowIds:
-        """The row id of each key; negative if absent."""
         get = self._index.get
         return np.fromiter((get(key, _FREE) for key in key_batch), np.int64, len(key_batch))
 
     def place(self, key_batch: Sequence[Key]) -> tuple[RowIds, RowIds]:
-        """The row id of each key, which may repeat; and the new row ids of keys that had none."""
         index = self._index
         row_ids = np.fromiter(map(index.get, key_batch, repeat(_FREE)), np.int64, len(key_batch))
         missing = np.flatnonzero(row_ids < 0).tolist()
@@ -354,7 +348,6 @@ class TupleKeys:
         return row_ids, made
 
     def remove(self, row_ids: RowIds) -> None:
-        """Frees the row ids (each once)."""
         for row_id in row_ids.tolist():
             del self._index[self._keys[row_id]]
             self._keys[row_id] = None
@@ -384,7 +377,6 @@ class TupleKeys:
 
 
 def tuple_keys(keys: "IntKeys | TupleKeys") -> TupleKeys:
-    """The same keys with the same row ids."""
     if isinstance(keys, TupleKeys):
         return keys
     row_ids = keys.all()

@@ -1,4 +1,4 @@
-"""Table of key ranges of several databases, and the stored form of the table. Pure.
+"""Table of key ranges of several databases, and the stored form of the table.
 
 A boundary is a key, and may lie within a key group. An incarnation never reuses the number of a database.
 """
@@ -45,7 +45,7 @@ class KeyRanges:
         return tuple(sorted(set(self.databases)))
 
     def between(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yields the ranges from `start` on and below `end`, cut there: start, end, database."""
+        """Yields start, end and database of the ranges from `start` on and below `end`, cut there."""
         at = bisect_right(self.starts, start) - 1
         while start < end:
             stop = min(end, self.starts[at + 1]) if at + 1 < len(self.starts) else end
@@ -53,7 +53,7 @@ class KeyRanges:
             start, at = stop, at + 1
 
     def of(self, database: int, start: bytes = b"", end: bytes = _BEHIND_ALL) -> tuple[KeyRange, ...]:
-        """Ranges of `database` among the keys from `start` on and below `end`."""
+        """Ranges of `database` from `start` on and below `end`."""
         return tuple((first, stop) for first, stop, number in self.between(start, end) if number == database)
 
     def given(self, start: bytes, end: bytes, database: int) -> "KeyRanges":

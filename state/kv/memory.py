@@ -1,7 +1,5 @@
 """A key-value store in memory, for tests, local runs and tiny state.
 
-A snapshot of the store is one file.
-
 File: magic, then per entry key length, value length (4 bytes each, big endian), key, value; in key order; then a count.
 """
 
@@ -94,7 +92,7 @@ class MemoryKv:
 
 
 def read_records(path: Path) -> MemoryKv:
-    """The store from a file that `checkpoint` wrote; raises `Corrupt` for any other file."""
+    """Raises `Corrupt` for a file that `checkpoint` did not write."""
     data = path.read_bytes()
     end = len(data) - _count.size
     check_magic(data, _MAGIC, _FORMAT, str(path))

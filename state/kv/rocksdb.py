@@ -73,13 +73,11 @@ class SlotMemory:
         self.compactions_held = False
 
     def hold(self) -> "HeldMemory":
-        """Begins to hold memory for an operator."""
         self._hold(1)
         return HeldMemory(self)
 
     @property
     def share_bytes(self) -> int:
-        """Share of each operator that holds memory."""
         return self.total_bytes // 2 // max(1, self._holders)
 
     def shared(self) -> tuple[Any, Any]:
@@ -133,8 +131,6 @@ class SlotMemory:
 
 
 class HeldMemory:
-    """Memory held by an operator, made by `SlotMemory.hold`."""
-
     def __init__(self, memory: SlotMemory) -> None:
         self._memory: SlotMemory | None = memory
 
@@ -214,7 +210,7 @@ class RocksDbKv:
             self._db.delete_range(start, end)
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Uses an iterator per batch: an iterator keeps all its files, even replaced; a scan may take hours."""
+        """Uses an iterator per batch, because an iterator keeps even replaced files, and a scan may take hours."""
         most = _FIRST_SCANNED
         while start < end:
             found, start = self._scanned(start, end, most)
@@ -316,7 +312,7 @@ class RocksDbKv:
         return False
 
     def _linked(self, directory: Path) -> bool:
-        """Links the files that MANIFEST names at one moment, a consistent set. False: files are changing."""
+        """Links the consistent set of files that MANIFEST names; returns False if files are changing."""
         current = (self._small.place / _CURRENT).read_bytes()
         name = current.decode().strip()
         content = (self._small.place / name).read_bytes()

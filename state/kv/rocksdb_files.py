@@ -1,4 +1,4 @@
-"""Reads files of RocksDB: the bytes of an SST file that hold a range of keys, and the live files of a MANIFEST. Pure.
+"""Reads files of RocksDB: the bytes of an SST file that hold a range of keys, and the live files of a MANIFEST.
 
 An SST file, of which readers fetch only the needed blocks:
 
@@ -6,7 +6,7 @@ An SST file, of which readers fetch only the needed blocks:
 
 The index has, per data block, the block's place and an upper bound of its keys. The index has one level, a single block
 for the whole file, or two levels: adjacent parts with such entries, followed by a block with the place of each part and
-an upper bound of its keys. `rocksdb` chooses the number of levels by the size of filters.
+an upper bound of its keys.
 
 Only places are used: RocksDB reads the blocks and verifies each block's own checksum, so wrongly omitted bytes are
 damage to RocksDB, never another value. An unknown layout raises `UnknownLayout`: then read the whole file.
@@ -133,7 +133,7 @@ def _entries(content: bytes) -> list[tuple[bytes, FilePart]]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits per byte, lowest first; and its end."""
+    """A number of seven bits per byte, lowest first; and the end."""
     number = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -166,7 +166,7 @@ class LiveFiles:
         self._entry = b""  # parts of the next entry
 
     def read(self, content: bytes) -> bool:
-        """Reads all complete entries. Returns False if the last entry is incomplete."""
+        """Returns False if the last entry is incomplete."""
         while len(content) > self._at:
             left = _BLOCK_BYTES - self._at % _BLOCK_BYTES
             if left < _HEAD_BYTES:

@@ -1,7 +1,7 @@
 """`Shard`, shared by a backend's tables: key-value store, key groups, and permission to write.
 
 Between a barrier and the hard links of its snapshot the store must have exactly the state at the barrier, so only
-frozen entries of that checkpoint may be written. `may_write` is True if other entries may be written.
+frozen entries of that checkpoint may be written.
 """
 
 import struct
@@ -34,7 +34,6 @@ class Shard:
     _prefixes: dict[int, list[bytes]] = field(default_factory=dict)  # state id -> prefix per key group
 
     def kv_key(self, state_id: int, key_width: int, key: tuple[Any, ...]) -> bytes:
-        """Stored key of an entry: key group, state id, encoded key."""
         group = key_group(key if len(key) == key_width else key[:key_width], self.max_parallelism)
         if not self.key_group_first <= group <= self.key_group_last:
             raise self.foreign(key, group)
@@ -43,7 +42,7 @@ class Shard:
     def kv_keys(
         self, state_id: int, key_width: int, keys: Sequence[tuple[Any, ...]], encoded: Sequence[bytes] | None = None
     ) -> list[bytes]:
-        """As `kv_key`, for many keys. `encoded`: encoded keys, if they differ from plain encoded `keys`."""
+        """`encoded`: encoded keys, if they differ from plain encoded `keys`."""
         groups = key_groups_of_keys(keys, key_width, self.max_parallelism)
         prefixes = self.checked_prefixes(state_id, groups, keys)
         if encoded is None:
@@ -80,7 +79,6 @@ class Shard:
             self.kv.write(entries)
 
     def scan_state(self, state_id: int) -> Iterator[tuple[bytes, bytes]]:
-        """Yields stored entries (whole key, value) of one state in all key groups of this range."""
         return scan_state(self.kv, state_id, self.key_group_first, self.key_group_last)
 
     def scan_state_behind(self, state_id: int, last: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -102,7 +100,6 @@ class Shard:
 
     @staticmethod
     def group_and_state(data_key: bytes) -> tuple[int, int]:
-        """Key group and state id of a stored entry."""
         group, state_id = _read_prefix(data_key)
         return group, state_id
 
@@ -151,7 +148,6 @@ def _own_of(
 
 
 def range_start(group: int) -> bytes:
-    """Smallest key of a group."""
     return group.to_bytes(2, "big")
 
 

@@ -20,8 +20,7 @@ form.
 - A scan that continues after a move looks up the ranges again after the last yielded key.
 - A later flush closes a database that is emptied during a compaction, or while compactions are held.
 
-All methods are for one thread, as in `store`; `move` is a write. `link_database` prepares a database of RocksDB from
-the files of a snapshot.
+All methods are for one thread, as in `store`; `move` is a write.
 """
 
 import shutil
@@ -210,7 +209,6 @@ class SideBySide:
         return self.first if number == 0 else next(each.kv for each in self._others if each.number == number)
 
     def _by_store(self, keys: list[bytes]) -> list[tuple[KvStore, list[int]]]:
-        """Each store with the positions of its keys, in order."""
         positions: dict[int, list[int]] = {}
         inner, databases = self._inner, self._ranges.databases
         for position, key in enumerate(keys):

@@ -72,8 +72,6 @@ class SmallFiles:
 
 
 class _OfProcess:
-    """A process's folder in memory, with a folder per open database."""
-
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY))
@@ -91,7 +89,7 @@ _process: _OfProcess | None = None
 
 
 def _new_folder() -> Path | None:
-    """A new folder in memory; None if there is too little memory, or no /dev/shm."""
+    """None if there is too little memory, or no /dev/shm."""
     global _process
     try:
         room = os.statvfs(MEMORY)
@@ -121,7 +119,7 @@ def _remove(folder: Path) -> None:
 
 @atexit.register
 def remove_all() -> None:
-    """Removes the folder of this process, which is ending and uses no database any more."""
+    """Removes the folder of this process, which is ending."""
     global _process
     with _guard:
         ours, _process = _process, None

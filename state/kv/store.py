@@ -1,7 +1,5 @@
 """The interface of the key-value store below keyed state.
 
-Bytes in, bytes out; no knowledge of keys or states.
-
 `write` and `flush` are never called by two threads at a time; `flush` and `checkpoint` run on a worker thread while the
 loop does not `write`. Reads may run at any time.
 
@@ -20,14 +18,12 @@ Entry = tuple[bytes, bytes | None]  # key, value; None deletes
 class KvStore(Protocol):
     @property
     def kind(self) -> str:
-        """Name of the store's kind in snapshots: "rocksdb" or "memory"."""
+        """ "rocksdb" or "memory"."""
         ...
 
     def get(self, key: bytes) -> bytes | None: ...
 
-    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """As `get` of each key, but faster."""
-        ...
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]: ...
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Applies all entries, in order."""
@@ -57,12 +53,10 @@ class KvStore(Protocol):
         ...
 
     @property
-    def compacts(self) -> bool:
-        """Returns True while files are being merged."""
-        ...
+    def compacts(self) -> bool: ...
 
     def memory_bytes(self) -> int:
-        """Size in memory, without the part shared by the slot's databases."""
+        """Size without the part shared by the slot's databases."""
         ...
 
     @property

@@ -1,6 +1,6 @@
 """One state across a program change: its description in later snapshots, or the reason for a refusal.
 
-Pure. Used before a new generation begins (`coordinator.log.restore_choice`) and when the state is opened.
+Used before a new generation begins (`coordinator.log.restore_choice`) and when the state is opened.
 
 Entries are migrated when they are rewritten, so entries of several versions coexist, each with the field names of its
 own version. Earlier names of a field are therefore part of the state's description in all later snapshots:
@@ -170,15 +170,11 @@ COME_AND_GO = frozenset((AGGREGATE, COLUMN))
 
 
 def described_name(kind: str, what: str) -> str:
-    """Name among the states of an operator, unique because no state's name contains a space.
-
-    Readable for people.
-    """
+    """Name among the states of an operator, unique because no state's name contains a space."""
     return f"{kind} {what}"
 
 
 def added_aggregates(now: Mapping[str, StateDescription], before: Mapping[str, StateDescription]) -> list[str]:
-    """Aggregates that the checkpoint does not have: they begin at their initial value."""
     known = _aggregates(before)
     return [name for name in _aggregates(now) if name not in known] if known else []
 

@@ -26,7 +26,6 @@ class LocalCopy:
 
     @cached_property
     def names(self) -> dict[tuple[int, str], str]:
-        """Name of each file by size and sha256."""
         return {(size, sha256): name for name, size, sha256 in self.content}
 
 
@@ -61,7 +60,7 @@ class LocalCopies:
             self._copies[operator, subtask, checkpoint] = copy
 
     def find(self, operator: str, subtask: int, files: Sequence[FileRef]) -> LocalCopy | None:
-        """A copy of exactly these files (by name, size and hash), of any checkpoint."""
+        """A copy of exactly these files, of any checkpoint."""
         wanted = _content(files)
         with self._lock:
             for copy in self._copies.values():
@@ -71,7 +70,6 @@ class LocalCopies:
         return None
 
     def place_of(self, ref: FileRef) -> Path | None:
-        """Path of a file with these bytes, of any copy."""
         content = ref.size, ref.sha256
         with self._lock:
             places = [self._fetched[content]] if content in self._fetched else []
@@ -100,7 +98,6 @@ class LocalCopies:
             came.set()
 
     def wait_for(self, ref: FileRef) -> None:
-        """Blocks until a running fetch of these bytes has ended or failed."""
         with self._lock:
             came = self._under_way.get((ref.size, ref.sha256))
         if came is not None:
@@ -126,12 +123,11 @@ class LocalCopies:
                 self._unwanted.append(copy.directory)
 
     def discard(self, directory: Path) -> None:
-        """Marks a folder from `new_directory` that was never added."""
         with self._lock:
             self._unwanted.append(directory)
 
     def delete_unwanted(self) -> None:
-        """Deletes the marked files. Call it off the loop."""
+        """Deletes the marked files; called off the loop."""
         with self._lock:
             unwanted, self._unwanted = self._unwanted, []
         for path in unwanted:
@@ -143,7 +139,7 @@ class LocalCopies:
                 self.closed(path.parent)
 
     def closed(self, incarnation: Path) -> None:
-        """Deletes the folder of an ended incarnation, now or with the last copy. Call it off the loop."""
+        """Deletes the folder of an ended incarnation, now or with the last copy; called off the loop."""
         self._closed.add(incarnation)  # before rmdir: another thread may delete the last copy meanwhile
         try:
             incarnation.rmdir()
@@ -154,7 +150,6 @@ class LocalCopies:
         self._closed.discard(incarnation)
 
     def keep_only(self, checkpoint: int) -> None:
-        """Marks the copies of every other checkpoint for deletion."""
         with self._lock:
             for key in [key for key in self._copies if key[2] != checkpoint]:
                 self._unwanted.append(self._copies.pop(key).directory)

@@ -1,7 +1,5 @@
 """Plans which files of a local checkpoint are uploaded, and how.
 
-Pure: file names and sizes in, a plan out.
-
 Rules:
 - An SST or a segment is reused only if a *completed* checkpoint of this incarnation has the file, or if the restored
   checkpoint has the file and the restore linked the file. The map of these files (local name -> stored file) is made at
@@ -57,12 +55,10 @@ class SnapshotPlan:
 
 
 def is_snapshot_file(name: str) -> bool:
-    """True if a file of this name may be part of a snapshot; checked by snapshots and by restores."""
     return _SNAPSHOT_FILE.fullmatch(name) is not None
 
 
 def in_flight_file(number: int) -> str:
-    """Name of a snapshot's in-flight file `number`."""
     return f"in-flight-{number}.frames"
 
 
@@ -71,7 +67,6 @@ def is_in_flight_file(name: str) -> bool:
 
 
 def is_value_name(name: str) -> bool:
-    """True if a named value of an operator may be an object of this name."""
     return _VALUE_NAME.fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Plans which parts of an operator's snapshots a subtask restores. Pure.
+"""Plans which parts of an operator's snapshots a subtask restores.
 
 At the same parallelism a subtask opens its own snapshot unchanged. Otherwise the subtask reads the snapshots that
 overlap the subtask's range of key groups, and takes the key groups in that range from each. It opens some of their
@@ -63,10 +63,8 @@ class RestorePlan:
 def plan_restore(
     operator: str, subtask: int, parallelism: int, max_parallelism: int, restored: Sequence[OperatorSnapshot]
 ) -> RestorePlan:
-    """Plans the restore of a subtask.
-
-    Raises `InvalidJob` for another max_parallelism, `Corrupt` for files that no snapshot contains, `ProtocolViolation`
-    for a gap or an overlap of the snapshots.
+    """Raises `InvalidJob` for another max_parallelism, `Corrupt` for files that no snapshot contains,
+    `ProtocolViolation` for a gap or an overlap of the snapshots.
     """
     first, last = key_group_range(subtask, parallelism, max_parallelism)
     overlapping: list[tuple[int, KeyedSnapshot]] = []
@@ -109,10 +107,7 @@ def merge_state_ids(numberings: Sequence[Mapping[str, int]]) -> tuple[dict[str, 
 
 
 def _merged(one: StateDescription, other: StateDescription) -> StateDescription:
-    """Merges the descriptions of two subtasks.
-
-    The earlier `since_ms` counts, so that expired entries stay expired.
-    """
+    """The earlier `since_ms` counts, so that expired entries stay expired."""
     if one.ttl is None or other.ttl is None:
         return one if one.ttl is not None else other
     known = [ttl.since_ms for ttl in (one.ttl, other.ttl) if ttl.since_ms is not None]
@@ -160,8 +155,6 @@ MOST_BESIDE = 7
 
 @dataclass(frozen=True)
 class StoredDatabase:
-    """A database of a snapshot."""
-
     part: RestorePart
     number: int  # in the snapshot
     stored: tuple[KeyRange, ...]  # all key ranges of the database
@@ -169,13 +162,11 @@ class StoredDatabase:
 
     @property
     def names(self) -> list[str]:
-        """Names of the database's files."""
         names = (ref.name for ref in self.part.keyed.files)
         return [name for name in names if segment_number(name) is None and database_of(name)[0] == self.number]
 
     @property
     def foreign(self) -> list[KeyRange]:
-        """Key ranges of the database that this subtask does not take."""
         first, end = range_start(self.part.first), range_end(self.part.last)
         cut = [(start, min(stop, first)) for start, stop in self.stored]
         cut += [(max(start, end), stop) for start, stop in self.stored]
@@ -215,10 +206,7 @@ class OpenedDatabases:
 
 
 def stored_databases(part: RestorePart, ranges: KeyRanges) -> list[StoredDatabase]:
-    """Databases of the snapshot of `part` with wanted entries.
-
-    `ranges`: key ranges of the snapshot's databases.
-    """
+    """Databases of the snapshot of `part` with wanted entries."""
     all_of = range_start(part.keyed.key_group_first), range_end(part.keyed.key_group_last)
     some = range_start(part.first), range_end(part.last)
     each = [StoredDatabase(part, n, ranges.of(n, *all_of), ranges.of(n, *some)) for n in ranges.numbers()]
@@ -228,10 +216,7 @@ def stored_databases(part: RestorePart, ranges: KeyRanges) -> list[StoredDatabas
 def opened_databases(
     plan: RestorePlan, kind: str, databases: Sequence[StoredDatabase], copied_bytes: int
 ) -> OpenedDatabases:
-    """Chooses among `databases`, those of all parts of `plan`.
-
-    `copied_bytes`: up to this size, a database is copied instead of opened side by side.
-    """
+    """`copied_bytes`: up to this size, a database is copied instead of opened side by side."""
     if plan.adopts(kind) is not None:
         return OpenedDatabases({database.number: database for database in databases})
     fitting = [each for each in databases if each.fits(kind)]
@@ -243,7 +228,6 @@ def opened_databases(
 
 
 def _groups(ranges: Sequence[KeyRange]) -> int:
-    """Number of key groups that the ranges touch."""
     return sum(_group(end) - _group(start) + (len(end) > 2) for start, end in ranges)
 
 

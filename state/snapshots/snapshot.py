@@ -1,7 +1,7 @@
 """Snapshot of an operator subtask at a barrier: files, small values and in-flight rows.
 
-The content of manifests. Pure data (`msgspec` structs, validated on decode, never pickled). A snapshot is enough to
-restore the operator subtask in any process at any later time; nothing else about the subtask is stored.
+Pure data (`msgspec` structs, validated on decode, never pickled). A snapshot is enough to restore the operator subtask
+in any process at any later time; nothing else about the subtask is stored.
 
 Snapshots may be numerous. They are trees without cycles, so Python's collector skips them (`gc=False`).
 """
@@ -27,7 +27,6 @@ OWN = "own-"  # prefix: at a restore one subtask gets the value; of P subtasks, 
 
 
 def value_format(subject: str, version: int = 1) -> Format:
-    """Format of a small named value of a snapshot."""
     return Format(subject, version, damaged="restore an intact copy of the checkpoint, or another one")
 
 
@@ -43,7 +42,7 @@ class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False)
 
 
 class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """Description of a state in a snapshot. A program that declares another kind is refused."""
+    """A program that declares another kind is refused."""
 
     kind: str = "value"  # name of a row of `state_kinds`
     key: str = ""  # of a map or broadcast state: type of its keys, such as "str"
@@ -93,8 +92,6 @@ class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """The whole state of operator `operator`, subtask `subtask`, at a barrier."""
-
     operator: str
     subtask: int
     parallelism: int
@@ -109,7 +106,6 @@ class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @property
     def files(self) -> tuple[FileRef, ...]:
-        """Every file that a restore needs."""
         keyed = () if self.keyed is None else self.keyed.files
         return (*keyed, *(each.file for each in self.in_flight), *self.objects.values())
 

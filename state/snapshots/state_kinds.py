@@ -15,11 +15,9 @@ Layout = Literal["value", "entries", "times", "columns", "copy"]
 
 @dataclass(frozen=True)
 class StateKind:
-    """A kind of keyed state.
-
-    `said`: the kind in messages. `layout`: one value per key, many entries per key, times before keys, numpy columns,
-    or a copy in each subtask. `beside`: the column between key and value of the Arrow table. `numbered`: the entries of
-    a key have the positions 0, 1, 2, …
+    """`said`: the kind in messages. `layout`: one value per key, many entries per key, times before keys, numpy
+    columns, or a copy in each subtask. `beside`: the column between key and value of the Arrow table. `numbered`: the
+    entries of a key have the positions 0, 1, 2, …
     """
 
     name: str
@@ -30,7 +28,6 @@ class StateKind:
 
     @property
     def has_value(self) -> bool:
-        """Returns whether the Arrow table has a column `value`."""
         return self.layout not in ("times", "columns")
 
 
@@ -48,5 +45,5 @@ KINDS = {kind.name: kind for kind in (VALUE, LIST, MAP, REDUCING, AGGREGATING, C
 
 
 def kind_of(name: str) -> StateKind:
-    """Row of the kind; a kind of a newer release, or without a row, is treated as a value."""
+    """A kind of a newer release, or without a row, is treated as a value."""
     return KINDS.get(name) or StateKind(name, f"a state of kind {name!r}")

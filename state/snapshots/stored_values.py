@@ -2,7 +2,7 @@
 
 A manifest, and every message that contains a snapshot, must stay small whatever an operator stores. A value above a
 limit becomes an object that the snapshot names like its files (`OperatorSnapshot.objects`), with the same kind of name
-and hash, retention and sweep. Operators always see plain values. Runs on worker threads only; deletes nothing.
+and hash, retention and sweep. Runs on worker threads only; deletes nothing.
 """
 
 import hashlib

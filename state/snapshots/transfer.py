@@ -39,10 +39,7 @@ def upload(
     check: Callable[[], None],
     at_once: int = 4,
 ) -> Uploaded:
-    """Uploads the planned files, `at_once` at a time.
-
-    `check` is called before each object, and raises if the snapshot is no longer wanted.
-    """
+    """`check` is called before each object, and raises if the snapshot is no longer wanted."""
 
     def send(file: LocalFile) -> FileRef:
         check()
@@ -93,7 +90,7 @@ def _inlined(path: Path) -> FileRef:
 
 
 def in_parallel(work: Callable[[_In], _Out], items: Sequence[_In], at_once: int) -> list[_Out]:
-    """Results of `work`, on new threads unless one item at a time is enough."""
+    """Uses new threads unless one item at a time is enough."""
     if min(at_once, len(items)) <= 1:
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(at_once, len(items)), thread_name_prefix="snapshot-files") as pool:

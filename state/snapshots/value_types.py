@@ -1,4 +1,4 @@
-"""Types of stored values, and the rules for reading stored values as another type. Pure.
+"""Types of stored values, and the rules for reading stored values as another type.
 
 Values are MessagePack with field names, so the rules are those of strict decoding:
 
@@ -37,13 +37,13 @@ class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     - any, none, bool, int, float, str, bytes, datetime, time, date, timedelta, uuid, decimal
     - pickle: nothing is known of the values
-    - list: `of` its items; also sets, and tuples of any length
-    - tuple: `of` each of its items
+    - list: `of` the items; also sets, and tuples of any length
+    - tuple: `of` each item
     - dict: `of` keys and values
     - class: `fields`, by name; `tag` and `strict` as a msgspec.Struct may have them
     - array: a class whose `fields` are written in order, without their names
     - choice: an enum or literals, with `values`
-    - union: `of` its members
+    - union: `of` the members
     - again: a class inside itself, the enclosing class `up` levels further out
     """
 
@@ -110,7 +110,7 @@ def _tags(before: ValueType, now: ValueType, path: str, tagged: bool) -> Misfit 
 
 
 class _Comparison:
-    """Compares a pair of types. `outer` and `inside` are the enclosing classes, to which "again" refers."""
+    """`outer` and `inside` are the enclosing classes, to which "again" refers."""
 
     def __init__(self, earlier: bool = False) -> None:
         self._seen: set[tuple[int, int]] = set()  # pairs of classes that fit, or are being compared
@@ -163,7 +163,6 @@ class _Comparison:
     def _union(
         self, before: ValueType, now: ValueType, path: str, outer: _Classes, outer_now: _Classes
     ) -> Misfit | None:
-        """Compares with a union, of which some member must read the value."""
         tagged = sum(member.kind == "class" for member in now.of) > 1
         found = [self.at(before, member, path, outer, outer_now, tagged) for member in now.of]
         if None in found:
@@ -224,7 +223,7 @@ class _Comparison:
         inside_now: _Classes,
         whole: bool = False,
     ) -> Misfit | None:
-        """Compares fields by name. `whole`: the class is the value itself."""
+        """`whole`: the class is the value itself."""
         was = {field.name: field for field in before.fields}
         for field in now.fields:
             at = f"{path}.{field.name}" if path else field.name
@@ -281,5 +280,4 @@ class _Comparison:
 
 
 def fields_said(names: Sequence[str]) -> str:
-    """Field names, for messages."""
     return f"the field{'' if len(names) == 1 else 's'} {', '.join(map(repr, names))}"

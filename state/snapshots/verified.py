@@ -19,7 +19,6 @@ _WHOLE_IN_MEMORY = 8 << 20  # larger files with an object of their own are downl
 
 
 def read_verified(store: ObjectStore, ref: FileRef) -> bytes:
-    """The bytes of `ref`, checked against size and hash."""
     if ref.inline is not None:
         data = ref.inline
     else:
@@ -70,7 +69,6 @@ def sha256_of(path: Path) -> str:
 
 
 def _hashed(file: BinaryIO, most: int = sys.maxsize) -> tuple[int, str]:
-    """Number and sha256 of the remaining bytes, up to `most`."""
     digest, left = hashlib.sha256(), most
     while left and (chunk := file.read(min(left, _CHUNK))):
         digest.update(chunk)
@@ -85,7 +83,6 @@ def describe(store: ObjectStore, ref: FileRef) -> str:
 
 
 def check(store: ObjectStore, ref: FileRef, size: int, sha256: str) -> None:
-    """Raises `Corrupt` unless size and hash are those of `ref`."""
     if size != ref.size or sha256 != ref.sha256:
         raise Corrupt(
             f"{describe(store, ref)} is not what was written: expected {ref.size} bytes with sha256 {ref.sha256}, "

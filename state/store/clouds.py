@@ -226,7 +226,6 @@ class CloudStore:
         self.delete([staged])
 
     def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
-        """As `publish`, but keeps `staged`."""
         old, new = self._name(staged), self._name(final)
         copied = False
         if fresh or not self._is_there(final):
@@ -297,7 +296,6 @@ class CloudStore:
         return True
 
     def _sha256_of(self, key: str) -> str | None:
-        """Hash of the object; None if absent."""
         name = self._name(key)
         with contextlib.suppress(ObjectNotFound):
             return self._retrying("get", key, lambda: sha256_of(self._obstore.get(self._client, name).stream()))
@@ -329,11 +327,10 @@ class CloudStore:
         return found
 
     def _says_exists(self, error: Exception) -> bool:
-        """True if a conditional put failed because the object exists."""
         return isinstance(error, self._errors.AlreadyExistsError | self._errors.PreconditionError)
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
-        """Translates an exception of the client for the caller. The message never repeats a server's answer."""
+        """The message never repeats a server's answer."""
         place = f"{self.url}/{key}"
         if isinstance(error, self._errors.NotFoundError | FileNotFoundError):
             if operation in ("put", "put_if_absent", "list"):

@@ -231,7 +231,7 @@ class LocalStore:
         folder = str(target.parent)
         identity = _identity(folder)
         if identity is None or self._inside.get(folder) != identity:
-            parent = os.path.realpath(folder)  # one system call for each folder from / on
+            parent = os.path.realpath(folder)  # a system call for each folder from / on
             if parent != str(self._root) and not parent.startswith(str(self._root) + os.sep):
                 raise InvalidJob(f"object key {key!r} leads out of {self.url} through a link: remove that link")
             if identity is not None and identity == _identity(parent):
@@ -345,7 +345,7 @@ class LocalStore:
 
 
 def _open_object(path: Path) -> BinaryIO:
-    """Opens a file. Refuses a symbolic link as the last segment, too."""
+    """Refuses a symbolic link as the last segment, too."""
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
 
 

@@ -1,8 +1,6 @@
 """Completes multipart uploads to S3 that older releases began; no current code begins such uploads.
 
-File sinks of older releases could leave rows as uploads and complete them after the decision. Checkpoints of those
-releases still list some. (Measured with a store that answers in 30 ms: an upload takes two waits before the decision
-and three requests; a staged object one wait and two requests, the deletion off the path.)
+Checkpoints of older releases list uploads of rows, to be completed after the decision.
 
 Key, id and tags of the parts name an upload. A process that has these can complete the upload at any later time, unless
 somebody aborts it.
@@ -110,7 +108,7 @@ class MultipartUploads:
         ) from error
 
     def abort(self, key: str, upload_id: str) -> None:
-        """Aborts an upload. Idempotent; leaves a completed upload unchanged."""
+        """Idempotent; leaves a completed upload unchanged."""
         with contextlib.suppress(ObjectNotFound):
             self._access.retrying("abort", key, _abort(upload_id))
 
@@ -143,8 +141,6 @@ class MultipartUploads:
         return found is not None
 
     def _look(self, key: str) -> tuple[str, int] | None:
-        """Hash and size of the object; None if absent."""
-
         def send(client: Any, bucket: str, name: str) -> tuple[str, int]:
             head = client.head_object(Bucket=bucket, Key=name)
             size = int(head["ContentLength"])

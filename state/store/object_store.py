@@ -73,7 +73,7 @@ class ObjectStore(Protocol):
     def list(self, prefix: str) -> Iterator[ObjectInfo]: ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes objects. Absent keys are ignored."""
+        """Absent keys are ignored."""
         ...
 
     def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
@@ -134,7 +134,6 @@ class LinksFiles(Protocol):
 
 
 def folders_in(store: ObjectStore, prefix: str) -> list[str]:
-    """Sorted names of the folders directly below `prefix`, which ends with a slash."""
     if isinstance(store, HasFolders):
         return sorted(store.folders(prefix))
     below = (info.key[len(prefix) :] for info in store.list(prefix))
@@ -168,7 +167,6 @@ def check_published(store: ObjectStore, staged: str, final: str, expected: str, 
 
 
 def get_or_none(store: ObjectStore, key: str) -> bytes | None:
-    """The whole object; None if the key is absent."""
     try:
         return store.get(key)
     except ObjectNotFound:

@@ -157,10 +157,8 @@ def _open_webhdfs(url: str) -> ObjectStore:
 
 
 def _prefix_of(url: str) -> str:
-    """The part of the URL after bucket or host, unchanged.
-
-    Earlier releases decoded percent signs, so that a prefix with `%20` meant another folder. Such a prefix is refused,
-    because the objects would be missing under the new name.
+    """Earlier releases decoded percent signs, so that a prefix with `%20` meant another folder. Such a prefix is
+    refused, because the objects would be missing under the new name.
     """
     bare = split_settings(url)[0]
     prefix = bare.partition("://")[2].partition("/")[2]

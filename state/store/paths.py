@@ -125,7 +125,6 @@ class Paths:
         return check_key(f"{self.job}/log/{_number('log position', position):020d}.json")
 
     def log_position(self, key: str) -> int | None:
-        """Position of the log record with this key; None for any other key."""
         match = _LOG_RECORD.fullmatch(key.removeprefix(self.log_prefix)) if key.startswith(self.log_prefix) else None
         return int(match.group(1)) if match else None
 
@@ -148,7 +147,6 @@ class Paths:
         return check_key(self.checkpoint_prefix(checkpoint, token) + name)
 
     def checkpoint_of(self, key: str) -> tuple[int, int] | None:
-        """Checkpoint id and token of a manifest of this job; None for any other key."""
         if not key.startswith(self.checkpoints_prefix):
             return None
         match = _MANIFEST.fullmatch(key.removeprefix(self.checkpoints_prefix))
@@ -189,7 +187,6 @@ class Paths:
         return check_key(f"{self.staged_rows_prefix(sink)}{_number('token', token)}/{name}")
 
     def staged_rows_origin(self, key: str) -> tuple[int, int] | None:
-        """Token and subtask that wrote these rows; None if `key` is no staged rows of this job."""
         if not key.startswith(self.write_ahead_prefix):
             return None
         match = _STAGED_ROWS.fullmatch(key.removeprefix(self.write_ahead_prefix))
@@ -225,7 +222,6 @@ class Paths:
         return check_key(self.asked_prefix(sink, lineage) + name)
 
     def asked_of(self, key: str) -> tuple[int, int] | None:
-        """Checkpoint and token of such a note; None for any other key."""
         if not key.startswith(self.write_ahead_prefix):
             return None
         match = _ASKED_BATCH.fullmatch(key.removeprefix(self.write_ahead_prefix))
@@ -274,7 +270,6 @@ class Paths:
 
     @property
     def probe_prefix(self) -> str:
-        """Prefix of the short-lived objects of the start-up probe."""
         return f"{self.job}/probe"
 
 

@@ -1,7 +1,7 @@
 """Stores for readers of another store: `ReadOnlyStore` and `LinkedStore`.
 
-`ReadOnlyStore` refuses every write. `LinkedStore` is a scratch store in which some keys are objects of another store: a
-job that starts there reads these objects as its own, and writes only to the scratch store.
+`LinkedStore` is a scratch store in which some keys are objects of another store: a job that starts there reads these
+objects as its own, and writes only to the scratch store.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -32,10 +32,8 @@ def retried(
     first_wait_s: float,
     longest_wait_s: float,
 ) -> _T:
-    """Returns the result of `call`.
-
-    `trouble_of(error, attempt)` translates the exception of an attempt, counted from 1. `Unavailable` is retried; every
-    other error is raised at once.
+    """`trouble_of(error, attempt)` translates the exception of an attempt, counted from 1. `Unavailable` is retried;
+    every other error is raised at once.
     """
     wait_s = first_wait_s
     for attempt in range(1, attempts + 1):

@@ -17,7 +17,7 @@ _FREE = frozenset({"delete"})
 
 @dataclass(frozen=True)
 class StoreCounts:
-    """Counts since the store was opened. Deletions are free, and not counted."""
+    """Deletions are free, and not counted."""
 
     writes: int = 0  # PUT, COPY, POST, LIST
     reads: int = 0  # GET, HEAD

@@ -4,10 +4,9 @@ Needs no libhdfs, no JVM and no extra package (docs/design/object-stores.md).
 
 Bytes go to a temporary file. Once that file is closed, a *rename* of the name node gives the file the final name. The
 option NONE makes the rename a linearizable create: the name node checks and takes the name under one lock, and refuses
-an existing name. (pyarrow's `move` over libhdfs deletes the existing file and renames again.) OVERWRITE replaces the
-existing file atomically. Each request is sent once, over a new connection: on a kept connection nobody could know
-whether the name node closed it before or after taking the request. Only answers of WebHDFS itself count: a starting
-name node answers 404 to everything.
+an existing name. OVERWRITE replaces the existing file atomically. Each request is sent once, over a new connection: on
+a kept connection nobody could know whether the name node closed it before or after taking the request. Only answers of
+WebHDFS itself count: a starting name node answers 404 to everything.
 
 The name node applies an edit before the edit is in its journal, and syncs edits in order. Before EXISTS is returned,
 the caller's own temporary file is therefore deleted: once the deletion is answered, the edit that took the name is in
@@ -294,7 +293,6 @@ class WebHdfsStore:
                 self._remove(f"{folder}/{each['pathSuffix']}")
 
     def _sha256_of(self, key: str) -> str | None:
-        """Hash of the object; None if absent."""
         path = self._path(key)
         with contextlib.suppress(ObjectNotFound):
             return self._retrying("get", key, lambda: sha256_of(self._open(path)))
@@ -362,7 +360,6 @@ class WebHdfsStore:
         return retried(call, trouble_of, _ATTEMPTS, _FIRST_WAIT_S, _LONGEST_WAIT_S)
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
-        """Translates an exception for the caller."""
         place = f"{self.url}/{key}"
         if isinstance(error, _Refused):
             if error.name == _ABSENT:
@@ -388,7 +385,6 @@ def _user() -> str:
 def _exchange(
     node: str, target: str, method: str, body: bytes | BinaryIO = b"", size: int = 0
 ) -> Iterator[http.client.HTTPResponse]:
-    """Sends a request to `node` and yields the answer."""
     connection = http.client.HTTPConnection(node, timeout=_CONNECT_S, blocksize=_CHUNK)
     try:
         try:
@@ -414,7 +410,7 @@ def _data_node(place: str) -> tuple[str, str]:
 
 
 def _checked(answer: http.client.HTTPResponse) -> bytes:
-    """Body of the answer. Raises `_Refused` if the request was refused."""
+    """Raises `_Refused` if the request was refused."""
     said = answer.read()
     if answer.status in (200, 201, 307):
         return said

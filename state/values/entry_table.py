@@ -95,7 +95,6 @@ class EntryTable(StateTable):
     # ---- for operators
 
     def number(self, key: Key) -> int:
-        """Number of entries of `key`."""
         return self.get((*key, True)) or 0
 
     def set_number(self, key: Key, number: int) -> None:
@@ -113,7 +112,6 @@ class EntryTable(StateTable):
             self.put((*key, True), _gapped(number, start, end))
 
     def get_entry(self, key: Key, entry: Any) -> Any:
-        """The value of an entry, or None."""
         return self.get((*key, False, entry))
 
     def has_entry(self, key: Key, entry: Any) -> bool:
@@ -201,7 +199,6 @@ class EntryTable(StateTable):
         self.load([(*key, True) for key in numbers], [_Number(number) for number in numbers.values()])
 
     def stored_numbers(self) -> Counter[Key]:
-        """Number of stored entries per key."""
         found: Counter[Key] = Counter()
         for whole, data in self._shard.scan_state(self._state_id):
             if not is_number(data):
@@ -211,7 +208,6 @@ class EntryTable(StateTable):
     # ---- internals
 
     def _index(self, key: Key, entry: Any) -> None:
-        """Records that an entry is about to be written."""
         pending = self._pending.get(key)
         if pending is None:
             pending = self._pending[key] = {}

@@ -90,7 +90,6 @@ class Expiry:
         return since_ms
 
     def time_in(self, data: bytes) -> int | None:
-        """The time in an encoded entry."""
         return _time.unpack_from(data, 2)[0] if data[:2] == self.mark else None
 
     def encoder(self, encode: Callable[[Any], bytes]) -> Callable[[Stamped], bytes]:

@@ -12,7 +12,7 @@ At a barrier `freeze` makes the dirty entries the frozen entries: two assignment
 encoded first, so that user code that changes the value in place cannot reach the snapshot; tables of immutable values
 skip this. None is not a value, but means absent. Key fields keep one type each (1, 1.0 and True are one key here).
 
-`StateTable` bounds its cache by a number of entries and their usual size. `BytesTable` is for values whose sizes differ
+`StateTable` bounds the cache by a number of entries and their usual size. `BytesTable` is for values whose sizes differ
 a thousandfold, written once and read about once: `BytesTable` counts the unwritten bytes, and does not cache stored
 values.
 """
@@ -84,7 +84,6 @@ class StateTable:
     # ---- for operators
 
     def get(self, key: Key) -> Any:
-        """The value of `key`, or None."""
         value = self._dirty.get(key)
         if value is not None:
             return value
@@ -142,7 +141,6 @@ class StateTable:
         self._shard.write(list(zip(self._kv_keys(keys), data, strict=True)))
 
     def stored_entries(self) -> int:
-        """Number of stored entries."""
         return sum(1 for _ in self._shard.scan_state(self._state_id))
 
     def drop_stored(self) -> None:
@@ -260,7 +258,7 @@ class StateTable:
         return list(zip(data_keys, data, strict=True))
 
     def _encode_all(self, items: list[tuple[Key, Any]]) -> list[Any]:
-        """Encoded values. Raises `InvalidJob` with state and key for a value that cannot be written."""
+        """Raises `InvalidJob` with state and key for a value that cannot be written."""
         encode = self._encode
         try:
             return [None if value is None else encode(value) for _, value in items]

@@ -48,7 +48,6 @@ class Timed:
         return isinstance(self._held, WatchedTable)
 
     def own(self, key: Key, value: Any) -> None:
-        """As `WatchedTable.own`."""
         assert isinstance(self._held, WatchedTable)
         self._held.own(key, value)
 
@@ -73,7 +72,6 @@ class Timed:
         return self.expiry.now_ms() if self.expiry.ttl_ms is not None else 0
 
     def _stamp(self, before: Stamped | None, now_ms: int, value: Any) -> Stamped:
-        """The stored form of `value`."""
         if self.expiry.ttl_ms is None:
             return None, value
         if before is not None and before[0] is not None and before[0] > now_ms and self.expiry.keeps_latest:
@@ -105,7 +103,6 @@ class Timed:
 
     @property
     def swept(self) -> bool:
-        """Returns whether no sweep is running."""
         return self._last is None
 
     def sweep(self, most: int) -> tuple[int, int]:
@@ -180,7 +177,6 @@ class TimedTable(Timed):
         self._table.delete(key)
 
     def lend(self, key: Key, default: Any) -> Any:
-        """As `WatchedTable.lend`."""
         assert isinstance(self._table, WatchedTable)
         self._table.lend(key, (None, default))
         return default
@@ -206,7 +202,6 @@ class TimedEntries(Timed):
         self._table.number(key)
 
     def get_entry(self, key: Key, entry: Any) -> Any:
-        """The live value, or None."""
         stamped: Stamped | None = self._table.get_entry(key, entry)
         if stamped is None:
             return None
@@ -230,7 +225,6 @@ class TimedEntries(Timed):
         table.put_entry(key, entry, stamped)
 
     def append(self, key: Key, values: list[Any]) -> None:
-        """Appends to a list."""
         table, now_ms = self._table, self._now()
         number, start, end = table.extent(key)
         if values:
@@ -239,7 +233,6 @@ class TimedEntries(Timed):
             table.put_entry(key, index, self._stamp(None, now_ms, value))
 
     def end(self, key: Key) -> int:
-        """Index of the next element of a list."""
         return self._table.extent(key)[2]
 
     def pop(self, key: Key, entry: Any) -> bool:
@@ -334,7 +327,7 @@ class ExpirySweep:
         self.closed = False
 
     def look(self) -> None:
-        """Begins a sweep if one is due.
+        """Begins a due sweep.
 
         Called at each barrier: entries not yet stored at one sweep are at the next.
         """

@@ -46,7 +46,6 @@ class KnownKeys:
         self._bytes = 0
 
     def of(self, keys: list[Key]) -> list[Any]:
-        """Cached values in the order of these user keys."""
         known = self._known
         try:
             return [known[key] for key in keys]
@@ -96,7 +95,6 @@ class TimerTable(StateTable):
 
     @property
     def key_groups(self) -> tuple[int, int]:
-        """First and last key group (inclusive)."""
         return self._shard.key_group_first, self._shard.key_group_last
 
     def write_listed(self) -> None:
@@ -111,7 +109,6 @@ class TimerTable(StateTable):
         self.keys.clear()
 
     def is_unwritten(self, timer: Timer) -> bool:
-        """True if an unwritten change of the timer exists."""
         if self.times:
             self._fold()
         return timer in self._dirty or timer in self._frozen
@@ -163,7 +160,6 @@ class TimerTable(StateTable):
         return sorted(times)
 
     def scan(self) -> Iterator[tuple[Key, Any]]:
-        """Yields all timers, each once, in no order."""
         waiting = self.waiting()
         for data_key, _ in self._shard.scan_state(self._state_id):
             timer = _timer_of(data_key)
@@ -234,7 +230,6 @@ class TimerTable(StateTable):
         return self._packed([at_ms for at_ms, _ in keys], [key for _, key in keys])
 
     def _packed(self, times: list[int], keys: list[Key]) -> list[bytes]:
-        """Stored keys of timers with these times and user keys."""
         packed = (np.array(times, np.int64).view(np.uint64) ^ _SIGN).astype(">u8").tobytes()
         starts = range(0, 8 * len(times), 8)
         return [
@@ -269,7 +264,6 @@ class TimerTable(StateTable):
 
 
 def position_of(from_ms: int) -> bytes:
-    """Position before all timers of that time."""
     return encode_key((from_ms,))
 
 

@@ -26,8 +26,6 @@ class Undoable(Protocol):
 
 
 class Undo:
-    """The undoable parts of an operator."""
-
     def __init__(self) -> None:
         self._parts: list[Undoable] = []
 
@@ -105,7 +103,7 @@ _UNDOABLE: dict[type[StateTable], type[StateTable]] = {
 
 
 def made(kind: type[T], arguments: tuple[Any, ...], undo: Undo | None) -> T:
-    """A table of class `kind`. With `undo` the table takes part in undoing."""
+    """With `undo` the table takes part in undoing."""
     if undo is None:
         return kind(*arguments)
     table = _UNDOABLE[kind](*arguments)

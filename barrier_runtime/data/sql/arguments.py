@@ -76,7 +76,6 @@ def beside_each_other(arguments: Sequence[Argument]) -> list[Made]:
 
 
 def as_number(argument: Argument, kind: pa.DataType) -> Made:
-    """A number, or null, in a type of numbers."""
     if argument.type == kind:
         return argument.made
     if pa.types.is_floating(kind):
@@ -134,7 +133,6 @@ def as_time(argument: Argument, kind: pa.DataType) -> Made:
 
 
 def one_type(numbers: Sequence[Argument]) -> pa.DataType:
-    """Common type of all numbers."""
     kinds = [each.type for each in numbers]
     if all(kind == kinds[0] for kind in kinds):
         return kinds[0]
@@ -147,7 +145,6 @@ def one_type(numbers: Sequence[Argument]) -> pa.DataType:
 
 
 def _whole(numbers: Sequence[Argument]) -> pa.DataType:
-    """The type of whole numbers that holds all of them."""
     without = [each.type.bit_width for each in numbers if pa.types.is_unsigned_integer(each.type)]
     signed = [each for each in numbers if not pa.types.is_unsigned_integer(each.type)]
     most = max(without, default=0)
@@ -159,7 +156,6 @@ def _whole(numbers: Sequence[Argument]) -> pa.DataType:
 
 
 def decimal_type(number: Argument) -> pa.DataType:
-    """Type of a decimal, or of a decimal for a whole number."""
     return number.type if pa.types.is_decimal(number.type) else pa.decimal128(_whole_digits(number), 0)
 
 

@@ -95,7 +95,6 @@ for _first in (0, 1):
 
 @kernel("map_value")
 def _map_value(kind: pa.DataType, maps: pa.Array, keys: pa.Array) -> pa.Array:
-    """The first value of each map for the key of its row."""
     offsets = maps.offsets.to_numpy()
     rows = np.repeat(np.arange(len(maps)), np.diff(offsets))
     entries = np.arange(offsets[0], offsets[-1])
@@ -109,7 +108,6 @@ def _map_value(kind: pa.DataType, maps: pa.Array, keys: pa.Array) -> pa.Array:
 
 
 def size(collection: Argument) -> Made:
-    """Number of elements of an array, or of entries of a map."""
     if not pa.types.is_map(collection.type):
         return pc.list_value_length(_array(collection).made)
     return call("map_size", pa.int32(), collection)
@@ -134,7 +132,6 @@ def _map_values(kind: pa.DataType, maps: pa.Array) -> pa.Array:
 
 
 def _alike(arguments: tuple[Argument, ...]) -> list[Argument]:
-    """Values in one type, for the elements of an array."""
     known = [each for each in arguments if not pa.types.is_null(each.type)]
     if not known:
         return list(arguments)
@@ -158,7 +155,6 @@ def array(*elements: Argument) -> Made:
 
 @kernel("array")
 def _array_of(kind: pa.DataType, *columns: pa.Array) -> pa.Array:
-    """Elements of a row from one column each, in order."""
     rows, width = len(columns[0]), len(columns)
     order = np.arange(rows * width).reshape(width, rows).T.reshape(-1)
     values = pa.concat_arrays(columns).take(pa.array(order))

@@ -151,7 +151,6 @@ class Compiler:
         return (self._needed.only(left), right) if right.is_constant else (left, self._needed.only(right))
 
     def _beside_each_other(self, left: Argument, right: Argument) -> tuple[Made, Made]:
-        """Both sides in compatible types."""
         left, right = _as_time(left, right), _as_time(right, left)
         if pa.types.is_timestamp(left.type) and pa.types.is_timestamp(right.type):
             kind = one_time([left.type, right.type])

@@ -76,7 +76,6 @@ class SqlExpression:
     """
 
     def __init__(self, text: str, where: str) -> None:
-        """`where`: the step, for messages."""
         self.text = text
         self.where = f"{where}: {text!r}"
         self._tree = self._parsed()
@@ -120,7 +119,6 @@ class SqlExpression:
         return selected[0]
 
     def _name(self, node: exp.Expr) -> str:
-        """Name of a function, as written."""
         if isinstance(node, exp.Window):
             return f"{self._name(node.this)} OVER"
         start, end = node.meta.get("start"), node.meta.get("end")

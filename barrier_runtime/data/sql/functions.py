@@ -20,7 +20,6 @@ from barrier_runtime.data.sql.words import locate
 
 
 def time_of(argument: Argument) -> Made:
-    """Texts and dates as times."""
     if pa.types.is_string(argument.type):
         return time_of_text(argument.made)
     return argument.made.cast(pa.timestamp("us")) if pa.types.is_date(argument.type) else argument.made

@@ -55,8 +55,6 @@ def _whole_number(text: str, read: Callable[["_Reader"], pa.DataType]) -> pa.Dat
 
 
 class _Reader:
-    """Tokens of a schema, from the first to the last."""
-
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens[::-1]
 
@@ -198,7 +196,6 @@ def _quoted(value: Any) -> str:
 
 
 def read_as(kind: pa.DataType) -> Callable[[str], Any]:
-    """Function that reads a text as a value of the type `kind`."""
     nothing = dict.fromkeys(field.name for field in kind.fields) if pa.types.is_struct(kind) else None
 
     def read(text: str) -> Any:

@@ -6,9 +6,9 @@ so a kernel's full name contains the types of its arguments and of its result, a
 from the name alone. A pickled expression has only names, so names and meanings never change.
 
 `%` is the remainder of a division, with the sign of the dividend, exact for doubles too: `1e300 % 7.0`. `div` of
-decimals is the whole number of times that the divisor is in the dividend. Newer releases of Arrow have a remainder.
-With older releases, doubles use numpy's `fmod`, with the same result in eight times the time, and whole numbers use the
-quotient. Decimals always use the quotient, which has enough digits, so that the result's types stay the same.
+decimals is the whole number of times that the divisor is in the dividend. Releases of Arrow without a remainder use
+numpy's `fmod` for doubles, with the same result in eight times the time, and the quotient for whole numbers. Decimals
+always use the quotient, which has enough digits, so that the result's types stay the same.
 """
 
 import decimal
@@ -55,7 +55,6 @@ def value_kernel(name: str, function: Callable[..., Any]) -> None:
 
 
 def call(name: str, kind: pa.DataType, *arguments: Argument) -> Made:
-    """Expression of the kernel `name`, with a result of type `kind`."""
     types = pa.schema([("", each) for each in (kind, *(argument.type for argument in arguments))])
     full = f"{_PREFIX}{name}.{types.serialize().to_pybytes().hex()}"
     register(full)
@@ -63,12 +62,10 @@ def call(name: str, kind: pa.DataType, *arguments: Argument) -> Made:
 
 
 def kernels_of(expression: Made) -> list[str]:
-    """Full names of the kernels that an expression calls."""
     return _NAMES.findall(str(expression))
 
 
 def register(full: str) -> None:
-    """Registers a kernel in this process."""
     if full in _registered:
         return
     name, _, types = full.removeprefix(_PREFIX).partition(".")
@@ -257,7 +254,6 @@ def _count(context: Any, text: Any, letter: Any) -> pa.Array:
 
 
 def _ones(words: npt.NDArray[np.uint64]) -> _Ints:
-    """Number of set bits of each word."""
     if hasattr(np, "bitwise_count"):  # since numpy 2
         return np.bitwise_count(words)
     ones: _Ints = _BITS[words.view(np.uint8)].reshape(-1, 8).sum(axis=1)

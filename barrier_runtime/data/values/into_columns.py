@@ -52,8 +52,6 @@ class NestedDoor(Door):
 
 
 class ListDoor(NestedDoor):
-    """Lists of variable or fixed length."""
-
     def array(self, values: Sequence[Any]) -> pa.Array:
         kind = self.kind
         rows = values
@@ -181,8 +179,6 @@ class MapDoor(NestedDoor):
 
 
 class DictionaryDoor(NestedDoor):
-    """Values of a dictionary's type, encoded."""
-
     def array(self, values: Sequence[Any]) -> pa.Array:
         encoded = self.inner(values, self.kind.value_type).dictionary_encode()
         return encoded if encoded.type.equals(self.kind) else encoded.cast(self.kind)
@@ -230,7 +226,6 @@ class UnkeptValue(ValueError):
 
 
 def _has_names(kind: pa.DataType) -> bool:
-    """True if the fields of a struct have unique names."""
     return bool(0 < kind.num_fields == len({field.name for field in kind}))
 
 
@@ -324,7 +319,6 @@ def column_of_records(values: Sequence[Any], kind: pa.DataType, column: str = ""
 
 
 def keeps(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """True if a column of `kind` keeps each of `values`."""
     try:
         _PYTHON.of(kind).array(values)
     except UNFIT:

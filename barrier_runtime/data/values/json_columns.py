@@ -87,7 +87,6 @@ def is_binary(kind: pa.DataType) -> bool:
 
 
 def has(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
-    """True if `kind` or a type within it is `wanted`."""
     if wanted(kind):
         return True
     if types.is_dictionary(kind):
@@ -170,7 +169,6 @@ def _moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _with_zone(texts: pa.Array) -> pa.Array:
-    """Texts with a zone; moments without a zone are in UTC."""
     whole = pc.if_else(pc.equal(pc.utf8_length(texts), 10), pc.binary_join_element_wise(texts, "T00:00:00", ""), texts)
     zoned = pc.match_substring_regex(whole, r":\d\d.*([zZ]|[+-]\d\d(:?\d\d)?)$")
     return pc.if_else(zoned, whole, pc.binary_join_element_wise(whole, "Z", ""))
@@ -206,7 +204,6 @@ _decode = json.JSONDecoder(
 
 
 def begins_of_lines(data: bytes) -> list[int]:
-    """Beginning of each line that is not blank."""
     begins, at = [], 0
     for line in data.split(b"\n"):
         if line.strip():
@@ -253,7 +250,7 @@ def _member(value: Any, name: str, row: int) -> Any:
 
 
 def _column(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """A column of `kind`. `rows`: the row of each value, for errors."""
+    """`rows`: the row of each value, for errors."""
     if types.is_dictionary(kind):
         return _column(values, rows, kind.value_type).dictionary_encode().cast(kind)
     if types.is_struct(kind):

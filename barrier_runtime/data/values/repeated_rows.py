@@ -19,7 +19,6 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def repeated(rows: Sequence[Any]) -> list[Any]:
-    """Each dict that occurs several times."""
     if len(rows) == len(set(map(id, rows))):
         return []
     counts = Counter(map(id, rows))

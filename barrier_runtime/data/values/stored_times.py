@@ -1,4 +1,4 @@
-"""Arrow's stored numbers of times, from Python values and from text, exact to the nanosecond. Pure.
+"""Arrow's stored numbers of times, from Python values and from text, exact to the nanosecond.
 
 Text is in the forms of RFC 3339 and ISO 8601: `2024-02-29T23:59:59.999Z` (without zone: UTC), `23:59:59.5`,
 `2024-02-29`, `P1DT2H3.5S`. Digits of a second below the column's unit are refused, unless they are zeros.
@@ -58,7 +58,6 @@ class UnreadTime(ValueError):
 
 
 def is_time_kind(kind: pa.DataType) -> bool:
-    """True for a date, a time of day, a timestamp or a duration."""
     return kind.id in STORED
 
 

@@ -82,7 +82,6 @@ def is_text(kind: pa.DataType) -> bool:
 
 @lru_cache(maxsize=256)  # called for each file
 def is_read_from_text(kind: pa.DataType) -> bool:
-    """True if texts can become a column of `kind`."""
     try:
         _cast(pa.array([], pa.string()), kind)
     except UNFIT:
@@ -207,7 +206,6 @@ def _misfit(texts: pa.Array, kind: pa.DataType, error: Exception) -> TextMisfit:
 
 
 def why_not(text: str, kind: pa.DataType) -> str:
-    """Why `text` is not a value of `kind`, and the remedy."""
     shown = _shown(text)
     if types.is_timestamp(kind):
         has_zone = _ZONE.search(text) is not None
@@ -248,7 +246,6 @@ def _time(unit: str) -> pa.DataType:
 
 
 def is_kept(texts: Collection[str], kind: pa.DataType) -> bool:
-    """True if a column of `kind` keeps each text."""
     try:
         _cast(pa.array(list(texts), pa.string()), kind)
     except UNFIT:

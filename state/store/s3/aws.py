@@ -35,9 +35,7 @@ _PASSES = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})  # retrya
 
 @dataclass(frozen=True)
 class S3Failure:
-    """A failed request.
-
-    `kind`: name of the client's exception; `code`, `status`: of the answer, "" and 0 if there is none; `text`: the
+    """`kind`: name of the client's exception; `code`, `status`: of the answer, "" and 0 if there is none; `text`: the
     exception's message.
     """
 
@@ -50,7 +48,6 @@ class S3Failure:
 
 
 def s3_trouble(url: str, bucket: str, failure: S3Failure) -> BarrierRuntimeError:
-    """Error of this package for a failed request. `url`: of the store."""
     operation, code, status = failure.operation, failure.code, failure.status
     place = f"{url}/{failure.key}"
     if code == "NoSuchBucket" or (operation == "list" and status == 404):
@@ -105,7 +102,7 @@ class S3Place:
 
 
 def make_client(endpoint: str | None, budget: RetryBudget, region: str | None = None, key_id: str | None = None) -> Any:
-    """A client of boto3. `key_id`: an id without a secret instead of credentials, to send nothing."""
+    """`key_id`: an id without a secret instead of credentials, to send nothing."""
     for given, what in ((endpoint, "the endpoint"), (_environment_endpoint(), "AWS_ENDPOINT_URL")):
         if given is not None:
             without_credentials(given, what)
@@ -133,7 +130,6 @@ def read_descriptions() -> None:
 
 
 def make_session() -> Any:
-    """A session of boto3 with profile, region and credentials of the current environment."""
     try:
         import boto3
         import botocore.session

@@ -218,7 +218,6 @@ class S3Store:
         self.delete([staged])
 
     def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
-        """As `publish`, but keeps `staged`."""
         found = None if fresh else self._sha256_of(final)
         if found is None:
             # If `staged` is absent, another process has published and deleted the object, or there was none.
@@ -233,7 +232,7 @@ class S3Store:
         return MultipartUploads(self)
 
     def request(self, operation: str, key: str, send: Callable[[Any, str, str], _T]) -> _T:
-        """Calls `send(client, bucket, full name of key)` once. `key` may be a prefix."""
+        """`key` may be a prefix."""
         name = self._prefix + check_prefix(key)
         try:
             return send(self._client, self._bucket, name)
@@ -270,7 +269,7 @@ class S3Store:
         return _whole_sha256(self._retrying("publish", final, copy))
 
     def _sha256_of(self, key: str) -> str | None:
-        """Hash of an object's content; None if absent. Prefers the store's own checksum of the whole."""
+        """Prefers the store's own checksum of the whole; None if the object is absent."""
         name = self._name(key)
         try:
             head = self._retrying(
@@ -288,7 +287,6 @@ class S3Store:
         return self._retrying("get", key, read)
 
     def _retrying(self, operation: str, key: str, call: Callable[[], _T]) -> _T:
-        """Returns the result of `call`, with retries within the budget."""
         budget = self._budget
         if budget.attempts < 1:
             raise Unavailable(f"{operation} of {self.url}/{key} has no attempts in its budget: allow one or more")
@@ -303,7 +301,7 @@ class S3Store:
         return retried(ask, trouble_of, budget.attempts, budget.first_wait_s, budget.longest_wait_s)
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
-        """Translates an exception of boto3. Keeps request headers and credentials out of the message."""
+        """Keeps request headers and credentials out of the message."""
         code, status = _code_of(error)
         failure = S3Failure(operation, key, type(error).__name__, code, status, str(error))
         return s3_trouble(self.url, self._bucket, failure)

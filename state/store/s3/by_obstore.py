@@ -74,7 +74,7 @@ def _why_not(bucket: str, endpoint: str | None) -> str:
 
 
 class _Access:
-    """Clients with their connections, and credentials, shared by all stores of one bucket in a process."""
+    """Clients with their connections, and credentials, shared by all stores of a bucket in a process."""
 
     def __init__(self, bucket: str, endpoint: str | None, budget: RetryBudget) -> None:
         self._bucket = bucket
@@ -123,7 +123,7 @@ def _access(
 
 
 def _shared(bucket: str, endpoint: str | None, budget: RetryBudget) -> _Access:
-    """One access per process, bucket and environment: reopening a store makes no client and no connection."""
+    """An access per process, bucket and environment: reopening a store makes no client and no connection."""
     asked = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "home", "ssl_cert_file", "ssl_cert_dir")
     names = (name for name in os.environ if name.startswith("AWS_") or name.lower() in asked)
     return _access(bucket, endpoint, budget, os.getpid(), tuple((name, os.environ[name]) for name in sorted(names)))
@@ -154,7 +154,6 @@ class ObstoreS3Store(CloudStore):
 
     @property
     def place(self) -> str:
-        """The bucket with its endpoint: two services may have buckets of the same name."""
         return f"{self._access.place.service}/{self._bucket}"
 
     # ---- requests that boto3 carries, or may have to carry
