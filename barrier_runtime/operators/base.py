@@ -1,8 +1,8 @@
 """Interface between an operator and the subtask that runs it.
 
-There is an instance per operator and subtask; a single thread calls it. The calls in their order: `open` once (restores
-state; may block); then any of `process`, `on_watermark`, `on_wall_clock`, `snapshot`, `on_complete` and `on_abort` on
-the slot's loop (must not block); `on_end` once at the end of the input (snapshots go on afterwards); `close`.
+An instance serves one operator and subtask; a single thread calls it. Order of the calls: `open` once (restores state;
+may block); any of `process`, `on_watermark`, `on_wall_clock`, `snapshot`, `on_complete` and `on_abort` on the slot's
+loop (must not block); `on_end` once at the end of the input (snapshots go on afterwards); `close`.
 """
 
 import time
@@ -24,15 +24,14 @@ if TYPE_CHECKING:  # declaring a flow loads no backend
 
 
 class Emit:
-    """Receiver of an operator's results: `emit(batch)` is the main output, `emit.to(tag, batch)` a side output.
-    Rows of a side output without readers are dropped, and so are batches without rows."""
+    """Receiver of results: `emit(batch)` is the main output, `emit.to(tag, batch)` a side output.
+    Empty batches and rows of a side output without readers are dropped."""
 
     __slots__ = ("_main", "_side")
 
     def __init__(
         self, main: Callable[[Batch], None], side: Mapping[str, Sequence[Callable[[Batch], None]]] | None = None
     ) -> None:
-        """`side`: tag -> readers of this side output."""
         self._main = main
         self._side = side or {}
 
@@ -50,7 +49,7 @@ class Emit:
 
 
 class SequentialExecutor(Protocol):
-    """First-in first-out queue of blocking work off the loop. Executors never wait for each other."""
+    """Queue of blocking work off the loop, first in, first out. Executors never wait for each other."""
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Runs `work` after all earlier work of this executor, then calls `done(result, error)` on the loop."""
@@ -70,7 +69,7 @@ class CommitReport:
 
 @dataclass(frozen=True)
 class SplitPosition:
-    """Position of a reader, and the number of rows that its split has returned in all generations."""
+    """Position of a reader, and the rows that the split has returned in all generations."""
 
     rows: int
     position: bytes
@@ -98,8 +97,6 @@ def _no_threads() -> Any:
 
 @dataclass(frozen=True)
 class OperatorContext:
-    """Everything that an operator may know about its surroundings."""
-
     job: str
     token: int
     operator: str
@@ -133,10 +130,10 @@ class OperatorContext:
     at_most_once: bool = False  # sources skip to their end after a failure
     follows_source: bool = False  # the chain of the operator begins with a source
     written: Callable[[], Mapping[str, SplitPosition]] = _nothing_written  # of a source: see `Operator.written`
-    latency_target_s: float = 0.0  # longest wait of rows for other rows; see the option
+    latency_target_s: float = 0.0  # see the option
 
     def opened(self) -> None:
-        """Releases the restored snapshots, which may be large, once the operator is open."""
+        """Releases the restored snapshots, which may be large."""
         object.__setattr__(self, "restored", ())
         object.__setattr__(self, "open_keyed", _open_already)
 
@@ -149,26 +146,19 @@ def _open_already() -> "KeyedBackend":
 class Capture:
     """Synchronous part of a snapshot, and the work that remains to be done off the loop.
 
-    `values` and the result of `blocking` are named values: bytes that the operator finds again, under the same names,
-    in `OperatorContext.restored[…].values`. Small values are part of the manifest. A value above
-    `Thresholds.value_bytes` is uploaded as a separate object, which the operator never sees: the object is read back
-    and verified before `open`.
+    `values` and the result of `blocking` are named bytes that the operator finds again in
+    `OperatorContext.restored[…].values`. Small values are part of the manifest. A value above `Thresholds.value_bytes`
+    is uploaded as a separate object, read back and verified before `open`.
 
-    A large value that rarely changes is uploaded once and reused by later checkpoints, as a database's immutable files
-    are:
+    A large value that rarely changes is uploaded once and reused by later checkpoints:
 
     - `on_stored(objects)` is called on the loop when this checkpoint is decided (before `on_complete` or `completed`),
-      with the FileRef of each value that is an object, whether uploaded or listed in `stored`. The call comes (with an
-      empty mapping if there are no objects) for each checkpoint whose capture has the callback, except a checkpoint
-      that ended undecided, or that was decided while the slot was not listening.
-    - A later capture may put such a FileRef into `stored`, under the same or another name, in place of the bytes in
-      `values`. A restore treats both alike.
-    - Only the objects of the *latest* call may be reused: each call replaces the earlier ones, because files of older
-      checkpoints are deleted. Uploads of an undecided checkpoint are handed over as bytes again.
-    - Nothing is reused across `open`: a restored operator hands over bytes until its first checkpoint is decided.
-
-    Example, a set of sorted runs: `values` holds the runs without a FileRef and the changing tail, `stored` the runs
-    that the latest call of `on_stored` named. A run that was merged into another is no longer named.
+      with the FileRef of each value that is an object, uploaded or listed in `stored` (empty without objects). The call
+      is missing for a checkpoint that ended undecided, or was decided while the slot was not listening.
+    - A later capture may put such a FileRef into `stored`, under any name, in place of the bytes in `values`. A restore
+      treats both alike.
+    - Only the objects of the *latest* call may be reused: files of older checkpoints are deleted. Uploads of an
+      undecided checkpoint are handed over as bytes again, and so is everything after `open` until the first decision.
     """
 
     values: dict[str, bytes] = field(default_factory=dict)
@@ -182,17 +172,17 @@ class Capture:
 
 
 class Operator:
-    """Base of all operators: stateless, one input, emits nothing of its own accord."""
+    """Base of all operators: stateless, one input, emits only in response to calls."""
 
     def open(self, context: OperatorContext) -> None:
-        """Keeps the needed parts of `context` and restores state. May block."""
+        """Restores state. May block."""
 
     forwards_watermarks: bool = True  # False: a watermark assigner; upstream watermarks end here
     holds_watermarks: bool = False  # True: `on_watermark` is called, later operators get only `own_watermark`
     # True: takes rows without room, and keeps them in its snapshot; first of a chain
     takes_rows_before_barriers: bool = False
 
-    takes_positions: bool = False  # `reached` is called; a sink at the end of a chain with a source
+    takes_positions: bool = False  # `reached` is called; for a sink after a source
     is_followed: bool = True  # a later step follows event time row by row: see `graph/event_time`
     # event times of emitted rows lag at most this far behind the watermark; the forwarded watermark lags as much
     output_delay_ms: int = 0
@@ -200,13 +190,13 @@ class Operator:
     @property
     def has_room(self) -> bool:
         """Returns whether the operator takes rows now. An operator without room wakes its slot once it has room.
-        Barriers wait with the rows; a source injects barriers regardless. If the operator `takes_rows_before_barriers`,
-        it gets the rows before a barrier even without room, at most as many as the channels' windows hold."""
+        Barriers wait with the rows; a source injects barriers regardless. An operator that `takes_rows_before_barriers`
+        gets the rows before a barrier even without room, at most as many as the channels' windows hold."""
         return True
 
     @property
     def unfinished(self) -> bool:
-        """Returns True while the first operator of a chain has rows that will be emitted without further input.
+        """Returns True while the first operator of a chain has rows to emit without further input.
         Until then the end or idleness of the input is not forwarded; `on_wall_clock` makes progress."""
         return False
 
@@ -223,7 +213,7 @@ class Operator:
 
     def take_rest(self) -> Batch | None:
         """Returns the rows before which the last `process` stopped, because the work due there exceeds a turn.
-        The subtask passes these rows to `process` again after `toward` has advanced event time to `going_to_ms`."""
+        The subtask processes these rows after `toward` has advanced event time to `going_to_ms`."""
         return None
 
     @property
@@ -233,9 +223,9 @@ class Operator:
         return None
 
     def toward(self, watermark_ms: int, emit: Emit) -> bool:
-        """Does one turn of the work of `on_watermark`. False: not finished.
-        Until True the subtask repeats the call, and passes neither a row nor a later watermark. `snapshot` may be
-        called between two turns; a restored operator then continues to `watermark_ms`."""
+        """Does one turn of `on_watermark`. False: not finished.
+        Until True the subtask repeats the call, and passes neither a row nor a later watermark. `snapshot` may come
+        between two turns; a restored operator then continues to `watermark_ms`."""
         self.on_watermark(watermark_ms, emit)
         return True
 
@@ -246,27 +236,27 @@ class Operator:
 
     def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
         """Does at most one turn of the work due by the wall clock; returns whether there was any.
-        The subtask calls the first operator of a chain in each turn; this operator wakes its slot when work will be
-        due. `last`: the input has ended, so everything due now is done before event time ends."""
+        The subtask calls the first operator of a chain in each turn; this operator wakes its slot when work is due.
+        `last`: the input has ended, so everything due now is done before event time ends."""
         return False
 
     def before_barrier(self, emit: Emit) -> None:
-        """Emits the rows that must go out before a barrier. `snapshot` follows."""
+        """Emits the rows that must precede a barrier. `snapshot` follows."""
 
     def reached(self, split: str, at: SplitPosition) -> None:
-        """Notes the position of a source's split up to which this operator got all rows. Called after each batch of
-        the source, if the operator `takes_positions`."""
+        """Notes the position of a split up to which this operator has all rows, after each batch of the source.
+        Only called if the operator `takes_positions`."""
 
     def written(self) -> Mapping[str, SplitPosition]:
-        """Returns the positions that all subtasks have written together with rows, by split. Called off the loop, when
-        no earlier generation can write; may block."""
+        """Returns the positions, by split, that all subtasks have written together with rows.
+        Called off the loop, when no earlier generation can write; may block."""
         return {}
 
     def on_end(self, emit: Emit) -> None:
         """Emits the remaining rows at the end of the input (after a watermark of WATERMARK_MAX)."""
 
     def snapshot(self, checkpoint: int) -> Capture:
-        """Captures the state of this moment, within microseconds to a few milliseconds, without blocking."""
+        """Captures the current state, within microseconds to a few milliseconds, without blocking."""
         return Capture()
 
     def on_complete(self, checkpoint: int) -> None:
@@ -288,5 +278,5 @@ class Operator:
 
     def closing(self) -> Callable[[], None]:
         """Returns the replacement of `close` that runs after the last work on `executor`, possibly never.
-        The returned function should keep no more of the operator alive than it needs."""
+        The function should keep as little of the operator alive as possible."""
         return self.close

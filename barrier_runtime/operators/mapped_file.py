@@ -1,7 +1,5 @@
 """Files without a name, mapped into memory: rows that do not fit, whose pages the kernel caches as memory allows.
-
-The file vanishes with its last reader, however the process ends.
-"""
+The file vanishes with its last reader, however the process ends."""
 
 import mmap
 import tempfile
@@ -13,7 +11,7 @@ from barrier_runtime.state.errors import Unavailable
 
 
 def mapped_file(directory: Path, write: Callable[[IO[bytes]], None], where: str) -> mmap.mmap:
-    """Returns the content that `write` writes, at least a byte. `where`: the operator, for errors."""
+    """`write` writes at least a byte. `where`: the operator, for errors."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:

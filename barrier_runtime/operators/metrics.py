@@ -1,11 +1,9 @@
 """Counts and latencies of a slot's operators, kept as long as the process lives; on the slot's loop.
 
 Each operator has a `MetricGroup`; each metric is a row of `coordinator/metric_table`. Heartbeats carry all groups.
-
 Latencies are histograms of microseconds, 1 µs to 1 h, with 3 significant digits (`coordinator/status/latency`), so that
 percentiles of several slots can be merged without loss. `EmitTimes` keeps the emission times of a transaction's rows
-until the rows are visible: a bounded list of (intended emission time, rows), because an entry per row would cost more
-than the rows.
+until the rows are visible, as a bounded list: an entry per row would cost more than the rows.
 """
 
 import base64
@@ -42,10 +40,7 @@ def indices_of(us: Ints) -> Ints:
 
 
 def encode(counts: Ints) -> str:
-    """Text of a histogram in the layout of `coordinator/status/latency`.
-
-    `counts`: by index, all below 2**54.
-    """
+    """Text of a histogram in the layout of `coordinator/status/latency`. `counts`: by index, all below 2**54."""
     indices = np.flatnonzero(counts)
     zeros = np.diff(indices, prepend=-1) - 1  # before each index; a negative number encodes as many zeros
     told = np.column_stack((-zeros, counts[indices])).ravel()
@@ -80,7 +75,7 @@ class LatencyRecorder:
         self._counted: dict[int, int] = {}  # microseconds -> rows, not yet in the slower histogram
 
     def record(self, latency_ns: int, rows: int = 1) -> None:
-        """Records `rows` rows, clipped to the histogram's range; a clock that went back counts as 1 µs."""
+        """Clips to the histogram's range; a clock that went back counts as 1 µs."""
         us = latency_ns // 1000
         shift = us.bit_length() - _EXACT_BITS
         if shift > 0:
@@ -104,8 +99,8 @@ class LatencyRecorder:
 class EmitTimes:
     """Intended emission times of a transaction's rows: at most `limit` buckets, each with the earliest.
 
-    Buckets are about 1 ms wide, and the width doubles if there are too many. The error of a latency is at most one
-    bucket, and always on the slow side.
+    Buckets are about 1 ms wide; the width doubles if there are too many. The error of a latency is at most one bucket,
+    and always on the slow side.
     """
 
     __slots__ = ("_buckets", "_limit", "_shift")
@@ -138,7 +133,7 @@ class EmitTimes:
 
 
 class MetricGroup:
-    """Metrics of an operator, by their names in the metric table."""
+    """Metrics of an operator, by name in the metric table."""
 
     def __init__(self, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._wall_ns = wall_ns
@@ -168,11 +163,11 @@ class MetricRegistry:
         self._groups: dict[str, MetricGroup] = {}
 
     def group(self, operator: str) -> MetricGroup:
-        """Returns the group of `operator`, always the same object."""
+        """Always returns the same object."""
         return self._groups.setdefault(operator, MetricGroup(self._wall_ns))
 
     def counts(self) -> dict[str, float]:
-        """Returns the counts as heartbeats carry them."""
+        """The counts as heartbeats carry them."""
         groups = list(self._groups.items())  # copied, since a worker thread may add a group
         return {f"{operator}.{name}": value for operator, group in groups for name, value in group.counts.items()}
 

@@ -28,7 +28,7 @@ class Retry:
 
     >>> Retry(3, backoff=timedelta(milliseconds=200), on=(ConnectionError, TimeoutError))
 
-    `backoff` is the pause before the first repetition; each further pause is twice as long, up to a minute. Raises
+    `backoff`: pause before the first repetition; each further pause is twice as long, up to a minute. Raises
     `InvalidJob` for `times` below 1, a negative pause, and an `on` that is not a tuple of exception types.
     """
 
@@ -87,7 +87,6 @@ class RetriedCall:
         undo: Undoable | None = None,
         said: str | None = None,
     ) -> None:
-        """`said`: name of the function in messages."""
         self.__qualname__ = (said or function_name(function))[:-2]
         self._function = function
         self._retry = retry
@@ -124,12 +123,12 @@ class RetriedCall:
 
 
 def _as_it_is(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns copies of the arguments, since a call may change a row."""
+    """Copies the arguments, since a call may change a row."""
     return tuple([taken_value(each) if type(each) is dict else each for each in given])
 
 
 def _taken(result: Any) -> Any:
-    """Returns all rows of a generator, each as it was when yielded."""
+    """All rows of a generator, each as it was when yielded."""
     if result is None or type(result) in (dict, list):
         return result
     return [taken_value(row) if type(row) is dict else row for row in result]

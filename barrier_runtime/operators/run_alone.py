@@ -1,7 +1,5 @@
-"""An operator outside of a slot, with keyed state and snapshots; everything runs in the caller's thread.
-
-For `write_savepoint`, and for harnesses of tests.
-"""
+"""An operator outside of a slot, with keyed state and snapshots, in the caller's thread.
+For `write_savepoint`, and for harnesses of tests."""
 
 import uuid
 from collections.abc import Callable
@@ -22,8 +20,6 @@ _WRITTEN_AT_ONCE = 4_096  # entries
 
 
 class _AtOnce:
-    """Executor that runs work at once."""
-
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         done(work(), None)
 
@@ -44,7 +40,7 @@ class OperatorAlone:
     watched: bool = False
 
     def context(self, subtask: int, make_store: Callable[[str], ObjectStore], **others: Any) -> OperatorContext:
-        """Context of a subtask. `others`: fields that differ from the defaults here."""
+        """`others`: fields that differ from the defaults here."""
         directory = self.directory / str(subtask)
         fields: dict[str, Any] = {
             "executor": _AtOnce(),
@@ -91,7 +87,7 @@ class OperatorAlone:
 
 
 def snapshot_of(operator: Operator, name: str, subtask: int, parallelism: int, checkpoint: int) -> OperatorSnapshot:
-    """Runs all parts of a snapshot, as a slot does off the loop. `name`: of the operator."""
+    """Runs all parts of a snapshot, as a slot does off the loop."""
     capture, keyed = operator.snapshot(checkpoint), None
     if capture.keyed is not None:
         while not capture.keyed.drain(_WRITTEN_AT_ONCE):

@@ -51,7 +51,7 @@ _STORED = VersionedDecoder(value_format("{}: its rows in its snapshot"), msgspec
 
 
 def gathered(batches: Sequence[Batch]) -> Batch:
-    """Returns the rows of batches with one schema as a batch."""
+    """Joins batches of one schema."""
     if len(batches) == 1:
         return batches[0]
     rows = pa.concat_batches([batch.rows for batch in batches])
@@ -66,7 +66,7 @@ def _reached(batch: Batch) -> npt.NDArray[np.int64]:
 
 
 def on_disk(batches: Sequence[Batch], directory: Path, where: str) -> list[Batch]:
-    """Returns equal batches whose rows are in files."""
+    """Returns equal batches, in files."""
     found: list[Batch] = []
     for _, same in groupby(batches, _schema):
         found += _mapped(list(same), directory, where)
@@ -159,8 +159,6 @@ _BATCH_BYTES = 2_048  # memory of a batch besides its rows
 
 
 class _Held:
-    """A batch, in memory or in a file."""
-
     __slots__ = ("batch",)
 
     def __init__(self, batch: Batch) -> None:
@@ -189,8 +187,6 @@ class StableOperator(Operator):
         self._rows = 0
         self._watermark_ms = WATERMARK_MIN  # before all items
 
-    # ------------------------------------------------------------ life
-
     def open(self, context: OperatorContext) -> None:
         self._context = context
         for snapshot in sorted(context.restored, key=lambda each: each.subtask):
@@ -199,7 +195,7 @@ class StableOperator(Operator):
         self._decided = self._decided_before = self._captured = self._next
 
     def _restore(self, snapshot: OperatorSnapshot) -> None:
-        """Takes the items of a snapshot. The watermarks of subtasks of another parallelism hold for other rows."""
+        """Takes the items of a snapshot. The watermarks of another parallelism hold for other rows."""
         in_time = snapshot.parallelism == self._context.parallelism
         for item in decoded(snapshot.values, f"{self._where}, state of subtask {snapshot.subtask}"):
             if not isinstance(item, int):
@@ -207,12 +203,9 @@ class StableOperator(Operator):
             elif in_time:
                 self._hold_watermark(item)
 
-    # ------------------------------------------------------------ rows and time
-
     @property
     def has_room(self) -> bool:
-        """Returns False while rows of the decision before the last one wait, so at most two checkpoints' rows do.
-
+        """Returns False while rows of the decision before the last one wait, so at most two checkpoints' rows wait.
         After a restart all restored rows precede the next barrier, so later rows come after them, in every subtask."""
         return self._first >= self._decided_before
 
@@ -274,8 +267,6 @@ class StableOperator(Operator):
             self._items.popleft()
         self._first += items
 
-    # ------------------------------------------------------------ checkpoints
-
     def snapshot(self, checkpoint: int) -> Capture:
         self._captured = self._next
         self._snapshots.append((checkpoint, self._next))
@@ -289,7 +280,7 @@ class StableOperator(Operator):
         return Capture(parts=parts)
 
     def on_complete(self, checkpoint: int) -> None:
-        """Lets the items out that the snapshot of `checkpoint` holds, and those released before the snapshot."""
+        """Lets out the items in the snapshot of `checkpoint`."""
         decided = self._decided
         while self._snapshots and self._snapshots[0][0] <= checkpoint:
             decided = self._snapshots.popleft()[1]
@@ -299,8 +290,6 @@ class StableOperator(Operator):
 
     def on_abort(self, checkpoint: int) -> None:
         self._snapshots = deque(each for each in self._snapshots if each[0] != checkpoint)
-
-    # ------------------------------------------------------------ held items
 
     @property
     def _next(self) -> int:
@@ -331,7 +320,7 @@ class StableOperator(Operator):
         self._bytes = 0
 
     def _forget(self, batch: Batch) -> None:
-        """Frees the memory of the first batch, which is released, unless a file holds it."""
+        """Frees the memory of the first batch, unless a file holds it."""
         if self._in_memory and self._in_memory[0].batch is batch:
             self._in_memory.popleft()
             self._bytes -= _memory(batch)

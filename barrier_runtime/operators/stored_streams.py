@@ -6,7 +6,6 @@ from barrier_runtime.state.versioned import Format
 
 
 def stream_of(rows: pa.RecordBatch, compression: str | None = None) -> bytes:
-    """Returns a stream of the rows for `batches_of`."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_batch(rows)
@@ -14,7 +13,7 @@ def stream_of(rows: pa.RecordBatch, compression: str | None = None) -> bytes:
 
 
 def batches_of(stream: bytes, format: Format, where: str) -> list[pa.RecordBatch]:
-    """Returns the rows of `stream`. Raises `Corrupt` for an invalid or truncated stream."""
+    """Raises `Corrupt` for an invalid or truncated stream."""
     try:
         return pa.ipc.open_stream(stream).read_all().to_batches()  # type: ignore[no-any-return]
     except (pa.ArrowException, OSError) as error:

@@ -1,7 +1,5 @@
 """Token bucket: a limit of rows or requests per second, exact over any time.
-
-Pure: callers pass the time. Whole numbers, so that no rounding adds up.
-"""
+Pure: callers pass the time. Whole numbers, so that no rounding adds up."""
 
 import math
 from fractions import Fraction
@@ -15,7 +13,6 @@ _PORTION_S = Fraction(1, 100)  # tokens of this time are taken together, so that
 
 class TokenBucket:
     """`per_second` tokens, shared equally by `users` buckets.
-
     In `t` seconds a bucket gives at most `(t + 0.1) * per_second / users` tokens and two more."""
 
     def __init__(self, per_second: float, users: int = 1) -> None:
@@ -32,13 +29,13 @@ class TokenBucket:
         self._portion = max(1, math.floor(share * _PORTION_S))
 
     def share_with(self, users: int, now_ns: int) -> None:
-        """Changes the number of users from `now_ns` on. Tokens that wait are lost."""
+        """Changes the number of users from `now_ns` on. Waiting tokens are lost."""
         if users != self.users:
             self._share_with(users)
             self._began_ns, self._taken = now_ns, 0
 
     def tokens(self, now_ns: int) -> int:
-        """Tokens that may be taken now: 0, or a portion and more. The first token is there at the first call."""
+        """Tokens that may be taken now: 0, or a portion and more. The first call gives the first token."""
         if self._began_ns is None:
             self._began_ns, self._taken = now_ns, -1
         there = (now_ns - self._began_ns) * self._tokens // self._time_ns - self._taken

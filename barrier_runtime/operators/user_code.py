@@ -1,7 +1,6 @@
 """Exceptions of users' functions as shown to the user: own frames, then operator, subtask, key and record.
 
-Frames of this package are left out, because the user did not write them. Errors that this project raises on purpose
-pass unchanged.
+This package's frames are left out. Errors that this project raises on purpose pass unchanged.
 """
 
 import copy
@@ -38,10 +37,8 @@ def user_error(
     row: int | None = None,
 ) -> Exception:
     """Returns `error`, raised in `function` of `operator`, as the error to raise to the user.
-
     The message shows row `row` of `batch`, or the size of the batch. A wrong use of the API keeps its message and gains
-    the place. Errors that the function did not cause (storage, fencing) are returned unchanged.
-    """
+    the place. Errors that the function did not cause (storage, fencing) are returned unchanged."""
     if isinstance(error, UserCodeError) or (
         isinstance(error, BarrierRuntimeError) and not isinstance(error, InvalidJob)
     ):
@@ -69,7 +66,7 @@ def user_error(
 
 
 def _not_awaited(error: Exception) -> str:
-    """Returns the message for a coroutine or async generator returned in place of rows; else ""."""
+    """Message for a coroutine or async generator in place of rows; else ""."""
     if not isinstance(error, TypeError) or not str(error).startswith(
         ("'coroutine' object", "'async_generator' object")
     ):
@@ -84,7 +81,7 @@ def _not_awaited(error: Exception) -> str:
 
 
 def came_by_signal(error: BaseException) -> bool:
-    """Returns whether the program's own signal handler raised `error`, in the middle of other code."""
+    """Returns whether the program's signal handler raised `error`, in the middle of other code."""
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in (signal.SIGTERM, signal.SIGINT)}
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
@@ -99,12 +96,12 @@ def stray_error(error: BaseException) -> UserCodeError:
 
 
 def add_position(error: UserCodeError, position: str) -> None:
-    """Adds the source's position to the message, before the remedy; nothing if `position` is empty."""
+    """Adds the source's position, if not empty, before the remedy."""
     _add(error, "position", position)
 
 
 def add_replay(error: UserCodeError, command: str) -> None:
-    """Adds the command that replays the row to the message; nothing if `command` is empty."""
+    """Adds the command, if not empty, that replays the row."""
     _add(error, "to see it again", command)
 
 
@@ -121,12 +118,12 @@ class Hinting:
     __slots__ = ()
 
     def said_instead(self, name: str) -> str:
-        """Returns the hint for an attribute that does not exist."""
+        """Hint for an attribute that does not exist."""
         raise NotImplementedError
 
 
 def said(error: BaseException) -> str:
-    """Returns the message of a user's exception, even if its `__str__` raises."""
+    """Message of a user's exception, even if its `__str__` raises."""
     if isinstance(error, AttributeError) and issubclass(type(error.obj), Hinting):
         asked: Any = error.obj
         return str(asked.said_instead(error.name))
@@ -134,7 +131,7 @@ def said(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Returns the traceback of `error` without this package's frames."""
+    """Traceback without this package's frames."""
     summary = traceback.TracebackException.from_exception(error)
     seen: traceback.TracebackException | None = summary
     for _ in range(100):  # causes may form a long chain
@@ -147,7 +144,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def _user_frames(error: BaseException) -> str:
-    """Returns the user's frames as a traceback, without the message of `error`."""
+    """The user's frames as a traceback, without the message."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     return "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)]) if frames else ""
 
@@ -175,7 +172,7 @@ def own_function(function: Any, method: str, failed: Callable[[Exception, Any], 
 
 
 def open_function(target: Any, context: Any, failed: Callable[[Exception, Any], Exception]) -> None:
-    """Calls `open(context)` of a user's object, if any. `failed`: (the error, function) -> the error to raise."""
+    """Calls `open(context)` of a user's object, if any. `failed`: as in `own_function`."""
     function = getattr(target, "open", None)
     if callable(function):
         try:
@@ -185,7 +182,7 @@ def open_function(target: Any, context: Any, failed: Callable[[Exception, Any], 
 
 
 def close_function(target: Any, failed: Callable[[Exception, Any], Exception]) -> None:
-    """Calls `close()` of a user's object, if there is one."""
+    """Calls `close()` of a user's object, if any."""
     function = getattr(target, "close", None)
     if callable(function):
         try:
@@ -195,7 +192,6 @@ def close_function(target: Any, failed: Callable[[Exception, Any], Exception]) -
 
 
 def function_name(function: Any) -> str:
-    """Returns the name of a function for messages."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return f"{name}()"
 
@@ -210,7 +206,6 @@ _ABSENT = object()
 
 class WatchedAttributes:
     """Detects attributes of a user's object that change while rows are processed.
-
     All keys share such attributes, and restarts lose them, which users rarely intend."""
 
     def __init__(self, target: Any, where: str) -> None:
@@ -220,7 +215,7 @@ class WatchedAttributes:
         self._warned = False
 
     def look(self) -> None:
-        """Warns once about an attribute that has changed."""
+        """Warns once."""
         if self._warned:
             return
         now = _plain_attributes(self._target)
@@ -236,7 +231,7 @@ class WatchedAttributes:
 
 
 def _plain_attributes(target: Any) -> dict[str, Any]:
-    """Returns attributes that may be meant as state: numbers and text by value, containers by size."""
+    """Attributes that may be meant as state: numbers and text by value, containers by size."""
     attributes = vars(target).items() if hasattr(target, "__dict__") else ()
     return {
         name: repr(value) if type(value) is float else value if type(value) in _SIMPLE else len(value)
@@ -269,7 +264,6 @@ _HINTS = {
 
 class Context(Hinting):
     """Base of each `ctx`. `__slots__` are all of its attributes.
-
     A missing attribute gets a hint when the error is reported (`said`): `__getattr__` would slow down attributes."""
 
     __slots__ = ()
@@ -279,7 +273,7 @@ class Context(Hinting):
 
 
 def no_attribute(name: str, known: Sequence[str]) -> str:
-    """Returns the message for a missing attribute. `known`: the public attributes."""
+    """Message for a missing attribute. `known`: the public attributes."""
     meant = difflib.get_close_matches(name, known, 1)
     hint = _HINTS.get(name) or (f"is ctx.{meant[0]} meant?" if meant else f"it has {', '.join(sorted(known))}")
     return f"ctx has no {name!r}: {hint}"

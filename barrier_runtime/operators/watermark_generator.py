@@ -2,8 +2,7 @@
 
 Neither operator keeps state: after a recovery the watermark rises anew from the rows that arrive; operators that drop
 late rows remember by themselves how far event time was. With `generator=…` each subtask makes its own
-`WatermarkGenerator`, which sees the event times of all its rows in order, batch by batch, and returns a watermark per
-row, so the cuts of batches do not matter.
+`WatermarkGenerator`, which returns a watermark per row, so the cuts of batches do not matter.
 """
 
 from abc import ABC, abstractmethod
@@ -32,7 +31,7 @@ class WatermarkGenerator(ABC):
         """Returns the watermark at each of the next rows, that row included.
 
         `times` are the rows' event times, at least one (times and watermarks: ms since the epoch, int64). A watermark
-        states that no later row has that time or an earlier one. A watermark below an earlier one has no effect. The
+        states that no later row has that time or an earlier one; one below an earlier watermark has no effect. The
         result must depend on the rows alone, not on the cuts between batches.
         """
 

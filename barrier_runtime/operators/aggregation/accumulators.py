@@ -19,7 +19,7 @@ _ROUNDS = 32  # longer groups are accumulated one by one, shorter groups side by
 
 
 class SumBounds:
-    """Upper bounds of the absolute integer sums of a table that holds all its entries."""
+    """Upper bounds of the absolute integer sums of a table, all in memory."""
 
     def __init__(self) -> None:
         self._bounds: dict[str, int] = {}  # by accumulator
@@ -40,7 +40,7 @@ class SumBounds:
         self._bounds = dict.fromkeys(self._bounds, _TOO_FAR)
 
     def _measure(self, name: str, column: Values, rows: int, most: int) -> None:
-        """Measures a bound, at most once per as many added rows as the column has entries."""
+        """At most once per as many added rows as the column has entries."""
         self._rows[name] = self._rows.get(name, len(column)) + rows
         if self._rows[name] > len(column):
             self._bounds[name], self._rows[name] = greatest_magnitude(column), 0
@@ -75,7 +75,7 @@ def add_to_groups(
 def _carry_groups(
     plan: AggregationPlan, accumulator: Accumulator, columns: Columns, row_ids: Ints, values: Values, left: Left
 ) -> None:
-    """Updates the carries, before `values` are added to the entries `row_ids`."""
+    """Updates the carries, before `values` are added."""
     rows = RunningOrder.of(row_ids)
     before = columns[accumulator.name][rows.row_ids]
     carries = _carries(values[rows.order], before, rows)
@@ -92,8 +92,8 @@ def _refuse(plan: AggregationPlan, accumulator: Accumulator, carries: Values, ro
 
 
 def _carries(values: Values, before: Values, rows: "RunningOrder") -> Values:
-    """Returns how often the sum of each row's group has left 64 bits since `before`, by group.
-    Upwards counts positive, downwards negative."""
+    """Returns how often the sum of each row's group has left 64 bits since `before`, upwards positive, downwards
+    negative."""
     low = running_integers(values & _HALF, before & _HALF, rows)
     high = running_integers(values >> 32, before >> 32, rows) + (low >> 32)
     carries: Values = (high + (1 << 31)) >> 32
@@ -176,8 +176,7 @@ def _carry_running(
 
 def _running_rounds(ufunc: np.ufunc, values: Values, before: Values, rows: RunningOrder) -> Values:
     """Computes the value after each row in rounds: round r takes the r-th row of every short group.
-    Long groups are done one by one. Each group sees the same operations in the same order as in a row-wise program, so
-    float sums do not depend on other keys in the batch."""
+    Each group sees the same operations in the same order as row by row, so float sums do not depend on other keys."""
     result = np.empty_like(values)
     short = rows.lengths <= _ROUNDS
     for group in np.flatnonzero(~short).tolist():

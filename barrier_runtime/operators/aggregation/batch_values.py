@@ -30,7 +30,7 @@ class Left(Protocol):
 
 
 class BatchValues:
-    """Columns of a batch as accumulators take them. Each column is converted once."""
+    """Columns of a batch as accumulators take them, converted once."""
 
     def __init__(self, batch: pa.RecordBatch, where: str) -> None:
         self.rows = batch
@@ -44,14 +44,14 @@ class BatchValues:
         return BatchValues(self.rows.take(pa.array(rows)), self._where)
 
     def valid(self, column: str) -> npt.NDArray[np.bool_] | None:
-        """Returns which rows are not null; None: all."""
+        """Which rows are not null; None: all."""
         if column not in self._valid:
             array = self.rows.column(column)
             self._valid[column] = _valid(array) if array.null_count else None
         return self._valid[column]
 
     def values(self, accumulator: Accumulator) -> Values:
-        """Returns one value per row; for null the neutral value."""
+        """A value per row; for null the neutral value."""
         assert accumulator.column is not None
         key = (accumulator.column, accumulator.name)
         found = self._filled.get(key)
@@ -64,7 +64,7 @@ class BatchValues:
         return found
 
     def words(self, column: str) -> Words:
-        """Returns the words of each row's value, one or two; 0 for null."""
+        """Words of each row's value, one or two; 0 for null."""
         found = self._words.get(column)
         if found is None:
             array = self.rows.column(column)
@@ -80,22 +80,21 @@ class BatchValues:
         return codes_of(encoded), len(encoded.dictionary)
 
     def encoded(self, column: str) -> pa.DictionaryArray:
-        """Returns the column with values numbered in the order of their first rows."""
+        """Column with values numbered in the order of their first rows."""
         array = self.rows.column(column)
         if is_decimal(array.type):  # Arrow does not encode decimals of 32 and 64 bits
             array = array.cast(pa.decimal128(array.type.precision, array.type.scale))
         return array.dictionary_encode()
 
     def plain(self, column: str) -> list[Any]:
-        """Returns one Python value per row, None for null."""
         return self.rows.column(column).to_pylist()  # type: ignore[no-any-return]
 
     def numpy(self, column: str, rows: npt.NDArray[np.intp]) -> Values:
-        """Returns the values of `rows`, which must not be null."""
+        """`rows` must not be null."""
         return self.rows.column(column).take(pa.array(rows)).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
     def floats(self, column: str) -> npt.NDArray[np.float64]:
-        """Returns the nearest double per row; 0 for null."""
+        """Nearest double per row; 0 for null."""
         array = self.rows.column(column)
         if is_decimal(array.type):
             return self._decimals_as_floats(array, self.words(column))
@@ -138,7 +137,7 @@ class BatchValues:
 
 @dataclass(frozen=True, slots=True)
 class RunningOrder:
-    """Rows of a batch ordered by key; rows of a key keep their order of arrival."""
+    """Rows of a batch ordered by key, then by arrival."""
 
     order: npt.NDArray[np.intp]  # row numbers, sorted
     row_ids: Ints  # of the groups, in this order
@@ -161,11 +160,11 @@ class RunningOrder:
         return RunningOrder(order, unique if row_ids is None else row_ids[unique], starts, lengths)
 
     def ordered(self, values: Values) -> Values:
-        """Returns the values, one per row of the batch, in the order of keys."""
+        """From the batch's order to the order of keys."""
         return values if len(self.starts) == 1 else values[self.order]
 
     def as_they_came(self, ordered: Values) -> Values:
-        """Returns values in the order of keys in the batch's order."""
+        """From the order of keys to the batch's order."""
         if len(self.starts) == 1:
             return ordered
         result = np.empty_like(ordered)
@@ -173,25 +172,24 @@ class RunningOrder:
         return result
 
     def row_id_of(self, row: int) -> int:
-        """Returns the row id of a row of the batch."""
         return self.row_id_at(int(np.flatnonzero(self.order == row)[0]))
 
     def row_id_at(self, position: int | np.intp) -> int:
-        """Returns the row id of the row at this index of `order`."""
+        """`position`: index of `order`."""
         return int(self.row_ids[np.searchsorted(self.starts, position, side="right") - 1])
 
     def last_rows(self) -> npt.NDArray[np.intp]:
-        """Returns the row numbers of the last row of each group, ascending."""
+        """Last row of each group, ascending."""
         return np.sort(self.order[self.starts + self.lengths - 1])
 
     def row_ids_of_rows(self) -> Ints:
-        """Returns the row id of each row of the batch."""
+        """Row id of each row of the batch."""
         row_ids = np.empty(len(self.order), np.int64)
         row_ids[self.order] = np.repeat(self.row_ids, self.lengths)
         return row_ids
 
     def groups(self) -> npt.NDArray[np.intp]:
-        """Returns the group of each row, in the order of `order`."""
+        """Group of each row, in the order of `order`."""
         return np.repeat(np.arange(len(self.starts)), self.lengths)
 
     def latest(self, positions: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
@@ -215,7 +213,7 @@ def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _modulo(whole: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
-    """Returns whole numbers from -2^63 to 2^64, modulo 2^64."""
+    """Whole numbers from -2^63 to 2^64, modulo 2^64."""
     upper = np.where(whole >= _SIGN, whole - _SIGN, whole)
     lower = np.where(upper >= _SIGN, 0.0, upper).astype(np.int64).astype(np.uint64)
     lower[(whole >= _SIGN) & (upper < _SIGN)] += np.uint64(_SIGN)
@@ -223,13 +221,13 @@ def _modulo(whole: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
 
 
 def codes_of(encoded: pa.DictionaryArray) -> Ints:
-    """Returns the numbers of the values, -1 for null."""
+    """Numbers of the values, -1 for null."""
     codes = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
     return codes.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 
 def running_integers(values: Values, before: Values, rows: RunningOrder) -> Values:
-    """Returns running sums of integers per group.
+    """Running sums of integers per group.
     Integers wrap around and back, so one running sum over all groups, less the sum before each group, is exact."""
     if len(before) == len(values):  # each group has one row
         alone: Values = values + before

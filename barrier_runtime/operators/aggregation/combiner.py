@@ -1,6 +1,6 @@
 """The combiner: turns the rows of a batch into partial rows before they are exchanged by key.
 
-It keeps no rows between batches: batches are small at low load, where there is nothing to save, and grow with the load.
+No rows are kept between batches: batches are small at low load, where there is nothing to save, and grow with the load.
 So nothing waits, and a barrier or watermark finds nothing to flush. The measured share of different keys decides
 (`_Share`); see docs/design/combiner.md.
 """
@@ -39,14 +39,14 @@ class _Share:
         self._pause = 0
 
     def looks(self) -> bool:
-        """Returns whether to look at the keys of a batch."""
+        """Whether to look at the keys of a batch."""
         if self._is_on or not self._pause:
             return True
         self._pause -= 1
         return False
 
     def is_low(self, keys: Sequence[pa.Array]) -> bool:
-        """Returns whether to number the keys of a batch."""
+        """Whether to number the keys of a batch."""
         if self._is_on:
             return True
         sample = [column.slice(0, _SAMPLE) for column in keys]
@@ -56,13 +56,13 @@ class _Share:
         return self._is_on
 
     def stays_low(self, rows: int, different: int) -> bool:
-        """Notes the keys of a batch. Returns whether to combine the batch."""
+        """Notes the keys of a batch; returns whether to combine."""
         self._is_on = different <= _OFF * rows
         return self._is_on
 
 
 class Combiner:
-    """The combiner of a sending subtask and edge."""
+    """Of a sending subtask and edge."""
 
     mode: ClassVar[Literal["chosen", "on", "off"]] = "chosen"  # tests force the others
 
@@ -83,7 +83,7 @@ class Combiner:
         self._plan: AggregationPlan | None = None  # None: rows of `_schema` are not combined
 
     def combined(self, batch: Batch) -> Batch:
-        """Returns partial rows in place of the rows, or the batch."""
+        """Returns partial rows, or the batch."""
         chosen = self.mode == "chosen"
         if self.mode == "off" or not batch.count or (chosen and (batch.count < FEWEST or not self._share.looks())):
             return batch
@@ -96,19 +96,18 @@ class Combiner:
         return self._partial_rows(batch, of_row, different) or batch
 
     def _keys_of(self, batch: Batch) -> list[pa.Array] | None:
-        """Returns the columns by which rows are combined; None: the batch is not combined."""
+        """Columns by which rows are combined; None: not combined."""
         if not set(self._keys) <= set(batch.schema.names):
             return None
         keys = [batch.rows.column(key) for key in self._keys]
         return keys if self._by is None else self._by(batch, keys)
 
     def _partial_rows(self, batch: Batch, of_row: Ints, groups: int) -> Batch | None:
-        """Returns a partial row per group; None: the batch is not combined. `of_row`: the group of each row."""
+        """Returns a partial row per group; None: not combined. `of_row`: the group of each row."""
         assert self._plan is not None
         return partial_rows(self._plan, batch, of_row, groups, self._where)
 
     def _combines(self, schema: pa.Schema) -> bool:
-        """Returns whether rows of `schema` may be combined."""
         if self._schema is None or not (schema is self._schema or schema.equals(self._schema)):
             self._schema, self._plan = schema, None
             names = schema.names

@@ -1,7 +1,7 @@
 """Descriptions of a step's aggregates for snapshots and for the next job.
 
-They are compared before a run begins (`state/snapshots/continued_state`), when the types of rows may be unknown.
-So descriptions name no state columns: built-in aggregates go by their computation, users' own by their output's name.
+Compared before a run begins (`state/snapshots/continued_state`), when the types of rows may be unknown. So descriptions
+name no state columns: built-in aggregates go by their computation, users' own by their output's name.
 """
 
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger("barrier_runtime.state")
 
 
 def described_aggregates(aggregates: Mapping[str, AnyAggregate]) -> dict[str, StateDescription]:
-    """Returns name among the states of a step -> description."""
+    """Name among the states of a step -> description."""
     found = {}
     for output, aggregate in aggregates.items():
         text = f"{output} (your own)" if isinstance(aggregate, OwnAggregate) else str(aggregate)

@@ -1,9 +1,8 @@
 """Built-in aggregates for users and for SQL.
 
 Nulls are ignored; an aggregate over no value is null, `count` is 0. Only `first` and `last` take null as a value, as in
-Spark, unless `ignore_nulls` is set. NaN is the greatest number, as in Spark, and -0.0 equals 0.0. Float sums add in row
-order. *First* and *last* follow the order in which a key's rows arrive; by event time use `arg_min` and `arg_max`.
-`plan` describes the state.
+Spark, unless `ignore_nulls` is set. NaN is the greatest number, as in Spark; -0.0 equals 0.0. Float sums add in row
+order. *First* and *last* follow the rows' arrival; by event time use `arg_min` and `arg_max`. State: see `plan`.
 """
 
 from collections.abc import Sequence
@@ -38,15 +37,14 @@ Kind = Literal[
     "smallest",
 ]
 
-_FUNCTIONS = {kind: f"{kind}_" for kind in ("sum", "min", "max", "any", "all")}  # names of the functions
+_FUNCTIONS = {kind: f"{kind}_" for kind in ("sum", "min", "max", "any", "all")}
 _MOST_COLLECTED = 1_000_000
 _MOST_FREQUENT = _MOST_PLACES = 100
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """An aggregate, made by `count`, `sum_` and the other functions of this file. `column` is None for rows of
-    `count()`."""
+    """An aggregate, made by `count`, `sum_` and the other functions of this file. `column` is None for `count()`."""
 
     kind: Kind
     column: str | None = None
@@ -58,8 +56,8 @@ class Aggregate:
     approximate: bool = False  # count_distinct only
 
     def __post_init__(self) -> None:
-        """Raises `InvalidJob` for `None` as a column, except for a count.
-        The aggregate would count rows, or take the last value."""
+        """Raises `InvalidJob` for `None` as a column, except for a count: the aggregate would count rows, or take the
+        last value."""
         for name in ("column", *(("by",) if self.kind in ("arg_min", "arg_max") else ())):
             if getattr(self, name) is None and self.kind != "count":
                 raise InvalidJob(f"{_FUNCTIONS.get(self.kind, self.kind)}: {name}=None: give the name of a column")
@@ -85,8 +83,8 @@ def count(column: str | None = None) -> Aggregate:
 
 def sum_(column: str, *, widen: bool = False) -> Aggregate:
     """Sum of a column of integers (int64), floats (float64) or decimals (ten more digits, at most 38).
-    An integer sum that leaves 64 bits, or a decimal sum that leaves its digits, ends the job, as in Spark. With `widen`
-    the sum of integers is a decimal128(38, 0), which has room for every sum."""
+    A sum that leaves 64 bits, or the digits of its decimal, ends the job, as in Spark. With `widen` the sum of integers
+    is a decimal128(38, 0), which has room for every sum."""
     return Aggregate("sum", column, widen)
 
 
@@ -98,15 +96,13 @@ def mean(column: str) -> Aggregate:
 
 def min_(column: str) -> Aggregate:
     """Smallest value of a column, in the column's type.
-    The column has numbers, decimals, booleans, times, text or bytes. Text compares by code points, bytes from the first
-    one on."""
+    Takes numbers, decimals, booleans, times, text (by code points) and bytes (from the first one on)."""
     return Aggregate("min", column)
 
 
 def max_(column: str) -> Aggregate:
     """Greatest value of a column, in the column's type.
-    The column has numbers, decimals, booleans, times, text or bytes. Text compares by code points, bytes from the first
-    one on."""
+    Types and order: see `min_`."""
     return Aggregate("max", column)
 
 
@@ -161,26 +157,26 @@ def arg_min(column: str, *, by: str) -> Aggregate:
 
 def arg_max(column: str, *, by: str) -> Aggregate:
     """Value of `column` in the row with the greatest value of `by`, in the column's type: Spark's `max_by`.
-    Among several such rows the first arrival. Rows with a null in `by` do not count; a null in `column` does."""
+    Ties and nulls: see `arg_min`."""
     return Aggregate("arg_max", column, by=by)
 
 
 def collect_list(column: str, *, limit: int) -> Aggregate:
     """Values of a key in order of arrival, as a list without nulls; without a value an empty list.
-    The list holds the first `limit` values; further values are left out, which `count(column)` shows."""
+    Values after the first `limit` are left out, which `count(column)` shows."""
     return Aggregate("collect_list", column, limit=_limit("collect_list", limit, _MOST_COLLECTED))
 
 
 def collect_set(column: str, *, limit: int) -> Aggregate:
     """Distinct values of a key in the order of their first arrival, as a list without nulls.
-    The list holds the first `limit` of them; others are left out."""
+    Values after the first `limit` are left out."""
     return Aggregate("collect_set", column, limit=_limit("collect_set", limit, _MOST_COLLECTED))
 
 
 def count_distinct(column: str, *, approximate: bool = False, limit: int = 100_000) -> Aggregate:
     """Number of distinct values (int64); nulls are left out.
     The exact count keeps every distinct value, and ends the job if a key has more than `limit`. With `approximate` a
-    key keeps 4 KB (HyperLogLog), with a standard error of 1.6 %; this needs the package datasketches (`pip install
+    key keeps 4 KB (HyperLogLog, standard error 1.6 %), by the package datasketches (`pip install
     'barrier-runtime[sketches]'`)."""
     if approximate:
         return Aggregate("count_distinct", column, approximate=True)
@@ -211,7 +207,7 @@ def top_k(column: str, k: int) -> Aggregate:
 
 def largest(column: str, n: int) -> Aggregate:
     """The `n` largest values of a column of numbers, booleans or times, largest first, as a list.
-    Equal values are repeated. Nulls are left out; fewer values make a shorter list."""
+    Equal values are repeated, nulls left out; fewer values make a shorter list."""
     return Aggregate("largest", column, limit=_limit("largest", n, _MOST_PLACES))
 
 

@@ -2,8 +2,8 @@
 
     no row ─ rows arrive ─► held ─ latency_target, watermark, barrier, end, or too many rows ─► emitted
 
-The emitted rows are some of the rows of `emit="each"`, in the same order. At every barrier, watermark and end the last
-row of each key has been emitted, so no snapshot holds rows, and the state equals that of `emit="each"`.
+The emitted rows are some of the rows of `emit="each"`, in the same order. No row is held at a barrier, watermark or
+end, so no snapshot holds rows, and the state equals that of `emit="each"`.
 """
 
 from collections.abc import Callable
@@ -41,8 +41,7 @@ class LatestRows:
         return bool(self._batches)
 
     def add(self, batch: Batch) -> bool:
-        """Adds rows of different keys, which replace earlier rows of their keys. Returns False if there are too many
-        keys to hold."""
+        """Adds rows of different keys, which replace earlier rows of their keys. False: too many keys to hold."""
         self._append(batch)
         if self._rows <= MOST_ROWS and self._bytes <= _MOST_BYTES:
             return True
@@ -74,7 +73,6 @@ class LatestRows:
 
 
 def chosen(batch: Batch, positions: _Positions) -> Batch:
-    """Returns the rows at `positions`, in this order."""
     if len(positions) == batch.count:
         return batch
     rows = batch.rows.take(pa.array(positions)) if batch.few is None else batch.few.take(positions.tolist())
@@ -82,7 +80,7 @@ def chosen(batch: Batch, positions: _Positions) -> Batch:
 
 
 def _may_join(batch: Batch, later: Batch) -> bool:
-    """Returns whether both batches are one batch for later steps. Event time never decreases within a batch."""
+    """Returns whether both batches can be one for later steps. Event time never decreases within a batch."""
     if batch.reached is None or later.reached is None:
         in_time = batch.reached is later.reached
     else:
@@ -132,7 +130,7 @@ class LatestAggregateOperator(RunningAggregateOperator):
         self._send(batch.only(results, last), lambda: np.arange(len(last)), emit)
 
     def _row_ids(self, rows: pa.RecordBatch) -> Ints:
-        """Returns the row id of each row. Partial rows of a batch have different keys, so grouping would not pay."""
+        """Row id of each row. Partial rows of a batch have different keys, so grouping would not pay."""
         keys = self.codec.arrays(rows)
         ints = self.codec.int64(keys)
         if ints is not None:
@@ -141,7 +139,7 @@ class LatestAggregateOperator(RunningAggregateOperator):
         return self._table.row_ids(groups.keys)[groups.of_row]
 
     def _last_of(self, row_ids: Ints) -> _Positions:
-        """Returns the position of the last of equal row ids, ascending."""
+        """Position of the last of equal row ids, ascending."""
         if len(self._positions) < (most := int(row_ids.max(initial=0)) + 1):
             self._positions = np.empty(2 * most, np.intp)
         every = np.arange(len(row_ids))

@@ -25,7 +25,7 @@ def merge_entries(
 def merge_columns(
     plan: AggregationPlan, columns: Columns, into: Ints, others: Columns, later: Ints, left: Left
 ) -> None:
-    """Does the same for entries `later` of other columns."""
+    """The same for entries `later` of other columns."""
 
     def of_entry(column: str, index: int, aggregate: str = "sum_", /) -> Exception:
         return left(column, int(into[index]), aggregate)
@@ -56,7 +56,7 @@ def merge_columns(
 
 
 def merge_at_once(plan: AggregationPlan, columns: Columns, into: Ints, others: Columns, later: Ints) -> bool:
-    """Does the same where `into` may repeat; entries are merged in this order.
+    """The same where `into` may repeat; entries are merged in this order.
     Returns False, without a change, if the entries have to be merged one by one."""
     if plan.composites:
         return False
@@ -85,8 +85,8 @@ def may_be_in_any_order(plan: AggregationPlan) -> bool:
 def in_any_order(
     plan: AggregationPlan, columns: Columns, row_ids: Ints, values_of: Callable[[Accumulator], Values]
 ) -> bool:
-    """Returns whether the order does not matter for these entries and rows: no sum leaves 64 bits, now or before.
-    `plan`: a plan for which `may_be_in_any_order` is true."""
+    """Returns whether no sum of these entries and rows leaves 64 bits, now or before.
+    `plan`: `may_be_in_any_order`."""
     for accumulator in plan.accumulators:
         if accumulator.kind == "carry":
             if np.count_nonzero(columns[accumulator.name][row_ids]):

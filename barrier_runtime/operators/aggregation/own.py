@@ -1,5 +1,5 @@
 """Users' own aggregates: `RowAggregate` (a Python value per key, row by row) and `ColumnAggregate` (numpy columns).
-State is stored under the name of the output column, and belongs to the step like that of other aggregates."""
+State is stored under the name of the output column."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class OwnAggregate(ABC):
-    """Base of both forms: the input columns of an instance, and the type of its results."""
+    """Base of both forms: input columns, and the type of results."""
 
     type: pa.DataType  # of results; a class attribute, or set before `super().__init__`
     columns: tuple[str, ...]
@@ -80,8 +80,7 @@ class RowAggregate(OwnAggregate):
         """Returns the state with a further row. `values`: of the columns, None for null."""
 
     def merge(self, state: Any, later: Any, /) -> Any:
-        """Returns the state of the rows of both: those of `state`, followed by those of `later`. Needed by session
-        windows."""
+        """Returns the state of the rows of both: those of `state`, then those of `later`. Needed by session windows."""
         return super().merge(state, later)
 
     @abstractmethod
@@ -113,7 +112,7 @@ class ColumnAggregate(OwnAggregate):
         self.storage()
 
     def storage(self) -> dict[str, tuple[str, int | float]]:
-        """Returns the columns: name -> (dtype, initial value). Raises `InvalidJob` for other types than numbers."""
+        """Returns the columns: name -> (dtype, initial value). Raises `InvalidJob` unless all are numbers."""
         return columns_of_numbers(type(self).__name__, getattr(type(self), "state", None))
 
     @abstractmethod
@@ -121,7 +120,7 @@ class ColumnAggregate(OwnAggregate):
         """Changes `state` in place: an array per column, with an element per key.
 
         `groups`: each row's element; numbers repeat, so use `np.add.at(state["total"], groups, values)` and the like.
-        `values`: a numpy array per column of the aggregate; rows with a null in one of them are left out. A key's rows
+        `values`: a numpy array per column of the aggregate, without rows that have a null in one of them. A key's rows
         are in order of arrival.
         """
 
@@ -160,7 +159,6 @@ AnyAggregate: TypeAlias = Aggregate | OwnAggregate
 
 
 def require_merge(aggregates: Mapping[str, Any], where: str) -> None:
-    """Raises `InvalidJob` for an own aggregate without `merge`."""
     for name, aggregate in aggregates.items():
         if isinstance(aggregate, OwnAggregate) and not aggregate.merges:
             raise InvalidJob(
@@ -170,5 +168,5 @@ def require_merge(aggregates: Mapping[str, Any], where: str) -> None:
 
 
 def columns_used(aggregates: Iterable[AnyAggregate]) -> list[str]:
-    """Returns the input columns, possibly repeated."""
+    """Input columns, possibly repeated."""
     return [column for aggregate in aggregates for column in aggregate.columns]

@@ -25,14 +25,14 @@ _PLAIN = frozenset({int, float, bool, str, bytes, type(None), datetime.date, dat
 
 @dataclass(frozen=True)
 class _Calls:
-    """Calls of an aggregate's functions in a step, for its output `output`."""
+    """Calls of an aggregate's functions, for its output `output`."""
 
     aggregate: OwnAggregate
     output: str
     where: str
 
     def __call__(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Calls `function`. Raises `UserCodeError` for its exceptions."""
+        """Raises `UserCodeError` for exceptions of `function`."""
         try:
             return function(*given)
         except BarrierRuntimeError:
@@ -49,7 +49,7 @@ class _Calls:
         )
 
     def as_column(self, values: Any, rows: int) -> pa.Array:
-        """Returns the values from `result` as a column of the declared type."""
+        """Values from `result` as a column of the declared type."""
         kind, name = self.aggregate.type, type(self.aggregate).__name__
         try:
             array = column_of_any(values, kind)
@@ -104,7 +104,7 @@ class RowCell:
         return self.kept(self.calls(self.aggregate.result, state))
 
     def kept(self, found: Any) -> Any:
-        """Returns a copy of a result, which may be a part of the state."""
+        """Copies a result, which may be a part of the state."""
         if type(found) is list and (self.of_plain or _PLAIN.issuperset(map(type, found))):
             return tuple(found)
         return self.calls.as_column([found], 1)[0] if pa.types.is_nested(self.aggregate.type) else found
@@ -112,7 +112,7 @@ class RowCell:
 
 @dataclass(frozen=True)
 class RowCells(Cells):
-    """Cells of a `RowAggregate`: calls the functions for all rows of a key in a plain loop."""
+    """Calls the functions for all rows of a key in a plain loop."""
 
     kind: RowCell
 

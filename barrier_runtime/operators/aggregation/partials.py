@@ -2,8 +2,8 @@
 
 A partial row is the last of these rows, with their number, and a column per accumulator: sums, extremes. Names of these
 columns tell partial rows from other rows, also among stored rows in flight. Accumulators go by kind and column, because
-their names depend on the state that a step continues with. An accumulator that partial rows lack gets its initial
-value: the program got the aggregate after the rows were stored. See docs/design/combiner.md.
+their names depend on the state that a step continues with. Accumulators that partial rows lack get their initial value:
+the program got the aggregate after the rows were stored. See docs/design/combiner.md.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ _EXACT = 1 << 53  # doubles represent every integer up to this
 
 
 def why_not_partial(aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, where: str) -> str:
-    """Returns the first of `aggregates` that depends on the order of rows; empty if none does."""
+    """Returns the first of `aggregates` that depends on the order of rows; else ""."""
     for name, aggregate in aggregates.items():
         if not may_be_in_any_order(plan_aggregates({name: aggregate}, schema, where)):
             return f"{name}={aggregate} depends on the order of rows"
@@ -40,7 +40,7 @@ def why_not_partial(aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, w
 
 
 def combined_said(why_not: str) -> str:
-    """Returns the text of a plan. `why_not`: why rows are not combined, or empty."""
+    """Text of a plan. `why_not`: why rows are not combined, or empty."""
     if why_not:
         return f"rows are not combined before the exchange: {why_not}"
     return "rows are combined before the exchange if that saves rows"
@@ -48,7 +48,6 @@ def combined_said(why_not: str) -> str:
 
 def partial_rows(plan: AggregationPlan, batch: Batch, of_row: Ints, groups: int, where: str) -> Batch | None:
     """Returns a partial row per group, in the order of the groups' last rows. None: a sum may leave 64 bits.
-
     `of_row`: group of each row, from 0 to `groups` - 1."""
     values = BatchValues(batch.rows, where)
     counts: Ints = np.bincount(of_row, minlength=groups)
@@ -73,9 +72,7 @@ def _name(accumulator: Accumulator) -> str:
 
 
 def _accumulated(accumulator: Accumulator, values: BatchValues, of_row: Ints, counts: Ints) -> Values | None:
-    """Returns the accumulator of each group, without earlier rows. None: a sum may leave 64 bits.
-
-    `counts`: rows of each group."""
+    """Accumulator of each group, without earlier rows. None: a sum may leave 64 bits. `counts`: rows of each group."""
     assert accumulator.column is not None
     groups = len(counts)
     if accumulator.kind == "values":
@@ -123,7 +120,7 @@ def add_any_order(plan: AggregationPlan, columns: Columns, row_ids: Ints, values
 
 
 def first_of_groups(batch: Batch, of_row: Ints, groups: int) -> Batch:
-    """Returns the first row of each group, in order, as a partial row with the number of rows."""
+    """The first row of each group, in order, as a partial row."""
     first = first_rows(of_row, groups)
     order = np.argsort(first)
     rows = batch.rows.take(pa.array(first[order]))
@@ -132,7 +129,7 @@ def first_of_groups(batch: Batch, of_row: Ints, groups: int) -> Batch:
 
 
 def rows_of(rows: pa.RecordBatch) -> Ints:
-    """Returns the number of rows that each row stands for."""
+    """Number of rows that each row stands for."""
     if not is_partial(rows.schema):
         return np.ones(rows.num_rows, np.int64)
     counted: Ints = rows.column(_ROWS).to_numpy()

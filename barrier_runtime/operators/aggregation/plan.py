@@ -50,8 +50,6 @@ WIDE = pa.decimal128(_MOST_DIGITS, 0)  # type of a widened sum
 
 @dataclass(frozen=True)
 class Output:
-    """Output column, and its accumulators."""
-
     name: str
     aggregate: Aggregate
     type: pa.DataType
@@ -81,7 +79,7 @@ class Output:
         return from_words((found,), self.type, mask)
 
     def _carry(self, accumulators: Columns) -> npt.NDArray[np.int64] | None:
-        """Returns the carries; None if all are 0."""
+        """The carries; None if all are 0."""
         carry = None if self.carry is None else accumulators.get(self.carry.name)
         return carry if carry is not None and np.count_nonzero(carry) else None
 
@@ -109,8 +107,6 @@ def _means(sums: Values, carries: Ints | None, counted: Ints) -> npt.NDArray[np.
 
 @dataclass(frozen=True)
 class CompositeOutput:
-    """Output column computed from a composite's state."""
-
     name: str
     aggregate: AnyAggregate
     type: pa.DataType
@@ -146,14 +142,14 @@ class AggregationPlan:
         return columns | simple
 
     def added(self) -> frozenset[str]:
-        """Returns the columns that state of older releases lacks."""
+        """Columns that state of older releases lacks."""
         return frozenset(accumulator.name for accumulator in self.accumulators if accumulator.kind == "carry")
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(output.name, output.type) for output in self.outputs]
 
     def left(self, where: str, column: str, key: tuple[Any, ...], aggregate: str) -> InvalidJob:
-        """Returns the error for an aggregate of a column that does not fit its type."""
+        """Error for an aggregate of a column that does not fit its type."""
         shown = repr(key[0] if len(key) == 1 else key)[:200]
         if aggregate == "count_distinct":
             return InvalidJob(
@@ -177,7 +173,7 @@ class AggregationPlan:
 def plan_aggregates(
     aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, where: str, stored: Collection[str] = ()
 ) -> AggregationPlan:
-    """Binds aggregates to a schema. Raises `InvalidJob` for unknown columns and unsupported types.
+    """Raises `InvalidJob` for unknown columns and unsupported types.
     `stored`: columns of the restored state."""
     planner = _Planner(schema, where, stored)
     outputs = tuple(planner.output(name, aggregate) for name, aggregate in aggregates.items())
@@ -270,7 +266,7 @@ class _Planner:
         )
 
     def _extreme(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
-        """Returns the minimum or maximum of values that are not a single number."""
+        """Minimum or maximum of values that are not a single number."""
         extreme = Pick("min" if aggregate.kind == "min" else "max", column, kind, by=column, by_kind=kind)
         self.composites[extreme.name] = extreme
         return CompositeOutput(name, aggregate, kind, lambda accumulators, left: extreme.result(accumulators))

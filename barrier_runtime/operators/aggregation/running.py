@@ -1,10 +1,8 @@
 """Running aggregates: each row is emitted with its key's values so far, itself included.
 
-With `emit="latest"` a subclass emits only the last row of each key (`latest`).
-
-`FewRunning` computes small batches row by row: counts, sums and extremes of integers, and sums of floats, over columns
-without nulls, by keys of integers, booleans, text and bytes. Everything else uses numpy (`accumulators.running`). The
-results are equal, bit for bit.
+With `emit="latest"` a subclass emits only the last row of each key (`latest`). `FewRunning` computes small batches row
+by row: counts, sums and extremes of integers, and sums of floats, over columns without nulls, by keys of integers,
+booleans, text and bytes. Everything else uses numpy (`accumulators.running`). The results are equal, bit for bit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,12 +36,12 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class FewRunning:
-    """Aggregates of a plan over small batches of a schema."""
+    """A plan's aggregates over small batches."""
 
     def __init__(
         self, keys: list[int], single_int: bool, aggregated: list[int], steps: dict[str, _Step], results: list[str]
     ) -> None:
-        """`keys`, `aggregated`: positions of columns. `steps`: by accumulator. `results`: the accumulator of each
+        """`keys`, `aggregated`: positions of columns. `steps`: by accumulator. `results`: accumulator of each
         output."""
         self._keys = keys
         self._single_int = single_int
@@ -53,7 +51,7 @@ class FewRunning:
 
     @staticmethod
     def of(plan: AggregationPlan, keys: Sequence[str], layout: Layout) -> "FewRunning | None":
-        """Returns the aggregates for small batches; None: numpy is needed."""
+        """Returns None if numpy is needed."""
         at_keys = [layout.positions[key] for key in keys]
         outputs = [output for output in plan.outputs if _is_plain(output)]
         if not layout.keys.issuperset(at_keys) or len(outputs) < len(plan.outputs):
@@ -84,7 +82,7 @@ class FewRunning:
 
 
 def _is_plain(output: AnyOutput) -> TypeGuard[Output]:
-    """Returns whether the accumulator is the result."""
+    """The accumulator is the result."""
     if not isinstance(output, Output) or output.carry is not None or output.aggregate.kind == "mean":
         return False
     return bool(types.is_integer(output.type) or types.is_float64(output.type))
@@ -193,7 +191,7 @@ class RunningAggregateOperator(KeyedOperator):
         self._send(batch.having(self._with_results(rows, results, left)), order.last_rows, emit)
 
     def _process_few(self, batch: Batch, few: FewRows, emit: Emit) -> bool:
-        """Processes a small batch. Returns False if it needs Arrow."""
+        """Returns False if the batch needs Arrow."""
         if few.schema is not self._few_schema:
             self._few_schema = few.schema
             self._few_running = FewRunning.of(self._plan, self._key_columns, few.layout)
@@ -208,7 +206,7 @@ class RunningAggregateOperator(KeyedOperator):
         return True
 
     def _with_results(self, rows: pa.RecordBatch, accumulators: Columns, left: Left) -> pa.RecordBatch:
-        """Returns the rows with the aggregates. `accumulators`: values per row."""
+        """`accumulators`: values per row."""
         outputs = self._plan.outputs
         if len(outputs) == 1:  # appending a column is cheaper than a new batch
             return rows.append_column(outputs[0].name, outputs[0].column(accumulators, left))
@@ -216,7 +214,7 @@ class RunningAggregateOperator(KeyedOperator):
         return pa.RecordBatch.from_arrays(arrays, schema=self._output)
 
     def _send(self, results: Batch, last_rows: Callable[[], npt.NDArray[np.intp]], emit: Emit) -> None:
-        """Emits the results of a batch. `last_rows` returns the positions of the last row of each key, ascending."""
+        """`last_rows` returns the positions of the last row of each key, ascending."""
         emit(results)
 
     def _left(self, column: str, row_id: int, aggregate: str = "sum_", /) -> InvalidJob:
@@ -241,5 +239,4 @@ def _last_rows(row_ids: list[int]) -> npt.NDArray[np.intp]:
 
 
 def running_schema(schema: pa.Schema, aggregates: Mapping[str, AnyAggregate], where: str) -> pa.Schema:
-    """Returns the input's columns, followed by the aggregates."""
     return pa.schema([*schema, *plan_aggregates(aggregates, schema, where).fields()])

@@ -1,4 +1,5 @@
 """State columns: accumulators of a numpy column, and conversion of Arrow values to such columns and back.
+
 A value is one or two *words*: an int64 for integers, booleans and times, a float64 for floats, two int64 for decimals
 (low and high half, two's complement), a cell of bytes for text and bytes (UTF-8, whose bytes compare as characters do).
 """
@@ -29,7 +30,7 @@ ROWS = "rows"  # name of the accumulator that counts rows, which every table has
 
 @dataclass(frozen=True)
 class Accumulator:
-    """A numpy column of state. `name` is its name in the state table and never changes."""
+    """A numpy column of state. `name` in the state table never changes."""
 
     name: str
     kind: AccumulatorKind
@@ -38,7 +39,7 @@ class Accumulator:
 
     @property
     def initial(self) -> int | float:
-        """Neutral value: an update with it changes nothing."""
+        """Neutral value."""
         if self.dtype == "float64":
             return {"sum": 0.0, "min": float("nan"), "max": float("-inf")}[self.kind]
         return {"min": 2**63 - 1, "max": -(2**63)}.get(self.kind, 0)
@@ -49,14 +50,14 @@ class Accumulator:
 
     @property
     def ufunc(self) -> np.ufunc:
-        """Function that combines two values. `fmin` skips NaN and `maximum` keeps it: NaN is the greatest number."""
+        """Combines two values. `fmin` skips NaN and `maximum` keeps it: NaN is the greatest number."""
         if self.kind == "min":
             return np.fmin
         return np.maximum if self.kind == "max" else np.add
 
 
 def to_accumulator(array: pa.Array, dtype: str) -> pa.Array:
-    """Returns a column as int64 or float64, with nulls."""
+    """Column as int64 or float64, with nulls."""
     kind = array.type
     if kind in (_INT64, _FLOAT64):
         return array
@@ -68,7 +69,7 @@ def to_accumulator(array: pa.Array, dtype: str) -> pa.Array:
 
 
 def from_accumulator(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Returns int64 as the column's own type."""
+    """From int64 to the column's own type."""
     if kind == _INT64:
         return array
     if pa.types.is_temporal(kind):
@@ -77,24 +78,24 @@ def from_accumulator(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def is_decimal(kind: pa.DataType) -> bool:
-    """Returns whether `kind` is a decimal of up to 38 digits."""
+    """Decimal of up to 38 digits."""
     return bool(pa.types.is_decimal(kind) and not pa.types.is_decimal256(kind))
 
 
 def is_text_or_bytes(kind: pa.DataType) -> bool:
-    """Returns whether `kind` is text or bytes, also of fixed size."""
+    """Text or bytes, also of fixed size."""
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     raw = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
     return bool(text or raw or pa.types.is_fixed_size_binary(kind))
 
 
 def initial_word(dtype: str) -> Initial:
-    """Returns the word of a missing value."""
+    """Word of a missing value."""
     return EMPTY if dtype == WIDE else 0
 
 
 def word_dtypes(kind: pa.DataType) -> tuple[str, ...]:
-    """Returns the dtypes of the words of type `kind`; empty for types that state does not hold."""
+    """Dtypes of the words of type `kind`; empty for types that state does not hold."""
     if pa.types.is_floating(kind):
         return ("float64",)
     if is_decimal(kind):
@@ -128,7 +129,7 @@ def to_words(array: pa.Array) -> Words:
 
 
 def from_words(words: Words, kind: pa.DataType, absent: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """Returns words as a column of type `kind`. `absent`: which values are null."""
+    """`absent`: which values are null."""
     if len(words) == 2:
         return decimals(words[0], words[1], kind, absent)
     (found,) = words
@@ -143,7 +144,7 @@ def from_words(words: Words, kind: pa.DataType, absent: npt.NDArray[np.bool_] | 
 
 
 def decimals(low: Ints, high: Ints, kind: pa.DataType, absent: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """Returns `low` (unsigned) + `high` * 2**64, in units of the last digit of `kind`."""
+    """`low` (unsigned) + `high` * 2**64, in units of the last digit of `kind`."""
     words = np.stack([low, high], axis=1)
     valid = None if absent is None else pa.array(~absent).buffers()[1]
     wide = pa.decimal128(kind.precision, kind.scale)
@@ -153,7 +154,8 @@ def decimals(low: Ints, high: Ints, kind: pa.DataType, absent: npt.NDArray[np.bo
 
 def order_words(words: Words) -> Words:
     """Returns words that compare as the values do, as signed integers (or bytes), word by word.
-    -0.0 equals 0.0, and NaN is the greatest number."""
+    -0.0 equals 0.0, and NaN is the greatest number.
+    """
     if len(words) == 2:
         low, high = words
         return high, low ^ _SIGN
@@ -165,6 +167,6 @@ def order_words(words: Words) -> Words:
 
 
 def float_of_order(ordered: Ints) -> npt.NDArray[np.float64]:
-    """Returns the double of an integer from `order_words`; 0.0 for both zeros."""
+    """Double of an integer from `order_words`; 0.0 for both zeros."""
     bits: Ints = ordered ^ ((ordered >> 63) & _MAGNITUDE)
     return bits.view(np.float64)

@@ -5,9 +5,9 @@ per word, and then says "perhaps" for about one unknown id in a thousand. A filt
 removed: after a full filter comes a larger one, and ids are forgotten by dropping all filters of a time bucket. When a
 bucket has used its bytes, full filters take further ids, and say "perhaps" more often: slower, never wrong.
 
-`hash_rows` makes a 64-bit hash per row over key columns, by whole columns in numpy without Python objects per row. The
-hash exists in memory only, so it may change between releases. (The hash that assigns state to key groups,
-`state.keys.key_groups`, may not change, and distinguishes texts of the same length by 32 bits only.)
+`hash_rows` makes a 64-bit hash per row over key columns, without Python objects per row. The hash exists in memory
+only, so it may change between releases. (The hash that assigns state to key groups, `state.keys.key_groups`, may not
+change, and distinguishes texts of the same length by 32 bits only.)
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _SHIFTS = [np.uint64(6 * bit) for bit in range(1, _BITS)]
 
 @dataclass(frozen=True)
 class Hashed:
-    """Ids of a batch in the form that filters take."""
+    """Ids of a batch as filters take them."""
 
     hashes: U64
     masks: U64  # each id's bits in its word
@@ -57,8 +57,6 @@ class Hashed:
 
 
 class BloomFilter:
-    """Filter of a fixed size, for `capacity` ids."""
-
     def __init__(self, ids: int) -> None:
         bits = max(_SMALLEST, (-(-ids // _IDS_PER_WORD) - 1).bit_length())
         self._words = np.zeros(1 << bits, np.uint64)
@@ -112,14 +110,14 @@ class TimeBuckets:
             added += room
 
     def _as_many(self, ids: int, beside: list[BloomFilter]) -> int:
-        """Returns the capacity of a further filter in a bucket, at most `ids`; 0 if no bytes are left."""
+        """Returns the capacity of a further filter, at most `ids`; 0 if no bytes are left."""
         if self._most_words is None:
             return ids
         left = self._most_words - sum(each.bytes // 8 for each in beside)
         return min(ids, _IDS_PER_WORD << left.bit_length() - 1) if left >= 1 << _SMALLEST else 0
 
     def may_have(self, ids: Hashed) -> Mask:
-        """Returns False for ids surely not in a present bucket, True for ids that may be."""
+        """Returns False for ids surely not in a present bucket."""
         found = np.zeros(len(ids), np.bool_)
         for filters in self._buckets.values():
             for each in filters:
@@ -127,12 +125,11 @@ class TimeBuckets:
         return found
 
     def move(self, bucket: int, to: int) -> None:
-        """Moves the ids of `bucket` to `to`, to which no id was added yet."""
+        """Moves the ids of `bucket` to `to`, which is still empty."""
         if bucket in self._buckets:
             self._buckets[to] = self._buckets.pop(bucket)
 
     def drop_below(self, bucket: int) -> None:
-        """Forgets all ids of the buckets before `bucket`."""
         for number in [number for number in self._buckets if number < bucket]:
             del self._buckets[number]
 

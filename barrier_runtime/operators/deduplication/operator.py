@@ -9,8 +9,8 @@ Bloom filters avoid the lookup in state for nearly every new id. The filters are
 with more ids they save fewer lookups. A row is looked up if a filter says "perhaps" or if its batch has the id (its
 hash) twice; all rows of such an id are then looked up in order, so later rows find the first.
 
-The entry of an id alone decides whether it is forgotten. Entries of forgotten ids stay in state until the next
-clean-up, which passes through all of state once per `within`, in small chunks between batches.
+The entry of an id alone decides whether it is forgotten. Entries of forgotten ids stay until the next clean-up, which
+passes through all of state once per `within`, in small chunks between batches.
 """
 
 import itertools
@@ -57,7 +57,7 @@ _BEGUN = VersionedDecoder(value_format("{}: the time of its begin in its snapsho
 
 
 class DuplicatesCombiner(Combiner):
-    """Combiner that replaces rows of an id by the first row."""
+    """Keeps the first row of each id."""
 
     said = combined_said("")  # text of a plan
 
@@ -218,7 +218,6 @@ class DeduplicateOperator(KeyedOperator):
         hashes.clear()
 
     def _sweep_some(self, entries: int) -> None:
-        """Deletes forgotten ids among the next `entries` of state."""
         if self._sweep is None:
             return
         get, delete = self._table.get, self._table.delete
@@ -234,7 +233,6 @@ class DeduplicateOperator(KeyedOperator):
 
 
 def _repeated(hashes: U64) -> Mask:
-    """Returns the rows whose hash occurs more than once."""
     encoded = pa.array(hashes).dictionary_encode()
     if len(encoded.dictionary) == len(hashes):
         return np.zeros(len(hashes), np.bool_)

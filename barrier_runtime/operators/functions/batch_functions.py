@@ -1,8 +1,8 @@
 """`select` by names, `map_batches` and `union`: a batch at a time, without Python code per row.
 
 `KeptTimes` warns if a function of a whole batch returns rows with event times earlier than its input. Windows after
-such a function look for late rows only if the source had late rows. A row that the function moves back may be late
-although no row of the source was; then the cuts of batches decide whether the row is late.
+such a function look for late rows only if the source had late rows; otherwise the cuts of batches would decide whether
+a row that the function moves back is late.
 """
 
 import warnings
@@ -31,7 +31,7 @@ class KeptTimes:
         self._function = function
 
     def check(self, batch: Batch, made: pa.RecordBatch) -> None:
-        """Warns once if rows of `made` are earlier than all rows of `batch`, from which they were made."""
+        """Warns once if rows of `made` are earlier than all rows of `batch`."""
         if batch.reached is not None:
             return
         for column in self._columns:
@@ -177,7 +177,7 @@ class MapBatchesOperator(Operator):
         )
 
     def _checked(self, schema: pa.Schema) -> pa.Schema:
-        """Returns the schema of the first result. Raises `InvalidJob` for repeated names."""
+        """Raises `InvalidJob` for repeated names in the schema of the first result."""
         repeated = [name for name, count in Counter(schema.names).items() if count > 1]
         if repeated:
             raise InvalidJob(

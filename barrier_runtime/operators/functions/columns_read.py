@@ -1,7 +1,7 @@
 """Columns that a user's function reads, from its bytecode; other columns do not become Python values.
 
-The answer counts only if the row cannot leave the function. So every instruction that names the row must be the start
-of `row["name"]` or `row.get("name")`, with constants, and the instructions of such a read must follow one another.
+The answer counts only if the row cannot leave the function: every instruction that names the row must start
+`row["name"]` or `row.get("name")`, with constants, and the instructions of such a read must follow one another.
 Anything else (the row is returned, yielded, kept, changed, iterated over, passed on, used by an inner function) gives
 None: the function gets all columns. See docs/design/columns-read.md.
 """
@@ -20,9 +20,7 @@ _MONITORING: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on
 
 def each_row_read(batch: Batch, reads: frozenset[str] | None) -> Iterator[Row]:
     """Yields one dict per row, with the columns of the batch that are in `reads`; None: with all columns.
-
-    While a debugger runs, rows have all columns, because the debugger shows them.
-    """
+    While a debugger runs, rows have all columns, because the debugger shows them."""
     if reads is None or _debugged():
         return each_row_of(batch)
     few = batch.few
@@ -69,7 +67,7 @@ _LONGEST_READ = 5  # instructions of `row.get("name", default)`
 
 
 def columns_read(function: Any, position: int) -> frozenset[str] | None:
-    """Columns that `function` reads of its argument number `position`, the row; None: it may use all of them."""
+    """Columns that `function` reads of its argument number `position`, the row; None: possibly all."""
     code, position = _code(function, position)
     if code is None or position >= code.co_argcount:
         return None
@@ -90,14 +88,14 @@ def columns_read(function: Any, position: int) -> frozenset[str] | None:
 
 
 def _code(function: Any, position: int) -> tuple[CodeType | None, int]:
-    """Code of a function of Python, and the position of the argument among those of the code."""
+    """Code of a Python function, and the position of the argument in the code."""
     if type(function) is MethodType:
         function, position = function.__func__, position + 1
     return (function.__code__, position) if type(function) is FunctionType else (None, position)
 
 
 def _names(code: CodeType) -> set[str]:
-    """Names of globals and attributes that the code and the code inside it use."""
+    """Globals and attributes that the code and its inner code use."""
     inner = [each for each in code.co_consts if isinstance(each, CodeType)]
     return set(code.co_names).union(*map(_names, inner))
 
@@ -108,7 +106,7 @@ def _variables(instruction: dis.Instruction) -> list[str]:
 
 
 def _name_read(after: Sequence[dis.Instruction]) -> str | None:
-    """The column that the instructions after the row read; None if they do not take the row off the stack at once."""
+    """Column read after the row; None if the row is not taken off the stack at once."""
     if after and after[0].opname in ("LOAD_METHOD", "LOAD_ATTR"):
         return _name_got(after[1:]) if after[0].argval == "get" else None
     if len(after) < 2 or not _is_subscript(after[1]):
@@ -117,7 +115,7 @@ def _name_read(after: Sequence[dis.Instruction]) -> str | None:
 
 
 def _name_got(after: Sequence[dis.Instruction]) -> str | None:
-    """As `_name_read`, of the instructions after `row.get`: constants, and a call with just these."""
+    """The same after `row.get`: constants, and a call with just these."""
     call = next((at for at, each in enumerate(after) if each.opname not in _CONSTANTS), 0)
     if not 1 <= call <= 2 or after[call].opname not in _CALLS or after[call].arg != call:
         return None

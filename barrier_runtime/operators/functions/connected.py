@@ -34,7 +34,7 @@ _INPUT = "@input"  # not a possible name of an input
 
 
 def sequenced_schema(names: Sequence[str], schemas: Sequence[pa.Schema | None]) -> pa.Schema | None:
-    """Returns the schema of rows after the sequencer; with several names all `schemas` are known."""
+    """With several names all `schemas` are known."""
     if len(names) == 1:
         return schemas[0]
     known = [schema for schema in schemas if schema is not None]
@@ -45,9 +45,8 @@ def sequenced_schema(names: Sequence[str], schemas: Sequence[pa.Schema | None]) 
 class SequenceOperator(Operator):
     """Gives the broadcast inputs of a step one order: passes their rows on in order of arrival, all in subtask 0.
 
-    With several senders every receiver would see another order, and copies of state would differ (see
-    docs/design/broadcast-state.md). Several inputs share an edge, whose rows have a struct column per input, null in
-    rows of other inputs. A single input passes unchanged.
+    With several senders every receiver would see another order, and copies of state would differ. Several inputs share
+    an edge, whose rows have a struct column per input, null in rows of other inputs. A single input passes unchanged.
     """
 
     def __init__(self, name: str, names: Sequence[str], schemas: Sequence[pa.Schema | None]) -> None:
@@ -68,7 +67,7 @@ class SequenceOperator(Operator):
 
 
 def by_input(batch: Batch) -> Iterator[tuple[int, Batch]]:
-    """Returns (input, rows) of a batch from a sequencer with several inputs, in its order."""
+    """Yields (input, rows) of a sequencer's batch, in order."""
     rows = batch.rows
     inputs = rows.column(0).to_numpy()
     starts = [0, *(np.flatnonzero(np.diff(inputs)) + 1).tolist(), rows.num_rows]
@@ -86,8 +85,6 @@ _INPUTS = "inputs"  # name of a snapshot value: the keyed inputs in the order of
 
 @dataclass(frozen=True)
 class ConnectedInput:
-    """Named input of a connected step."""
-
     name: str
     keys: tuple[str, ...]  # columns; empty: a broadcast input
     schema: pa.Schema | None  # if known
@@ -218,8 +215,7 @@ class ConnectedOperator(ProcessOperator):
 
     def _before(self, watermark_ms: int, emit: Emit) -> bool:
         """Makes rows valid that are valid before event time reaches `watermark_ms`.
-        The end of event time arrives on all inputs before their end of input: no barrier follows for which the rows
-        could wait."""
+        The end of event time arrives before the end of inputs: no barrier follows for which the rows could wait."""
         if watermark_ms == WATERMARK_MAX:
             self._waiting.ended()
         return self.switch(emit)
@@ -232,8 +228,7 @@ class ConnectedOperator(ProcessOperator):
         self.switch(emit)
 
     def switch(self, emit: Emit) -> bool:
-        """Makes rows valid that arrived before the last barrier. Returns False if there are none. Called before all
-        other work."""
+        """Makes rows valid that arrived before the last barrier, before all other work. False: no rows."""
         if not self._waiting.due:
             return False
         due, self._waiting.due = self._waiting.due, []
@@ -246,13 +241,10 @@ class ConnectedOperator(ProcessOperator):
         self._turn_to(self._keyed[port])
 
     def content_of(self, state: str) -> dict[Any, Any]:
-        """Returns this subtask's copy of a broadcast state; for harnesses."""
+        """This subtask's copy of a broadcast state; for harnesses."""
         return dict(vars(self._target)[state].items())
 
-    # ---- rows with keys
-
     def _turn_to(self, port: _Port) -> None:
-        """Makes `port` current for the next batch."""
         self._at = port
         self._key_columns = port.input.keys
         self._event_time = port.input.event_time
@@ -287,8 +279,6 @@ class ConnectedOperator(ProcessOperator):
         self._bound_bytes = schema_bytes(columns)
         self.codec = KeyCodec(columns, columns.names, self.where)
         self.bind(columns)
-
-    # ---- rows for all
 
     def _process_broadcast(self, port: _Port, batch: Batch, emit: Emit) -> None:
         """Processes row by row, as `_process_in_time` does."""
@@ -325,7 +315,7 @@ class ConnectedOperator(ProcessOperator):
         self._flush_sides(emit, batch.emit_ns)
 
     def _handled(self, port: _Port, row: Row, batch: Batch, at: int) -> list[Row]:
-        """Returns the handler's results for `row`, number `at` of its batch."""
+        """`at`: number of `row` in its batch."""
         call: Any = port.call
         emitted, rows, failures = self._sides.counts(), list[Row](), self._failures
         self._copies.changes = port.input.handler
@@ -360,10 +350,9 @@ def check_switch(switch: object, where: str) -> None:
 
 
 def canonical_keys(count: int) -> tuple[str, ...]:
-    """Returns names of key columns, since each input names its columns differently."""
+    """Names of key columns, since inputs name their columns differently."""
     return tuple(f"key_{number}" for number in range(1, count + 1))
 
 
 def _least_known(columns: Sequence[str | None]) -> str | None:
-    """Returns one of the columns if all are known."""
     return None if None in columns else columns[0]

@@ -1,7 +1,6 @@
 """`filter`, `select` and `split` by expressions, and `explode`, without Python code per row.
 
-Expressions are SQL or `pyarrow.compute`. In a separate file because Arrow's expression engine is slow to import: only
-jobs with expressions pay.
+Expressions are SQL or `pyarrow.compute`. A separate file, because Arrow's expression engine is slow to import.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Evaluation:
-    """Expressions of a step.
-    SQL is compiled for the rows that arrive if the columns were unknown when the flow was declared."""
+    """Expressions of a step. If the flow did not know the columns, SQL is compiled for the rows that arrive."""
 
     def __init__(self, expressions: "Sequence[Compiled | SqlExpression]", where: str) -> None:
         self._given = list(expressions)
@@ -94,7 +92,7 @@ class SelectExpressionsOperator(Operator):
 
 
 class SplitExpressionOperator(SplitOperator):
-    """Sends each row to the branch that the expression returns as text."""
+    """Sends each row to the branch that the expression returns."""
 
     def __init__(self, name: str, function: "Compiled | SqlExpression", into: Sequence[str]) -> None:
         super().__init__(name, function, into)
@@ -115,7 +113,7 @@ POSITION = pa.int32()  # of an element, as in Spark
 
 
 class ExplodeOperator(Operator):
-    """Emits the other columns of a row with each element, in the order of the elements."""
+    """Emits the other columns of a row with each element, in order."""
 
     def __init__(self, name: str, column: str, into: Sequence[str], outer: bool, position: str | None) -> None:
         """`into`: name of the element, or of key and value. `outer`: a row without elements goes out with nulls."""
@@ -149,7 +147,8 @@ class ExplodeOperator(Operator):
 
 
 def _parts(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[pa.Array]]:
-    """First element of each row in the children, number of elements, and the children: elements, or keys and values."""
+    """Returns each row's first element in the children, number of elements, and the children: elements, or keys and
+    values."""
     if not pa.types.is_map(column.type) and not pa.types.is_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     offsets = column.offsets.to_numpy().astype(np.int64)

@@ -1,5 +1,7 @@
 """`process`: the user's function of a row and its key, with state and timers bound to this key.
-Besides the user's own call a row costs a few attribute writes: handles share a `CurrentKey`."""
+
+Besides the user's call a row costs a few attribute writes: handles share a `CurrentKey`.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,12 +46,11 @@ class ProcessContext(Context):
 
     `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time (ms)
     of the row (with `event_time=`; None if null) or of the timer; None in a wall-clock timer. `watermark`: event time
-    (ms) that the stream has reached; in an event-time timer the timer's own time; in a step without `event_time=` and
-    timers the watermark may lag by 10 ms. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`.
-    `wall_timers`: the same by the wall clock, and `after(timedelta)`. `emit(name, row)`: sends a row, as it is now, to
-    a side output of the step. `metrics`: `counter(name).inc()`, `gauge(name).set(value)` and
-    `histogram(name).record(value)`, exported with the step's own metrics. `operator`: the step's name; `subtask`: the
-    number of the subtask.
+    (ms) of the stream; in an event-time timer the timer's own time; in a step without `event_time=` and timers the
+    watermark may lag by 10 ms. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`. `wall_timers`:
+    the same by the wall clock, and `after(timedelta)`. `emit(name, row)`: sends a row, as it is now, to a side output.
+    `metrics`: `counter(name).inc()`, `gauge(name).set(value)` and `histogram(name).record(value)`, exported with the
+    step's metrics. `operator`: the step's name; `subtask`: number of the subtask.
     """
 
     __slots__ = (
@@ -97,7 +98,7 @@ def check_keyed_function(function: Any, where: str) -> None:
 
 
 def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None) -> dict[str, KeyedState]:
-    """Returns the states declared as attributes of a class (or its instance), and those in `extra`."""
+    """Returns the states declared as attributes of a class or instance, and those in `extra`."""
     states = {name: value for name in dir(function) if isinstance(value := getattr(function, name, None), KeyedState)}
     if extra is not None and not isinstance(extra, Mapping):
         raise InvalidJob(f"state={extra!r}: give a dict, as in state={{'total': ValueState(int)}}")
@@ -111,7 +112,7 @@ def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None
 
 
 def check_event_time_of_states(states: Mapping[str, KeyedState], event_time: str | None, where: str) -> list[str]:
-    """Returns the names of states with a TTL in event time.
+    """Returns the states with a TTL in event time.
     Raises `InvalidJob` if there are such states and the step has no event time."""
     names = [name for name, state in states.items() if state.ttl is not None and state.ttl.clock == "event"]
     if names and event_time is None:
@@ -123,7 +124,7 @@ def check_event_time_of_states(states: Mapping[str, KeyedState], event_time: str
 
 
 def no_key(where: str, function: str) -> Any:
-    """Returns the replacement of the key while `function` runs, which has no key."""
+    """Replacement of the key while `function` runs without a key."""
     return NoKey(
         f"{where}: {function} uses {{}}, which belongs to a key, but it runs for no key: use it where there is one, in "
         "the function that gets rows by key, in on_timer() or in on_wall_timer()"
@@ -145,8 +146,7 @@ class ProcessOperator(KeyedOperator):
         side: Mapping[str, pa.Schema] | None = None,
         on_error: OnError | Retry = "fail",
     ) -> None:
-        """`function`: a class (or object) with `process(self, key, row, ctx)`, or a function of (key, row, ctx).
-        `side`: schemas of the side outputs."""
+        """`function`: a class (or object) with `process(self, key, row, ctx)`, or a function of (key, row, ctx)."""
         super().__init__(name, keys, keys, schema)
         self._function = function
         self._extra = dict(states or {})
@@ -269,8 +269,7 @@ class ProcessOperator(KeyedOperator):
             self._failures.flush(emit, emit_ns)
 
     def visit(self, rows: pa.RecordBatch, at_ms: int | None = None) -> None:
-        """Binds states and timers to the key of `rows` (one row), at event time `at_ms`.
-        The binding lasts until the next row or timer. For harnesses."""
+        """Binds states and timers to the key of `rows` (one row), until the next row or timer. For harnesses."""
         self._check(rows.schema)
         self._current.key = self.codec.state_keys(rows)[0]
         self._context.timestamp = at_ms
@@ -377,9 +376,8 @@ class ProcessOperator(KeyedOperator):
         self._flush_sides(emit, batch.emit_ns)
 
     def _process_in_time(self, batch: Batch, watermarks: npt.NDArray[np.int64] | None, emit: Emit) -> None:
-        """Processes row by row as if each row had a watermark before it.
-        So results do not depend on the cuts of batches. `watermarks`: of each row's key group; timers follow the event
-        time of the whole stream."""
+        """Processes row by row as if each row had a watermark before it, independent of the cuts of batches.
+        `watermarks`: of each row's key group; timers follow the event time of the whole stream."""
         self._by_row = self._by_row or batch.reached is not None
         state_keys, user_keys = self.codec.keys(batch)
         reached: Iterable[int] = itertools.repeat(WATERMARK_MIN) if batch.reached is None else batch.reached.tolist()
@@ -473,7 +471,7 @@ class ProcessOperator(KeyedOperator):
             watermark_ms = max(watermark_ms, self._going_to_ms)
         elif watermark_ms <= self._watermark_ms:
             return True
-        if self._bound is None:  # no row has arrived, so there is no timer
+        if self._bound is None:  # no row, so no timer
             self._watermark_ms, self._going_to_ms = watermark_ms, None
             return True
         if self._reclaiming is not None:

@@ -1,8 +1,8 @@
 """`process_groups`: a user's function of a whole batch, with state per key as numpy columns.
 
 State is a columnar table (`state/columns/column_table`), so no code runs per row or key. The function gets a copy of
-the columns of the batch's keys, which is written back after the function has returned: a function that raises changes
-nothing. Only keys with changed columns go into the next snapshot.
+the columns of the batch's keys, written back after the function has returned: a function that raises changes nothing.
+Only keys with changed columns go into the next snapshot.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,9 +39,8 @@ Declared = Mapping[str, Any]  # column -> numpy dtype, or (dtype, initial value)
 class BatchKeys:
     """Keys of a batch, numbered from 0 in the order of their first rows.
 
-    `of_row`: number of each row's key, an array of int64. `len(keys)`: number of keys, which is the length of the state
-    columns. `first_rows`, `last_rows`: number of each key's first and last row in the batch. `rows`: the key columns, a
-    row per key.
+    `of_row`: number of each row's key, an array of int64. `len(keys)`: number of keys and length of the state columns.
+    `first_rows`, `last_rows`: each key's first and last row in the batch. `rows`: the key columns, a row per key.
     """
 
     def __init__(self, of_row: Ints, count: int, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
@@ -102,7 +101,7 @@ def declared_columns(function: Any, state: Declared | None, where: str) -> dict[
 
 
 def described_columns(columns: Mapping[str, tuple[str, int | float]]) -> dict[str, StateDescription]:
-    """Returns the descriptions of the columns, for snapshots and for the next job."""
+    """Descriptions of the columns, for snapshots and the next job."""
     return {
         described_name(COLUMN, name): StateDescription(COLUMN, fields=(kind,)) for name, (kind, _) in columns.items()
     }
@@ -110,7 +109,7 @@ def described_columns(columns: Mapping[str, tuple[str, int | float]]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Result of a call, and the columns of its keys afterwards."""
+    """A call's result, and the columns of its keys afterwards."""
 
     result: Any
     row_ids: Ints
@@ -236,7 +235,7 @@ class ProcessGroupsOperator(KeyedOperator):
             self._table.mark_dirty(changed_ids)
 
     def _made(self, result: Any) -> pa.RecordBatch | None:
-        """Returns the function's result as rows of the step's schema."""
+        """The function's result as rows of the step's schema."""
         name = f"{function_name(self._call)} of operator {self.name!r}"
         if result is None:
             return None
@@ -267,7 +266,7 @@ class ProcessGroupsOperator(KeyedOperator):
         return result
 
     def _table_of(self, columns: Mapping[str, Any], name: str) -> pa.Table:
-        """Returns columns as a table. Raises `InvalidJob` if the names differ from the step's schema."""
+        """Raises `InvalidJob` if the names differ from the step's schema."""
         if self._output is None:
             return pa.table(dict(columns))
         if set(columns) != set(self._output.names):

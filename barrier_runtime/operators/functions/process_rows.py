@@ -1,5 +1,5 @@
-"""`process` of a stream without key: a user's function of each row, with side outputs and metrics.
-There is no state, since state belongs to a key. `YieldedRows` also serves keyed functions."""
+"""`process` of a stream without key: a user's function of each row, with side outputs and metrics, without state.
+`YieldedRows` also serves keyed functions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ from barrier_runtime.state.values.undo import Undo
 
 
 class YieldedRows:
-    """Rows yielded by a function, and the event time reached at each, if batches carry it."""
+    """Yielded rows, and the event time reached at each, if batches carry it."""
 
     __slots__ = ("_by_row", "_reached", "rows")
 
@@ -38,7 +38,7 @@ class YieldedRows:
         self._reached: list[int] = []
 
     def upto(self, reached_ms: int) -> None:
-        """Sets the event time of the rows added since the last call."""
+        """Event time of the rows added since the last call."""
         if self._by_row and len(self._reached) < len(self.rows):
             self._reached += [reached_ms] * (len(self.rows) - len(self._reached))
 
@@ -50,9 +50,9 @@ class YieldedRows:
 class RowContext(Context):
     """`ctx` of a function without key.
 
-    `emit(name, row)`: sends a row, as it is now, to a side output of the step. `metrics`: `counter(name).inc()` and
-    `gauge(name).set(value)`, exported with the step's own metrics. `operator`: the step's name; `subtask`: the number
-    of the subtask.
+    `emit(name, row)`: sends a row, as it is now, to a side output. `metrics`: `counter(name).inc()` and
+    `gauge(name).set(value)`, exported with the step's metrics. `operator`: the step's name; `subtask`: number of the
+    subtask.
     """
 
     __slots__ = ("emit", "metrics", "operator", "subtask")

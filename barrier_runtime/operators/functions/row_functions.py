@@ -44,7 +44,7 @@ class RowwiseOperator(Operator):
             self._failures.opened(context)
 
     def _tried(self, failures: Failures, batch: Batch, call: Callable[[Row], Any], failed: Any) -> Iterator[Any]:
-        """Returns the result of `call` for each row; `failed` for rows at which `call` raises."""
+        """Yields the result of `call` for each row; `failed` for rows at which `call` raises."""
         failures.begin(batch)
         for at, row in enumerate(each_row_read(batch, self._reads)):
             try:
@@ -57,7 +57,7 @@ class RowwiseOperator(Operator):
             yield result
 
     def _results(self, call: Callable[[Row], Iterable[Row]], batch: Batch, failures: Failures, emit: Emit) -> None:
-        """Emits the results of a function that returns rows: all results for a row, or none."""
+        """Emits all results for a row, or none."""
 
         def given(row: Row) -> list[Row]:
             rows: list[Row] = []
@@ -97,8 +97,6 @@ class RowwiseOperator(Operator):
 
 
 class MapOperator(RowwiseOperator):
-    """Makes one row of each row."""
-
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         function = self._function
         if self._failures is not None:
@@ -117,8 +115,6 @@ class MapOperator(RowwiseOperator):
 
 
 class FilterOperator(RowwiseOperator):
-    """Keeps the rows for which the function returns True."""
-
     def __init__(self, name: str, function: Callable[[Row], Any], on_error: OnError = "fail") -> None:
         super().__init__(name, function, on_error=on_error)
         self._takeable = PlainRows(without_views)
@@ -168,8 +164,6 @@ class Inspected:
 
 
 class FlatMapOperator(RowwiseOperator):
-    """Makes any number of rows of each row."""
-
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         function: Callable[[Row], Iterable[Row]] = self._function
         if self._failures is not None:
@@ -207,7 +201,7 @@ class FlatMapOperator(RowwiseOperator):
 
 
 def _rows(given: Any) -> Any:
-    """Returns the result of a function of `flat_map`. A dict is refused: iterating over it gives its keys."""
+    """A dict is refused: iterating over it gives its keys."""
     if type(given) is dict:
         raise InvalidJob("it gave one row, and flat_map takes any number of them: return [row], yield it, or use map()")
     return given

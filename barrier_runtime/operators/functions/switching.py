@@ -17,7 +17,7 @@ States and moves of such a row, in each subtask:
 
 A barrier is taken after it has arrived on all channels, in unaligned checkpoints too: otherwise later rows would apply
 to rows in flight. The barrier of an aborted checkpoint may reach only some subtasks. So each subtask records the
-barriers after which rows became valid: a checkpoint is not decided if these records differ
+barriers after which rows became valid: a checkpoint with different records is not decided
 (`coordinator/checkpoints/checkpoint`), and the generation ends. See docs/design/broadcast-state.md.
 """
 
@@ -41,8 +41,6 @@ _ROWS = f"{SWITCHES}-rows"  # name of the snapshot value of subtask 0
 
 
 class _Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Record of every subtask."""
-
     waiting: int  # rows
     barriers: str  # digest of the barriers after which rows became valid
     version: int = 1
@@ -63,7 +61,7 @@ class WaitingRows:
     """Waiting rows of a subtask, in order of arrival."""
 
     def __init__(self, where: str, subtask: int, inputs: Collection[str], restored: Sequence[OperatorSnapshot]) -> None:
-        """`inputs`: the broadcast inputs. Raises `InvalidJob` if rows of another input wait in `restored`."""
+        """Raises `InvalidJob` if rows of an input not in `inputs` wait in `restored`."""
         self._subtask = subtask
         self._waiting: list[tuple[str, Batch]] = []
         self.due: list[tuple[str, Batch]] = []
@@ -85,7 +83,6 @@ class WaitingRows:
             )
 
     def add(self, input: str, batch: Batch) -> None:
-        """Adds rows that have arrived."""
         self._waiting.append((input, batch.reaching(None)))
 
     def at_barrier(self, checkpoint: int, capture: Capture) -> None:

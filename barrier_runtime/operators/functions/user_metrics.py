@@ -1,5 +1,5 @@
 """Metrics of users' functions: `ctx.metrics`.
-They are exported with the step's own metrics as `user_<name>`, so no name of this project is ever taken."""
+Exported with the step's own metrics as `user_<name>`, so no name of this project is ever taken."""
 
 import re
 from collections.abc import Callable
@@ -90,7 +90,6 @@ class UserMetrics:
     """`ctx.metrics` of a step in a slot, over all keys. A name stays a counter, gauge or histogram."""
 
     def __init__(self, where: str, group: MetricGroup, undo: Undo | None = None) -> None:
-        """`undo`: for calls that are repeated."""
         self._where = where
         self._group = group
         self._counts = group.counts

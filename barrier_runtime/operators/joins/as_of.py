@@ -93,10 +93,10 @@ class AsOfJoinOperator(JoinOperator):
             self._send(joined, emit)
 
     def _superseded(self, newest: Sequence[tuple[RowRun, Ints]]) -> None:
-        """Called with the newest versions of keys whose older versions have passed. `newest`: run and positions."""
+        """Called with the newest versions (run and positions) of keys whose older versions have passed."""
 
     def _found(self, keys: Ints, times: Ints) -> tuple[Ints, Ints]:
-        """Returns the number of the run and the position in it, for each left row; -1 without a version."""
+        """Returns the run's number and the position in the run, for each left row; -1 without a version."""
         highest = times if self._exact else times - 1
         lowest = np.full(len(times), WATERMARK_MIN) if self._tolerance is None else times - self._tolerance
         of_run, position = np.full(len(keys), -1), np.zeros(len(keys), np.int64)
@@ -134,7 +134,7 @@ def with_versions(
 
 
 def _remove_superseded(versions: JoinBuffer, before: int) -> list[tuple[RowRun, Ints]]:
-    """Removes all but the newest of each key's versions with a time less than `before`.
+    """Removes all but the newest of each key's versions before time `before`.
     Returns the newest versions (run and positions) of the keys with versions that passed since the last call."""
     passed = [distinct_ints(run.keys[positions]) for run, positions in versions.passed(before, _SUPERSEDED)]
     if not passed:

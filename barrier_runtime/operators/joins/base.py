@@ -1,8 +1,8 @@
 """Common parts of joins of two streams: keyed inputs (port 0 is left), held rows, late rows, snapshots.
 
-A row at or before the watermark (window join: a row whose windows are over) is late. Late rows are counted per side, or
-sent to a side output, and not joined, since their partners may already be removed. A null key equals nothing: a row
-with a null key is not held, and is emitted at once if its side emits rows without a partner.
+A row at or before the watermark (window join: a row whose windows are over) is late: counted per side, or sent to a
+side output, and not joined, since partners may already be removed. A null key equals nothing: the row is not held, and
+is emitted at once if its side emits rows without a partner.
 
 `JoinClock` compares event times of both sides exactly, in a unit fine enough for both.
 """
@@ -34,7 +34,7 @@ from barrier_runtime.state.snapshots.snapshot import DEFINITION, JOIN_KEYS
 
 @dataclass(frozen=True)
 class Side:
-    """Input of a join: key columns, event-time column ("": rows count in order of arrival), and all columns."""
+    """Input of a join: key columns, event-time column ("": rows count in order of arrival), all columns."""
 
     keys: tuple[str, ...]
     event_time: str
@@ -50,7 +50,7 @@ def join_keys_said(
 
 
 def inner_name(added: pa.Field) -> str:
-    """Returns the name of an added column in held rows."""
+    """Name of an added column in held rows."""
     return f"@{added.name}"
 
 
@@ -107,15 +107,14 @@ class JoinColumns:
         return [name for side in names for name in side.values()]
 
     def left_name(self, column: str) -> str:
-        """Returns the result's name of a column of the left rows."""
         return self._names[0].get(column, column)
 
     def right_name(self, column: str) -> str:
-        """Returns the result's name of a column of the right rows; their keys are those of the left."""
+        """Name in the result of a right column; keys are those of the left."""
         return self._names[1].get(column, column)
 
     def rows(self, left: pa.RecordBatch | None, right: pa.RecordBatch | None) -> pa.RecordBatch:
-        """Joins rows of both sides one by one; one side may be None."""
+        """Joins rows of both sides row by row; one side may be None."""
         sides = (left, right)
         present = 0 if left is not None else 1
         some = sides[present]
@@ -145,7 +144,7 @@ class JoinClock:
         self.per_ms = max(units, default=1)
 
     def times(self, column: pa.Array, times_ms: npt.NDArray[np.int64], where: str) -> npt.NDArray[np.int64]:
-        """Returns the times of `column` (no nulls) in units. `times_ms`: the same times in ms, at least one."""
+        """Returns the times of `column` (no nulls) in units. `times_ms`: the same in ms, not empty."""
         kind = column.type
         per_ms = _PER_MS.get(kind.unit, 1) if pa.types.is_timestamp(kind) else 1
         limit = TIME_LIMIT // self.per_ms
@@ -167,7 +166,6 @@ class JoinClock:
         return max(WATERMARK_MIN, min(WATERMARK_MAX, (watermark_ms + 1) * self.per_ms))
 
     def floor(self, span: datetime.timedelta) -> int:
-        """Returns the greatest number of units not above `span`."""
         return (span // datetime.timedelta(microseconds=1)) * self.per_ms // 1_000
 
     def ceil(self, span: datetime.timedelta) -> int:
@@ -211,8 +209,6 @@ class JoinOperator(KeyedLife):
         self._by_row = False  # batches carry event time per row
         self._before_ms = WATERMARK_MIN  # event time before the rows sent now
 
-    # ---- life
-
     def open(self, context: OperatorContext) -> None:
         self._restore_progress(context)
         self._disk = RunsOnDisk(context.local_dir, self.backend.held_bytes, self.where)
@@ -228,10 +224,8 @@ class JoinOperator(KeyedLife):
 
     @property
     def held(self) -> tuple[int, int]:
-        """Number of held rows of each side."""
+        """Held rows of each side."""
         return len(self._buffers[0]), len(self._buffers[1])
-
-    # ---- for the kinds of joins
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         """Takes rows of one event time at a time if a later step follows event time row by row.
@@ -260,7 +254,7 @@ class JoinOperator(KeyedLife):
         self._relieve()
 
     def advance(self, emit: Emit) -> None:
-        """Emits and removes rows, after event time has reached `_watermark_ms`."""
+        """Emits and removes rows, once event time has reached `_watermark_ms`."""
         raise NotImplementedError
 
     def _times_of(self, rows: pa.RecordBatch, side: int) -> Ints:
@@ -269,11 +263,10 @@ class JoinOperator(KeyedLife):
         return self._clock.times(column, event_times_ms(column), self.where)
 
     def _without_added(self, schema: pa.Schema) -> pa.Schema:
-        """Returns the schema of held rows without the columns that the join added."""
+        """Schema of held rows without the columns that the join added."""
         return schema
 
     def _columns_of(self, batch: Batch, port: int) -> pa.RecordBatch:
-        """Returns the rows with the columns of their side."""
         rows, wanted = batch.rows, self._schemas[port]
         if rows.schema is not self._seen[port]:
             check_same(columns_of(rows.schema, wanted.names, self.where), wanted, self.where)
@@ -281,7 +274,7 @@ class JoinOperator(KeyedLife):
         return pa.RecordBatch.from_arrays([rows.column(name) for name in wanted.names], schema=wanted)
 
     def _rows_of(self, batch: Batch, port: int) -> tuple[pa.RecordBatch, Ints]:
-        """Returns the rows with the columns of their side, and their event times in milliseconds."""
+        """Returns the rows with the columns of their side, and their event times in ms."""
         if self._watermark_ms == WATERMARK_MAX:
             raise InvalidJob(
                 f"{self.where}: this job had read all of its input and joined every row, so rows added since would "
@@ -299,7 +292,6 @@ class JoinOperator(KeyedLife):
         return rows, event_times_ms(times)
 
     def _keeps_unmatched(self, port: int) -> bool:
-        """Returns whether rows of the side are emitted without a partner."""
         return True
 
     def _without_tombstones(self, batch: Batch, port: int) -> Batch:
@@ -363,7 +355,7 @@ class JoinOperator(KeyedLife):
         return null, rows if len(rows) else None, times[whole]
 
     def _run(self, rows: pa.RecordBatch, times: Ints, port: int) -> RowRun:
-        """Returns a run of the rows, and holds their keys."""
+        """Holds the keys of the run's rows."""
         codec = self._codecs[port]
         return RowRun.of(rows, self._numbers.hold(codec, codec.arrays(rows)), times)
 
@@ -380,10 +372,7 @@ class JoinOperator(KeyedLife):
             reached = np.full(len(rows), max(WATERMARK_MIN, self._before_ms - self.output_delay_ms))
         emit(Batch(rows, self._emit_ns, reached))
 
-    # ---- inside
-
     def _restore(self, side: int, rows: pa.RecordBatch, alive: Bools, matched: Bools) -> None:
-        """Restores the rows of the subtask's key groups."""
         keys: Sequence[pa.Array] = [rows.column(key) for key in self._sides[side].keys]
         groups = key_groups_of(keys, self.context.max_parallelism)
         own = alive & (groups >= self.backend.key_group_first) & (groups <= self.backend.key_group_last)

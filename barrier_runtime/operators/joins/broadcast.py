@@ -1,8 +1,5 @@
 """`broadcast_join`: adds the columns of a small table to every row, by key. The operator contains the table.
-
-The keys of the table are unique, so the join neither multiplies rows nor needs state, and a replay gives the same
-result.
-"""
+The keys are unique, so the join neither multiplies rows nor needs state, and a replay gives the same result."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -65,7 +62,7 @@ def small_keys(table: pa.Table, on: Sequence[str], schema: pa.Schema, where: str
 
 
 def enriched_schema(left: pa.Schema, right: pa.Schema, on: Sequence[str], where: str) -> pa.Schema:
-    """Returns the left columns, followed by the table's other columns."""
+    """The left columns, then the table's other columns."""
     added = [field for field in right if field.name not in on]
     require_columns(left, tuple(on), where)
     for field in added:
@@ -130,7 +127,7 @@ class EnrichOperator(Operator):
         return pc.index_in(codes, value_set=self._combined, skip_nulls=True)
 
     def _codes(self, columns: list[pa.Array]) -> pa.Array:
-        """Returns each row's key as a number; null if a value is null or not in the table."""
+        """Each row's key as a number; null if a value is null or not in the table."""
         combined = None
         for column, distinct in zip(columns, self._keys, strict=True):
             code = pc.index_in(column, value_set=distinct, skip_nulls=True).cast(pa.int64())
@@ -150,12 +147,12 @@ def _plain(column: pa.Array, what: str) -> pa.Array:
 
 
 def _tuples(keys: list[pa.Array]) -> Iterable[Any]:
-    """Returns the values of a single column, or tuples of several."""
+    """Values of a single column, or tuples of several."""
     return keys[0].to_pylist() if len(keys) == 1 else zip(*[key.to_pylist() for key in keys], strict=True)
 
 
 def _twice(keys: list[pa.Array]) -> tuple[int, int] | None:
-    """Returns two rows with the same key, if any."""
+    """Two rows with the same key."""
     seen: dict[Any, int] = {}
     for row, key in enumerate(_tuples(keys)):
         first = seen.setdefault(key, row)

@@ -1,8 +1,8 @@
 """Interval join: rows of a key match if the right time is within bounds around the left time.
-The window join is an interval join too: of window starts, which have to be equal.
 
-A pair is emitted when its second row arrives. An unmatched row is emitted when the watermark rules out further
-partners; rows are held as long as a partner is possible. See docs/design/joins-and-lookups.md.
+The window join is an interval join of window starts, which have to be equal. A pair is emitted when its second row
+arrives. An unmatched row is emitted when the watermark rules out further partners; rows are held as long as a partner
+is possible. See docs/design/joins-and-lookups.md.
 """
 
 import datetime
@@ -45,7 +45,7 @@ class MatchingJoin(JoinOperator):
         return self._misses[port]
 
     def _match(self, rows: pa.RecordBatch, times: Ints, port: int, emit: Emit) -> None:
-        """Joins rows of a side that are in time with the other side, and holds them."""
+        """Joins rows in time with the other side, and holds them."""
         null, whole, times = self._with_keys(rows, times, port)
         if null is not None and self._misses[port]:
             self._send(self._output(null, port), emit)
@@ -130,7 +130,7 @@ class MatchingJoin(JoinOperator):
         raise NotImplementedError
 
     def _output(self, rows: pa.RecordBatch, port: int) -> pa.RecordBatch:
-        """Returns rows of a side without a partner."""
+        """Rows of a side without a partner."""
         return self._columns.rows(rows, None) if port == _LEFT else self._columns.rows(None, rows)
 
 
@@ -152,8 +152,7 @@ class _Pairs:
 
     def take(self, in_order: bool) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """Returns the paired rows and empties the collection.
-        `in_order`: sorted by the arrival of the rows of `run`, then by the other row's time, independent of the runs.
-        """
+        `in_order`: by the arrival of the rows of `run`, then by the other row's time, independent of the runs."""
         taken = [other.take(its) for other, its in self._others]
         others = taken[0] if len(taken) == 1 else pa.concat_batches(taken)
         own = self._own[0] if len(self._own) == 1 else np.concatenate(self._own)
@@ -205,7 +204,7 @@ def _signed(span: datetime.timedelta) -> str:
 
 
 def output_delay_ms(between: tuple[datetime.timedelta, datetime.timedelta]) -> int:
-    """Returns how far event times of results may be behind the watermark, on either side."""
+    """Returns how far event times of results may be behind the watermark."""
     longest = max(datetime.timedelta(), between[1], -between[0])
     return -(-longest // _MS)
 
@@ -224,8 +223,7 @@ def window_definition(left: Side, right: Side, window: WindowAssigner, how: Join
 
 
 class WindowJoinOperator(MatchingJoin):
-    """Joins rows of a key that are in the same window: an interval join of window starts with bounds of 0.
-
+    """Joins rows of a key that are in the same window.
     A row in several windows is held, and joined, once per window. Pairs are emitted at once, unmatched rows when their
     window is over."""
 

@@ -67,14 +67,13 @@ class KeyNumbers:
 
 class JoinBuffer:
     def __init__(self, numbers: KeyNumbers) -> None:
-        """`numbers`: of the keys, which the rows hold (see `KeyNumbers.hold`)."""
         self._numbers = numbers
         self.runs: list[RowRun] = []
         self._checked_before = -(2**63)  # `passed` with pointer 1 has returned all earlier rows
         self._swept = True
 
     def __len__(self) -> int:
-        """Returns the number of living rows."""
+        """Living rows."""
         return sum(len(run) - run.dead for run in self.runs)
 
     @property
@@ -97,7 +96,7 @@ class JoinBuffer:
             self._replace(parts)
 
     def passed(self, before: int, pointer: int = 0) -> Iterator[tuple[RowRun, Ints]]:
-        """Returns living rows with a time below `before` not yet returned, as positions of runs in time order."""
+        """Yields living rows before time `before` not yet returned, as positions of runs in time order."""
         if pointer == 1:
             self._checked_before = max(self._checked_before, before)
         for run in self.runs:
@@ -108,7 +107,7 @@ class JoinBuffer:
                 yield run, positions
 
     def remove_passed(self, before: int) -> tuple[pa.RecordBatch, Ints, Ints, npt.NDArray[np.bool_]] | None:
-        """Removes rows with a time less than `before`, and returns them in time order; None: no rows.
+        """Removes rows before time `before`, and returns them in time order; None: no rows.
         The result: rows, number of the key, time, whether the row matched. Call `sweep` afterwards."""
         parts = list(self.passed(before))
         for run, positions in parts:
@@ -129,7 +128,7 @@ class JoinBuffer:
         return rows, keys, times, matched
 
     def drop_passed(self, before: int) -> None:
-        """Removes the rows with a time less than `before`. Call `sweep` afterwards."""
+        """Removes rows before time `before`. Call `sweep` afterwards."""
         for run, positions in self.passed(before):
             self.kill(run, positions)
 
@@ -151,7 +150,7 @@ class JoinBuffer:
                 self._replace([run])
 
     def _replace(self, parts: list[RowRun]) -> None:
-        """Merges `parts`, the last runs, into a single run."""
+        """Merges `parts`, the last runs."""
         if any(run.dead < len(run) for run in parts):
             run = RowRun.merged(parts)
             run.skip(self._checked_before, 1)

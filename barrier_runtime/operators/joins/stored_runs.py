@@ -4,7 +4,7 @@ In a snapshot each run is a value, written once; bits, written each time, say wh
 encoded off the loop. At another parallelism each subtask takes the rows of its key groups from all runs.
 
 All runs of an operator, both sides, have a share of the slot's memory (`SlotMemory.hold`). When they outgrow the share,
-the oldest are written to files and mapped: they are read as before, and the kernel caches their pages as memory allows.
+the oldest are written to files and mapped; the kernel caches their pages as memory allows.
 
     a run        event                                       result
     in memory    the runs outgrow their share                on disk: its rows, keys, times and order; not which live
@@ -40,19 +40,19 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 TIME_LIMIT = 2**62  # bound of times and interval bounds, either sign, so that sums fit in 64 bits
 _MOST = 2**63
-_FEW = 256  # below this number of keys, rows are always searched for
+_FEW = 256  # with fewer keys, rows are always searched for
 _LOOKS = 4  # looks at successive rows before a search
 _SAMPLED = 64  # keys in the sample that estimates how many find a row
 _FLAG_BYTES, _ORDER_BYTES = 2, 32  # per row
 
 
 class RowRun:
-    """Rows of a join side as columns, ordered by key and time for lookups. Never grows.
+    """Rows of a join side as columns, ordered by key and time. Never grows.
 
-    The rows stay in their order of arrival, in a record batch; numpy arrays hold the order: number of the key, time,
-    and place of the row. A *position* is a place in this order. A row is alive until it is killed.
-
-    `keys`, `times`: by position. `at`: position -> row of `rows`. `alive`, `matched`: by row of `rows`."""
+    The rows stay in order of arrival, in a record batch; numpy arrays hold the order: number of the key, time, and
+    place of the row. A *position* is a place in this order. A row is alive until it is killed. `keys`, `times`: by
+    position. `at`: position -> row of `rows`. `alive`, `matched`: by row of `rows`.
+    """
 
     def __init__(self, rows: pa.RecordBatch, keys: Ints, times: Ints, alive: Bools, matched: Bools) -> None:
         """At least one row. `keys`, `times`: by row; some rows may be dead."""
@@ -84,12 +84,10 @@ class RowRun:
 
     @property
     def held_bytes(self) -> int:
-        """Approximate bytes in memory."""
         return len(self) * _FLAG_BYTES + (0 if self.on_disk else self.bytes + len(self) * _ORDER_BYTES)
 
     @property
     def ordered(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Arrays that order the rows: four numbers of 64 bits each."""
         return self._places, self.keys, self.times, self.at
 
     def is_on_disk(self, rows: pa.RecordBatch, places: Ints, keys: Ints, times: Ints, at: Ints) -> None:
@@ -103,8 +101,7 @@ class RowRun:
 
     @staticmethod
     def merged(runs: Sequence["RowRun"]) -> "RowRun":
-        """Returns a run of the living rows of `runs`, at least one.
-        Among rows of the same key and time those of earlier runs come first."""
+        """Returns a run of the living rows of `runs`, at least one; equal key and time: earlier runs first."""
         lasting = [run._lasting() for run in runs if run.dead < len(run)]
         rows = pa.concat_batches([rows for rows, *_ in lasting])
         firsts = np.cumsum([0, *(part.num_rows for part, *_ in lasting)])
@@ -115,7 +112,6 @@ class RowRun:
         return run
 
     def _lasting(self) -> tuple[pa.RecordBatch, Ints, Ints, Ints, Bools]:
-        """Returns the living rows: rows, keys, times and places of rows by position, matched by row."""
         if not self.dead:
             return self.rows, self.keys, self.times, self.at, self.matched
         position = self.alive[self.at]
@@ -125,8 +121,8 @@ class RowRun:
         return rows, self.keys[position], self.times[position], at, self.matched[self.alive]
 
     def ranges(self, keys: Ints, lowest: Ints, highest: Ints) -> tuple[Ints, Ints]:
-        """Returns for each key the positions [start, end) of its rows with times `lowest` to `highest`.
-        Both times are included, and so are dead rows. Fastest if the keys are ordered."""
+        """Returns for each key the positions [start, end) of its rows, dead or alive, with times `lowest` to `highest`.
+        Both times are included. Fastest if the keys are ordered."""
         first = np.minimum(keys, self._highest_key + 1) * self._width
         if self._ranks is None:
             # np.clip takes three times as long
@@ -153,13 +149,12 @@ class RowRun:
         return ends
 
     def _reach(self, positions: Ints, last: Ints) -> Bools:
-        """Returns where there is a row with a place up to `last`."""
         there: Bools = (positions < len(self)) & (self._places.take(positions, mode="clip") <= last)
         return there
 
     def passed(self, before: int, pointer: int = 0) -> Ints:
-        """Returns positions of rows with a time less than `before` not returned before, in time order.
-        `pointer`: 0 or 1; the two advance independently."""
+        """Returns positions of rows before time `before` not returned yet, in time order. The two pointers (0, 1) are
+        independent."""
         if self.first >= before or self._passed[pointer] == len(self):
             return self.at[:0]
         if self._by_time is None:
@@ -171,14 +166,13 @@ class RowRun:
         return self._by_time[start:end]
 
     def skip(self, before: int, pointer: int) -> None:
-        """Marks rows with a time less than `before` as returned."""
         self.passed(before, pointer)
 
     def living(self, positions: Ints) -> Ints:
         return positions[self.alive[self.at[positions]]]
 
     def kill(self, positions: Ints) -> None:
-        """Kills living rows; `positions` has each once."""
+        """`positions` are living rows, each once."""
         self.alive[self.at[positions]] = False
         self.dead += len(positions)
 
@@ -207,7 +201,7 @@ VALUE = "runs"  # name of the snapshot value
 
 
 class StoredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`value`: name of the snapshot value with the rows (an Arrow IPC stream). `alive`, `matched`: a bit per row."""
+    """`value`: name of the snapshot value with the rows (Arrow IPC stream). `alive`, `matched`: a bit per row."""
 
     side: int  # 0: left, 1: right
     value: str
@@ -216,7 +210,7 @@ class StoredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
 
 class StoredRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """List of runs, oldest first."""
+    """Runs, oldest first."""
 
     runs: tuple[StoredRun, ...]
     version: int = 1
@@ -226,8 +220,6 @@ _RUNS = VersionedDecoder(value_format("{}: the list of its rows in its snapshot"
 
 
 class RunStore:
-    """Names of runs, and the runs that are already objects of the job's store."""
-
     def __init__(self) -> None:
         # by id of the run, which is kept alive so that its id stays unique
         self._names: dict[int, tuple[RowRun, str]] = {}
@@ -235,7 +227,6 @@ class RunStore:
         self._objects: Mapping[str, FileRef] = {}
 
     def capture(self, sides: Sequence[Sequence[RowRun]], values: dict[str, bytes], **more: Any) -> Capture:
-        """`values`: further values of the operator."""
         known, self._names = self._names, {}
         listed, rows, stored = [], {}, {}
         for side, runs in enumerate(sides):
@@ -348,5 +339,5 @@ class RunsOnDisk:
 
 
 def _aligned(size: int) -> int:
-    """Next place at which Arrow reads rows without copying them."""
+    """Next place at which Arrow reads rows without a copy."""
     return -(-size // 64) * 64

@@ -3,9 +3,9 @@
 The *versioned* join sees the table as of the row's event time. It is an as-of join in which a version may delete the
 key: a left row waits until the watermark has passed its time, so neither the order of arrival nor a replay matters.
 
-The *newest* join sees the table as of the row's arrival. It holds one row per key and no left rows: a left row is
-emitted at once. A change kills the held row of its key, and is held unless it is a delete. The interleaving of two
-streams is arbitrary, so a replay may give other rows; decided results stay.
+The *newest* join sees the table as of the row's arrival: a left row is emitted at once, and not held. A change kills
+the held row of its key, and is held unless it is a delete. The interleaving of two streams is arbitrary, so a replay
+may give other rows; decided results stay.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,7 @@ _LEFT, _RIGHT = 0, 1
 
 class VersionedTableJoinOperator(AsOfJoinOperator):
     """Joins with the table as of the left row's event time.
-    `deleted`: the column that is true in deletes; None: no deletes. Deletes that the watermark has passed are not held.
-    """
+    `deleted`: column that is true in deletes; None: no deletes. Deletes that the watermark has passed are not held."""
 
     def __init__(
         self,
@@ -65,8 +64,7 @@ class VersionedTableJoinOperator(AsOfJoinOperator):
 
 
 class NewestTableJoinOperator(JoinOperator):
-    """Joins with the table as it is when the left row arrives. The sides have no event time.
-    `deleted`: see `VersionedTableJoinOperator`."""
+    """Joins with the table as it is when the left row arrives. The sides have no event time."""
 
     def __init__(
         self,
@@ -97,7 +95,7 @@ class NewestTableJoinOperator(JoinOperator):
             self._look_up(batch, rows.slice(first, step), first, emit)
 
     def _apply(self, changes: pa.RecordBatch) -> None:
-        """Applies changes; of several changes of a key the last counts."""
+        """Of several changes of a key the last counts."""
         table = self._buffers[_RIGHT]
         run = self._run(changes, np.zeros(len(changes), np.int64), _RIGHT)
         last = np.ones(len(run), np.bool_)
@@ -143,7 +141,7 @@ def _of_keys(run: RowRun, keys: Ints) -> tuple[Ints, Ints]:
 
 
 def _removes(rows: pa.RecordBatch, at: Ints, deleted: str | None) -> Bools:
-    """Returns which of the rows `at` are deletes."""
+    """Which of the rows `at` are deletes."""
     if deleted is None:
         return np.zeros(len(at), np.bool_)
     flags: Bools = pc.fill_null(rows.column(deleted).take(pa.array(at)), False).to_numpy(zero_copy_only=False)

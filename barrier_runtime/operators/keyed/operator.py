@@ -35,9 +35,7 @@ from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS
 
 
 class KeyedLife(Operator):
-    """Lifecycle of an operator with keyed state: the backend from `open` to `close`, and restored event time.
-
-    Subclasses (`KeyedOperator`, `JoinOperator`) decide about keys and their columns."""
+    """Lifecycle of keyed state: the backend from `open` to `close`, and restored event time."""
 
     name: str
     backend: KeyedBackend
@@ -49,7 +47,7 @@ class KeyedLife(Operator):
         self._opened = False
 
     def _restore_progress(self, context: OperatorContext) -> Progress:
-        """Opens the backend, as the first step of `open`, and restores event time from the snapshots."""
+        """Opens the backend, as the first step of `open`, and restores event time."""
         self.context = context
         self.metrics = context.metrics
         self.backend = context.open_keyed()
@@ -86,8 +84,7 @@ class KeyedLife(Operator):
         return self._floors.watermarks([rows.column(key) for key in keys], self._watermark_ms)
 
     def _watermarks_by_key(self, batch: Batch, keys: Sequence[str]) -> npt.NDArray[np.int64] | None:
-        """Returns event time at each row, independent of the cuts of batches.
-        None: the subtask's watermark for all rows."""
+        """The same, independent of the cuts of batches."""
         reached, floors = batch.reached, None if self._floors is None else self._floors_by_key(batch.rows, keys)
         if reached is None or not len(reached) or reached[-1] <= self._watermark_ms:
             return floors
@@ -95,8 +92,6 @@ class KeyedLife(Operator):
 
 
 class KeyedOperator(KeyedLife):
-    """Base of the stateful operators after `key_by`."""
-
     kind = "keyed operator"
     namespaces: ClassVar[Mapping[str, int]] = {}  # state -> number of key parts after the user's key; missing: none
     made_of_tables = False  # True: the first state holds entries as users write them, not rows
@@ -110,8 +105,8 @@ class KeyedOperator(KeyedLife):
         schema: pa.Schema | None,
         more: Sequence[str] = (),
     ) -> None:
-        """`columns`: all columns that the state depends on, keys included; `more`: columns that may differ in the next
-        version of the program. `schema`: of the input, if known."""
+        """`columns`: all columns that the state depends on, keys included; `more`: columns that may differ in the
+        program's next version. `schema`: of the input, if known."""
         super().__init__()
         self.name = name
         self.where = f"{self.kind} {name!r}"
@@ -161,23 +156,23 @@ class KeyedOperator(KeyedLife):
 
     @property
     def state_keys(self) -> tuple[str, ...]:
-        """Key columns under the names used in snapshots."""
+        """Key columns as named in snapshots."""
         return self._key_columns
 
     @property
     def column_types(self) -> dict[str, str]:
-        """Types of the columns that the state depends on, by name; only those known before rows arrive."""
+        """Types of the columns that the state depends on, if known before rows arrive."""
         known = pa.schema([]) if self._declared is None else plain_schema(self._declared)
         return {column: str(known.field(column).type) for column in self._columns if column in known.names}
 
     @property
     def key_schema(self) -> pa.Schema:
-        """Key columns with their types. Must not be used before the types are known."""
+        """Key columns with types, once known."""
         assert self._bound is not None, "no row came, and the flow does not tell the columns"
         return pa.schema([self._bound.field(name) for name in self.state_keys])
 
     def bind_without_rows(self, keys: pa.Schema) -> None:
-        """Opens the state tables before any row, for callers that make state without rows.
+        """Opens the state tables before any row.
         `keys`: key columns, used if the flow does not know the input's columns. Raises `InvalidJob` if the state
         depends on further columns."""
         if self._bound is not None:
@@ -191,7 +186,7 @@ class KeyedOperator(KeyedLife):
         self._bind(columns_of(keys, self._columns, self.where))
 
     def _check(self, schema: pa.Schema) -> None:
-        """Checks a batch's schema, which is nearly always the same object as before."""
+        """The schema is nearly always the same object as before."""
         if schema is not self._seen:
             if self._seen is None or not schema.equals(self._seen):
                 self._accept(schema)
@@ -206,7 +201,7 @@ class KeyedOperator(KeyedLife):
         self.on_input_schema(schema)
 
     def _restored_columns(self, stored: pa.Schema) -> pa.Schema:
-        """Returns the columns for the restored state, which was written for `stored`."""
+        """Returns the columns for the restored state, written for `stored`."""
         return columns_to_bind(self._columns, self._fixed, stored, self._declared, self.where)
 
     def _bind(self, columns: pa.Schema) -> None:
@@ -232,9 +227,9 @@ class KeyedOperator(KeyedLife):
     ) -> ColumnTable:
         """Returns the operator's only columnar table (see `KeyedBackend.column_table`).
 
-        If the restored state has other columns, or another order, its rows are converted: new columns start at their
-        initial value, columns no longer used are dropped (a check before the run has permitted this). Raises
-        `InvalidJob` for state of a release that did not store the types of its columns.
+        Rows of a restored state with other columns, or another order, are converted: new columns start at their initial
+        value, unused columns are dropped (a check before the run has permitted this). Raises `InvalidJob` for state of
+        a release that did not store the types of its columns.
         """
         types = {column: np.dtype(kind).str for column, (kind, _) in columns.items()}
         before: dict[str, str] | None = None
@@ -250,7 +245,7 @@ class KeyedOperator(KeyedLife):
         return self.backend.column_table(name, columns, width, evictable, added, before, by_last, in_slices)
 
     def _known_columns(self) -> frozenset[str]:
-        """Returns the names of the restored state's columns; empty without restored state, or if it does not say."""
+        """Columns of the restored state; empty if unknown."""
         return frozenset(self._state_types or self._state_columns)
 
     def bind(self, columns: pa.Schema) -> None:

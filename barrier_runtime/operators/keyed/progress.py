@@ -1,12 +1,12 @@
 """Progress of a keyed operator besides its tables: event time, and the types of the state's columns.
 
-The watermark must survive a restore: otherwise rows that were late before a failure would be accepted into windows that
-have already fired. After rescaling, the key groups of a subtask may come from snapshots with different watermarks (of
-an unaligned or at-least-once checkpoint). The subtask continues with the lowest, so that pending
-windows and timers still fire; the higher watermarks become *floors*, the event time of their key groups.
+The watermark must survive a restore: otherwise windows that have fired would accept late rows again. After rescaling, a
+subtask's key groups may come from snapshots with different watermarks (of an unaligned or at-least-once checkpoint).
+The subtask continues with the lowest, so that pending windows and timers still fire; the higher watermarks become
+*floors*, the event time of their key groups.
 
-`Reclaiming` serves states with TTL: it reads the wall clock, deletes expired entries, and has the store compacted after
-a clean-up that deleted most entries.
+`Reclaiming` serves states with TTL: it deletes expired entries, and has the store compacted after a clean-up that
+deleted most entries.
 """
 
 import logging
@@ -35,8 +35,6 @@ COLUMNS = SHARED + "columns"  # name of the snapshot value with `StateColumns`
 
 
 class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Event time `watermark_ms` of the key groups `first` to `last`."""
-
     first: int
     last: int
     watermark_ms: int
@@ -46,14 +44,13 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Stored progress of an operator.
 
     `schema`: Arrow IPC bytes of the columns that the state depends on; empty before the first batch. `state_columns`:
-    names of the columnar table's columns, in the order of its rows; empty without such a table, and in snapshots of
-    older releases. `going_to_ms`: event time was advancing to there, and timers up to there still had to fire; None: no
-    timers were due. `timers_from_ms`: by table of timers, a time before which there are no timers; a missing table is
-    unknown.
+    columns of the columnar table, in order; empty without such a table, and in snapshots of older releases.
+    `going_to_ms`: event time was advancing to there, and timers still had to fire; None: no timers were due.
+    `timers_from_ms`: by table of timers, a time before which there are none; a missing table is unknown.
     """
 
     watermark_ms: int = WATERMARK_MIN
-    emit_ns: int = 0  # latest intended emission time seen: used for results that a watermark triggers
+    emit_ns: int = 0  # latest intended emission time seen; of results that a watermark triggers
     schema: bytes = b""
     version: int = 1
     floors: tuple[Floor, ...] = ()  # above `watermark_ms`
@@ -66,8 +63,8 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StateColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Columns of an operator's columnar table, in the order of its rows: name and numpy dtype.
-    A restore gives them to all subtasks, including those that had no row, so all create the same columns."""
+    """Columns of an operator's columnar table, in order: name and numpy dtype.
+    A restore gives them to all subtasks, even without rows, so all create the same columns."""
 
     columns: tuple[tuple[str, str], ...]
     version: int = 1
@@ -82,8 +79,7 @@ _COLUMNS = VersionedDecoder(
 
 
 def restored_columns(snapshots: Iterable[OperatorSnapshot], operator: str) -> dict[str, str]:
-    """Returns name -> numpy dtype, in the order of the rows.
-    Empty if there was no table, or an older release wrote the snapshot."""
+    """Returns name -> numpy dtype, in order; empty without a table, and for snapshots of older releases."""
     for snapshot in snapshots:
         stored = snapshot.values.get(COLUMNS)
         if stored is not None:
@@ -95,13 +91,12 @@ _PROGRESS = VersionedDecoder(value_format("{}: its progress in its snapshot"), m
 
 
 def timers_unknown(progress: bytes) -> bytes:
-    """Returns `progress` without the first times of timers, after others have added timers to the tables."""
+    """Returns `progress` without the first times of timers, after others added timers to the tables."""
     known = _PROGRESS.decode(progress, "its own snapshot")
     return msgspec.structs.replace(known, timers_from_ms={}).encode()
 
 
 def fires_still(snapshot: OperatorSnapshot) -> bool:
-    """Returns whether due timers had not fired when the snapshot was taken."""
     stored = snapshot.values.get(VALUE)
     return stored is not None and _PROGRESS.decode(stored, f"operator {snapshot.operator!r}").going_to_ms is not None
 
@@ -115,9 +110,9 @@ def reached_ms(snapshots: Iterable[OperatorSnapshot]) -> int:
 def restored_progress(
     snapshots: Iterable[OperatorSnapshot], operator: str, first_group: int, last_group: int, *, reopened: bool = False
 ) -> Progress:
-    """Returns the progress for the key groups `first_group` to `last_group`, from one or more snapshots.
-    The lowest watermark loses no row, and floors keep late rows late. `reopened`: the snapshots come from a run that
-    stopped its sources early; this run reads on."""
+    """Returns the progress for the key groups `first_group` to `last_group`.
+    The lowest watermark loses no row, and floors keep late rows late. `reopened`: the snapshots' run stopped its
+    sources early; this run reads on."""
     found = []
     floors: list[Floor] = []
     for snapshot in snapshots:
@@ -162,14 +157,13 @@ def _begun_again(progress: Progress) -> Progress:
 
 
 def _going_to_ms(found: Sequence[Progress]) -> int | None:
-    """Returns the lowest event time to be reached, if any of the snapshots was still advancing."""
+    """Returns the lowest event time to be reached, if a snapshot was still advancing."""
     if all(progress.going_to_ms is None for progress in found):
         return None
     return min(progress.watermark_ms if progress.going_to_ms is None else progress.going_to_ms for progress in found)
 
 
 def _lowest(known: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Returns the lowest time of each table of timers that all snapshots know."""
     return {name: min(each[name] for each in known) for name in known[0] if all(name in each for each in known)}
 
 
@@ -185,12 +179,10 @@ class Floors:
             np.maximum(part, floor.watermark_ms, out=part)
 
     def above(self, watermark_ms: int) -> tuple[Floor, ...]:
-        """Returns the floors above the subtask's watermark."""
         return tuple(floor for floor in self._floors if floor.watermark_ms > watermark_ms)
 
     @property
     def told_ms(self) -> tuple[int, ...]:
-        """Event times of the key groups that were ahead."""
         return tuple(floor.watermark_ms for floor in self._floors)
 
     @property
@@ -199,12 +191,10 @@ class Floors:
         return self._of_group
 
     def watermarks(self, keys: Sequence[pa.Array], watermark_ms: int) -> npt.NDArray[np.int64]:
-        """Returns the event time of each row, given its key columns."""
         return np.maximum(self._of_group[key_groups_of(keys, self._max_parallelism)], watermark_ms)
 
 
 def columns_of(schema: pa.Schema, columns: Sequence[str], where: str) -> pa.Schema:
-    """Returns the columns of `schema` that `columns` names, each once, without metadata."""
     fields = []
     for column in dict.fromkeys(columns):
         if column not in schema.names:
@@ -214,7 +204,7 @@ def columns_of(schema: pa.Schema, columns: Sequence[str], where: str) -> pa.Sche
 
 
 def keys_said(schema: pa.Schema | None, keys: Sequence[str]) -> str:
-    """Returns the key columns with their types, as snapshots and coordinator name them; "" if unknown."""
+    """Returns the key columns with their types, as in snapshots and the coordinator; "" if unknown."""
     if schema is None or any(key not in schema.names for key in keys):
         return ""
     known = plain_schema(schema)
@@ -230,7 +220,7 @@ def schema_of(data: bytes) -> pa.Schema:
 
 
 def check_same(now: pa.Schema, before: pa.Schema, where: str) -> None:
-    """Raises `InvalidJob` if rows of the columns `now` do not fit the state written for `before`."""
+    """Raises `InvalidJob` if columns `now` do not fit the state written for `before`."""
     if not now.equals(before):
         raise InvalidJob(
             f"{where}: its state was made of ({described(before)}), but now its rows have ({described(now)}): "
@@ -239,7 +229,7 @@ def check_same(now: pa.Schema, before: pa.Schema, where: str) -> None:
 
 
 def check_none_added(columns: Sequence[str], before: pa.Schema, where: str) -> None:
-    """Raises `InvalidJob` if `columns`, in use now, were not all part of the state written for `before`."""
+    """Raises `InvalidJob` if some of `columns` were not part of the state written for `before`."""
     added = [column for column in dict.fromkeys(columns) if column not in before.names]
     if added:
         shown = ", ".join(map(repr, added))
@@ -253,10 +243,9 @@ def check_none_added(columns: Sequence[str], before: pa.Schema, where: str) -> N
 def columns_to_bind(
     columns: Sequence[str], fixed: int, before: pa.Schema, declared: pa.Schema | None, where: str
 ) -> pa.Schema:
-    """Returns the types of `columns`, which an operator uses now, for state written for `before`.
-    Columns after the first `fixed` may be new: `declared`, the schema of the input, has their types. Raises
-    `InvalidJob` if other columns are new, or if a type is unknown before rows arrive: until then no window could fire.
-    """
+    """Returns the types of `columns`, in use now, for state written for `before`.
+    Columns after the first `fixed` may be new, with types from `declared`, the schema of the input. Raises `InvalidJob`
+    if other columns are new, or if a type is unknown before rows arrive: until then no window could fire."""
     check_none_added(columns[:fixed], before, where)
     used = dict.fromkeys(columns)
     kept = pa.schema([before.field(column) for column in used if column in before.names])
@@ -278,7 +267,7 @@ log = logging.getLogger("barrier_runtime.state")
 
 
 class Reclaiming:
-    """Clean-up of expired entries, for an operator that has states with TTL. Runs on the loop."""
+    """Clean-up of expired entries. Runs on the loop."""
 
     def __init__(self, timing: Timing, backend: KeyedBackend, context: OperatorContext, where: str) -> None:
         self._timing = timing

@@ -1,13 +1,13 @@
 """Timers of a keyed operator: set, deleted, and fired in the order of their times and keys.
 
-This file has timers by event time; wall-clock timers (`wall_timers`) add another clock. All timers are in state, by
-time (`state/values/timer_table`); memory holds the next ones in a heap. A *mark* in the heap says: from its time on,
-and from a position in the store, some timers of its key groups are not in the heap. When all timers before a mark have
-fired, the next timers of one of its groups are read from that position, so no scan starts with fired timers.
+These are event-time timers; `wall_timers` adds another clock. All timers are in state, by time
+(`state/values/timer_table`); a heap holds the next ones. A *mark* in the heap says: from its time on, and from a
+position in the store, some timers of its key groups are not in the heap. When all timers before a mark have fired, the
+next timers of one of its groups are read from that position, so no scan starts with fired timers.
 
-While marks cover all key groups, a timer set behind all of them (*far*) is only written, and costs the heap nothing
-before it is due. The heap is looked up first only if it has dead timers, since the new timer may be one of them;
-without the lookup a held timer may be written twice, which is harmless. See docs/design/timers.md.
+While marks cover all key groups, a timer set behind all of them (*far*) is only written. The heap is looked up first
+only if it has dead timers, since the new timer may be one of them; without the lookup a held timer may be written
+twice, which is harmless. See docs/design/timers.md.
 
 States and moves of a timer:
 
@@ -48,8 +48,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
 
 StateKey: TypeAlias = tuple[Any, ...]
-# A timer: time, sortable form of its key, 0, key. A mark directly after a timer (or, with (), before all timers of its
-# time): time, that timer's sortable key, 1, first and last key group, position.
+# Timer: time, sortable form of its key, 0, key. Mark after a timer (or, with (), before all timers of its time): time,
+# that timer's sortable key, 1, first and last key group, position.
 Entry: TypeAlias = tuple[Any, ...]
 
 TABLE = "@timers"  # not a possible name of a class attribute
@@ -63,8 +63,6 @@ _SLICE_TIMERS = 1_000  # ends a turn even if the clock stands still
 
 
 class Slice:
-    """Time that timers may take without a pause."""
-
     __slots__ = ("_left", "_now_s", "_until_s")
 
     def __init__(self, now_s: Callable[[], float]) -> None:
@@ -92,7 +90,7 @@ class Timers:
         from_ms: int = WATERMARK_MIN,
         held: int | None = None,
     ) -> None:
-        """`without_handler`: name of a function without a timer handler, for which `register` raises.
+        """`without_handler`: name of a function without a timer handler; `register` raises.
         `from_ms`: no timer of the table is earlier. `held`: approximate number of timers in memory."""
         self._deaf = without_handler
         self._table = table
@@ -101,8 +99,8 @@ class Timers:
         first, last = table.key_groups
         self._fewest = max(_HELD if held is None else held, _HELD_OF_GROUP * (last - first + 1))
         self._read_at_once = max(1, self._fewest // (last - first + 1))
-        # After a trim there is room for a read of each key group and a mark: otherwise a trim could drop the same
-        # timers for ever.
+        # Room after a trim for a read of each key group and a mark: otherwise trims could drop the same timers for
+        # ever.
         self._room = max(self._fewest, (self._read_at_once + 1) * (last - first + 1))
         self._most = self._fewest + self._room
         self.next_ms = _NEVER  # no timer is due before
@@ -128,11 +126,9 @@ class Timers:
     def register(self, timestamp_ms: int | datetime) -> None:
         """Calls `on_timer(key, timestamp_ms, ctx)` once the watermark has reached `timestamp_ms`.
 
-        `timestamp_ms`: ms since 1970, or a datetime (without a zone: in UTC; finer digits are rounded down).
-
-        The call comes before the next row; if the watermark is already there, directly after the current row.
-        Registering twice has no further effect. At the end of all input every timer fires; those last calls cannot
-        register timers.
+        `timestamp_ms`: ms since 1970, or a datetime (without a zone: in UTC; finer digits are rounded down). The call
+        comes before the next row; if the watermark is already there, after the current row. Registering twice has no
+        further effect. At the end of all input every timer fires; those last calls cannot register timers.
         """
         if self._deaf is not None:
             raise InvalidJob(
@@ -185,7 +181,6 @@ class Timers:
             self._table.delete(timer)
 
     def is_set(self, timestamp_ms: int) -> bool:
-        """Returns whether the current key has a timer at `timestamp_ms`. May read the store."""
         timer = (timestamp_ms, self._current.key)
         held = self._held.get(timer)
         return bool(self._marks and self._table.get(timer) is not None) if held is None else held
@@ -196,7 +191,6 @@ class Timers:
 
     @property
     def lowest_ms(self) -> int:
-        """Time before which there is no timer."""
         postponed: list[int] = [entry[0] for entry in self._postponed or ()]
         return min(self.next_ms, WATERMARK_MAX, *postponed)
 
@@ -205,8 +199,8 @@ class Timers:
 
     def due(self, watermark_ms: int, time_slice: Slice | None = None) -> Iterator[tuple[StateKey, int]]:
         """Takes the timers up to `watermark_ms`, earliest first, including those registered meanwhile.
-        With a slice the iteration stops when its time is over; while `next_ms` is not above `watermark_ms`, the caller
-        calls again."""
+        The iteration stops when the slice is over; while `next_ms` is not above `watermark_ms`, the caller calls
+        again."""
         self._ending = watermark_ms == WATERMARK_MAX
         while self.next_ms <= watermark_ms:
             if time_slice is not None and time_slice.is_over():
@@ -226,8 +220,6 @@ class Timers:
                 self._dead -= 1
         self._ending = False
 
-    # ---- inside
-
     def _kill(self, timer: tuple[int, StateKey]) -> None:
         self._table.delete(timer)
         self._held[timer] = False
@@ -241,7 +233,7 @@ class Timers:
             heapq.heappush(self._heap, (timestamp_ms, _sortable(key), 0, key))
 
     def _read(self, mark: Entry) -> None:
-        """Reads the next timers of the first key group of a mark that was taken out of the heap."""
+        """Reads the next timers of a mark's first key group."""
         mark_ms, after, _, first, last, position = mark
         found, behind, following = self._table.behind(position, first, last, self._read_at_once)
         self._marks -= 1
@@ -263,8 +255,7 @@ class Timers:
             self._trim()
 
     def _hold_outside(self, until_ms: int) -> None:
-        """Moves waiting timers up to `until_ms`, and some later ones, into the heap.
-        The later ones make the next search less soon."""
+        """Moves waiting timers up to `until_ms` into the heap, and some later ones, which delays the next search."""
         held = self._held
         waiting = [timer for timer in self._table.waiting() if timer not in held]
         waiting.sort(key=_time_of)
@@ -283,7 +274,6 @@ class Timers:
         self._marked_ms = max(self._marked_ms, from_ms + bool(after))
 
     def _bury(self) -> None:
-        """Rebuilds the heap without dead timers."""
         held = self._held
         self._heap = [entry for entry in self._heap if entry[2] or held[entry[0], entry[3]]]
         heapq.heapify(self._heap)
@@ -305,7 +295,7 @@ class Timers:
         self._most = len(self._heap) + max(self._room, len(self._heap))
 
     def _drop_from(self, cut_ms: int) -> None:
-        """Drops all timers from `cut_ms` on that do not wait."""
+        """Drops the timers from `cut_ms` on that do not wait."""
         is_unwritten = self._table.is_unwritten
         kept, marks, dropped = [], [], []
         for entry in self._heap:
@@ -335,7 +325,6 @@ class Timers:
         self._look()
 
     def _look(self) -> None:
-        """Updates `next_ms` after a change of the heap."""
         self.next_ms = self._heap[0][0] if self._heap else _NEVER
 
 
@@ -358,7 +347,7 @@ def _time_of(timer: tuple[int, StateKey]) -> int:
 
 
 def _sortable(key: StateKey) -> StateKey:
-    """Returns a form of a key that compares field by field, with None before everything."""
+    """Returns a key that compares field by field, None first."""
     if len(key) == 1:
         return (key[0] is not None, key[0])
     return tuple((field is not None, field) for field in key)

@@ -1,8 +1,8 @@
 """The wall clock, wake-ups of a slot by that clock, and timers in a table of their own. See docs/design/timers.md.
 
 The slot's loop wakes the slot when the first timer is due. An operator opens off the loop, so no wake-up is set before
-its first turn. `UndoableTimers` undo a failed call's changes to timers before the call is repeated (`state/values/undo`
-does the same for tables).
+its first turn. `UndoableTimers` undo a failed call's changes before the call is repeated (`state/values/undo` does the
+same for tables).
 """
 
 import heapq
@@ -25,7 +25,7 @@ _CATCHING_UP = 0.5  # ms per ms, while the wall clock is behind a time already r
 
 class WallClock:
     """The wall clock, without steps back.
-    If the machine's clock was set back, time advances at half the pace of a steady clock until both agree."""
+    If the clock was set back, time advances at half the pace of a steady clock until both agree."""
 
     def __init__(self, wall_ms: Callable[[], int], steady_s: Callable[[], float], from_ms: int = WATERMARK_MIN) -> None:
         """`from_ms`: latest time returned before, for example by the process that wrote the state."""
@@ -47,7 +47,7 @@ class WallClock:
 
 class WakeUps:
     """Wake-ups of the slot. None is cancelled: an early wake-up finds no work, and sets the next.
-    There are at most as many wake-ups as milliseconds until the next look."""
+    There are at most as many as milliseconds until the next look."""
 
     def __init__(self, call_later: Callable[[float, Callable[[], None]], None], wake: Callable[[], None]) -> None:
         self._call_later = call_later
@@ -98,32 +98,29 @@ class WallTimers(Timers):
 
     @property
     def now_ms(self) -> int:
-        """Wall clock (ms since 1970) as these timers see it: never goes back."""
+        """Wall clock (ms since 1970) that never goes back."""
         return self._clock.now_ms()
 
     def register(self, timestamp_ms: int | datetime) -> None:
         """Calls `on_wall_timer(key, timestamp_ms, ctx)` once the wall clock has reached `timestamp_ms`.
 
         `timestamp_ms`: ms since 1970, or a datetime (without a zone: in UTC). The call does not wait for rows, and
-        comes as soon as possible if the time is past. Registering twice has no further effect. Timers that became due
-        while the job was down fire after the restore, before the next row of their key. At the end of all input,
-        timers that are not due stay in the last checkpoint and do not fire.
+        comes as soon as possible if the time is past. Registering twice has no further effect. Timers due while the job
+        was down fire after the restore, before the next row of their key. Timers not due at the end of all input stay
+        in the last checkpoint and do not fire.
         """
         super().register(timestamp_ms)
 
     def after(self, delay: Duration) -> int:
         """Registers a timer `delay` (a `timedelta`, or seconds) from now, at least 1 ms.
-
-        Returns the time at which the timer is due, for `delete`."""
+        Returns the due time, for `delete`."""
         duration = as_duration(delay, "delay of a wall-clock timer")
         due_ms = self._clock.now_ms() + max(1, math.ceil(duration / _MILLISECOND))
         self.register(due_ms)
         return due_ms
 
-    # ---- for the operator
-
     def any_due(self) -> bool:
-        """Returns whether a timer is due, in each turn; else sets a wake-up for the next timer."""
+        """Returns whether a timer is due; else sets a wake-up for the next."""
         self._may_wake = True
         if not self._heap:
             return False
@@ -166,10 +163,8 @@ class WallTimers(Timers):
                     self._table.delete(timer)
                     yield key, timestamp_ms
 
-    # ---- inside
-
     def _due_of_keys(self) -> dict[StateKey, list[int]]:
-        """Returns the due timers by key, and keeps holding them."""
+        """Due timers by key, still held."""
         found: dict[StateKey, list[int]] = {}
         taken = []
         while self.next_ms <= self._opened_ms:

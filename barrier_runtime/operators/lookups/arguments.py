@@ -39,7 +39,6 @@ def lookup_settings(
     max_requests_per_second: float | None,
     linger: Duration,
 ) -> LookupSettings:
-    """Raises `InvalidJob` for invalid arguments."""
     function = _function(fetch_many, where)
     on = (key,) if isinstance(key, str) else tuple(key)
     if not on or not all(isinstance(column, str) for column in on):
@@ -80,7 +79,7 @@ def lookup_settings(
 
 
 def _function(fetch_many: Any, where: str) -> Any:
-    """Returns the function to call, or the method `fetch_many` of a class or object."""
+    """The function to call, or the method `fetch_many` of a class or object."""
     function = getattr(fetch_many, "fetch_many", None)
     if isinstance(fetch_many, type) and not callable(function):
         raise InvalidJob(

@@ -1,14 +1,14 @@
 """Pure state machine of a lookup: decides about rows and requests, and does no I/O.
 
-Input: rows, replies and the time. Output: requests to send, requests to abort, finished rows. A row has a number, in
-order of arrival, and a key; rows of the same key share a request. States of a row:
+Input: rows, replies and the time. Output: requests to send and to abort, finished rows. A row has a number, in order of
+arrival, and a key; rows of the same key share a request. States of a row:
 
     waiting    arrived while `capacity` rows were under way: rows of a restore, of a large batch, or before a barrier
     under way  its key is requested, or about to be, or its result waits for earlier rows
     finished   returned once by `advance`; later events do not find the row
 
-A request is one attempt. It ends with its reply, its error or its timeout; later replies and errors are counted as
-late. A failed attempt is repeated as another request, as `Retry` says.
+A request is one attempt, ended by its reply, error or timeout; later replies and errors are counted as late. A failed
+attempt is repeated as another request, by `Retry`.
 
 Watermarks stand between rows. If ordered, rows finish in order of arrival. Otherwise rows finish in any order, but no
 row before a watermark that came before it. `reached` is a watermark only once all rows before it are finished.
@@ -33,8 +33,8 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class BookSettings:
-    """`capacity`: rows under way. `most_keys`: keys per request. `linger_s`: longest wait of a key for further keys.
-    `most_requests`: parallel requests. `timeout_s`: of one attempt. `requests_per_second`: of all subtasks."""
+    """`capacity`: rows under way. `most_keys`: per request. `linger_s`: longest wait of a key for further keys.
+    `most_requests`: parallel. `timeout_s`: of one attempt. `requests_per_second`: of all subtasks."""
 
     capacity: int
     most_keys: int
@@ -49,7 +49,7 @@ class BookSettings:
 
 @dataclass(frozen=True)
 class Request:
-    """A request for distinct `keys`. `id` is never reused."""
+    """`keys` are distinct. `id` is never reused."""
 
     id: int
     keys: tuple[Hashable, ...]
@@ -70,9 +70,9 @@ class NoReply(TimeoutError):
 
 @dataclass
 class Effects:
-    """Result of `advance`: requests to send, requests to give up, and finished rows.
+    """Result of `advance`: requests to send and to give up, and finished rows.
     Finished rows come in parts, each with the watermark reached before it; these watermarks rise. A row is (number,
-    result): the reply, None if there is no data for the key, or `Failed`."""
+    result): the reply, None without data for the key, or `Failed`."""
 
     send: list[Request] = field(default_factory=list)
     give_up: list[int] = field(default_factory=list)
@@ -92,9 +92,8 @@ class Counts:
 
 
 class _Section:
-    """Rows between two watermarks.
-    `left`: number of unfinished rows. `ready`: finished rows that wait for earlier sections. `watermark` follows the
-    rows; None: not yet arrived."""
+    """Rows between two watermarks. `left`: number of unfinished rows. `ready`: finished rows that wait for earlier
+    sections. `watermark` follows the rows; None: not yet arrived."""
 
     __slots__ = ("left", "ready", "watermark")
 
@@ -105,7 +104,7 @@ class _Section:
 
 
 class _Key:
-    """A key with a pending request, and the rows that wait for it."""
+    """Key with a pending request, and the waiting rows."""
 
     __slots__ = ("failed", "key", "rows", "since_s")
 
@@ -143,29 +142,23 @@ class Book:
         self._ids = itertools.count(1)
         self._finished: list[tuple[int, list[tuple[int, Any]]]] = []  # returned by the next `advance`
 
-    # ------------------------------------------------------------ facts
-
     @property
     def has_room(self) -> bool:
         return not self._waiting and self._under_way < self._settings.capacity
 
     @property
     def held(self) -> int:
-        """Number of unfinished rows."""
         return self._rows - self.finished
 
     @property
     def requests(self) -> int:
-        """Number of pending requests."""
         return len(self._open)
 
     @property
     def more(self) -> bool:
-        """Returns whether the next `advance` finishes further keys of replies."""
         return bool(self._replies)
 
     def add(self, keys: Sequence[Any]) -> None:
-        """Adds the next rows, by their keys. Takes any number."""
         if keys:
             section = self._sections[-1]
             section.left += len(keys)
@@ -173,7 +166,6 @@ class Book:
             self._rows += len(keys)
 
     def watermark(self, watermark_ms: int) -> None:
-        """Notes that event time has reached `watermark_ms` after the rows added so far."""
         last = self._sections[-1]
         if last.left:
             last.watermark = watermark_ms
@@ -186,8 +178,8 @@ class Book:
             before.watermark = max(before.watermark, watermark_ms)
 
     def replied(self, request: int, results: Sequence[Any], now_s: float) -> None:
-        """Takes a reply, whose first `AT_ONCE` keys are finished at once and further keys by calls of `advance`.
-        `results`: one for each key of the request; an exception fails only its key."""
+        """Finishes the first `AT_ONCE` keys of a reply; calls of `advance` finish further keys.
+        `results`: by key of the request; an exception fails only its key."""
         keys = self._open.pop(request, None)
         if keys is None:
             self.counts.late += 1
@@ -230,7 +222,6 @@ class Book:
         self._fail(keys, error, now_s)
 
     def advance(self, now_s: float) -> Effects:
-        """Returns everything that is due at `now_s`."""
         effects = Effects()
         if self._replies and not self._finished:
             self._finish_part(now_s)
@@ -244,7 +235,7 @@ class Book:
             self._finished = []
 
     def next_due_s(self) -> float | None:
-        """Returns the time of the next call of `advance` if nothing else happens before; None: no call is due."""
+        """Returns when to call `advance` if nothing else happens before."""
         while self._deadlines and self._deadlines[0][1] not in self._open:
             self._deadlines.popleft()
         due = [self._deadlines[0][0]] if self._deadlines else []
@@ -255,7 +246,7 @@ class Book:
         return min(due, default=None)
 
     def _next_request_s(self) -> float | None:
-        """Time of the next request, if there is room for requests."""
+        """Time of the next request, if there is room."""
         wanted = []
         if self._again:
             wanted.append(0.0)
@@ -274,11 +265,9 @@ class Book:
         return self._bucket is None or self._bucket.tokens(round(now_s * _SECOND_NS)) > 0
 
     def share_limit(self, subtasks: int) -> None:
-        """Divides the limit of requests per second by the number of subtasks. Called before the first row."""
+        """Divides the limit of requests per second among subtasks. Called before the first row."""
         if self._settings.requests_per_second is not None:
             self._bucket = TokenBucket(self._settings.requests_per_second, subtasks)
-
-    # ------------------------------------------------------------ requests
 
     def _put_under_way(self, now_s: float) -> None:
         asked, fresh, cache = self._asked, self._fresh, self._cache
@@ -341,7 +330,7 @@ class Book:
                 self._fail(keys, NoReply(f"no reply within {self._settings.timeout_s:g} s"), now_s)
 
     def _fail(self, keys: list[_Key], error: Exception, now_s: float) -> None:
-        """Repeats or fails keys of a request, which have failed equally often."""
+        """Repeats or fails keys that have failed equally often."""
         retry = self._settings.retry
         for each in keys:
             each.failed += 1
@@ -351,8 +340,6 @@ class Book:
             return
         is_transient = isinstance(error, NoReply) or (retry is not None and isinstance(error, retry.on))
         self._finish_keys(keys, [Failed(error, failed, is_transient)] * len(keys))
-
-    # ------------------------------------------------------------ results
 
     def _finish_keys(self, keys: Sequence[_Key], results: Sequence[Any]) -> None:
         """Finishes all rows of a request at once if their order is free, since this runs for each row."""

@@ -26,9 +26,7 @@ _CLOSE_S = 5.0  # before unfinished coroutines are abandoned
 
 class Calls(Protocol):
     def send(self, requests: Sequence[Request]) -> None: ...
-    def give_up(self, request: int) -> None:
-        """Cancels a request, whose result is no longer needed."""
-        ...
+    def give_up(self, request: int) -> None: ...
 
     def close(self) -> None:
         """Ends all calls. May block."""
@@ -36,14 +34,14 @@ class Calls(Protocol):
 
 
 def is_coroutine_function(function: Any) -> bool:
-    """Returns whether `function` is a coroutine function, or an object with an async `__call__`."""
+    """A coroutine function, or an object with an async `__call__`."""
     of_class = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is needed
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(of_class)
 
 
 class ThreadCalls:
     """Calls of a plain function, with a thread for each parallel call.
-    A call that hangs keeps its thread, because calls cannot be stopped from outside."""
+    A call that hangs keeps its thread: calls cannot be stopped from outside."""
 
     def __init__(
         self,
@@ -144,8 +142,6 @@ class CoroutineCalls:
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_S)  # a daemon, so a coroutine that never awaits does not keep the process alive
-
-    # ------------------------------------------------------------ on its thread
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -1,5 +1,4 @@
-"""Rows that a lookup has taken and not yet emitted, by number; and their form in a snapshot.
-Rows stay in their batches. A batch is dropped after its last row."""
+"""Rows that a lookup has taken and not yet emitted, by number; and their form in a snapshot."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -59,7 +58,6 @@ class HeldRows:
         self._next = 0
 
     def add(self, rows: pa.RecordBatch, emit_ns: int, reached_ms: int | None = None) -> None:
-        """Adds the next rows, at least one."""
         self._blocks.append(_Block(self._next, rows, emit_ns, reached_ms))
         self._firsts.append(self._next)
         self._next += rows.num_rows
@@ -82,7 +80,7 @@ class HeldRows:
         return _one(parts), emit_ns
 
     def remaining(self) -> list[Held]:
-        """Returns the held rows in order, for `encode_held`; cheap."""
+        """Held rows in order, for `encode_held`; cheap."""
         return [
             Held(
                 block.emit_ns, block.rows, reached_ms=block.reached_ms, kept=None if block.gone is None else ~block.gone
@@ -121,7 +119,6 @@ def encode_held(remaining: Iterable[tuple[Any, ...]]) -> bytes:
 
 
 def decode_held(data: bytes, where: str) -> list[tuple[int, pa.RecordBatch]]:
-    """Returns the rows that `encode_held` encoded, in order."""
     return [(batch.emit_ns, batch.rows) for batch in decode_batches(data, where)]
 
 

@@ -1,13 +1,13 @@
 """`lookup`: a user's function finds data for each row's key in another system while further rows arrive.
 
 The `Book` decides; the operator holds rows, makes calls, and turns results into columns. Results come from threads into
-an inbox; the slot is woken and handles the inbox in its next turn (`on_wall_clock`). So all work except the calls runs
+an inbox; the slot is woken and handles the inbox in its next turn (`on_wall_clock`), so all work except the calls runs
 on the slot's loop.
 
 A snapshot holds the rows, and nothing of their calls: after a restore these rows come first and are requested again, at
-most `capacity` at a time. At another parallelism the rows of subtask i go to subtask i modulo the parallelism, so they
-keep their order. A barrier never waits for replies: without room, the rows before the barrier go into the snapshot as
-they are. See docs/design/joins-and-lookups.md.
+most `capacity` at a time. At another parallelism the rows of subtask i go to subtask i modulo the parallelism, in their
+order. A barrier never waits for replies: without room, the rows before the barrier go into the snapshot as they are.
+See docs/design/joins-and-lookups.md.
 """
 
 import copy
@@ -83,8 +83,6 @@ class LookupOperator(Operator):
         self._by_row = False  # batches carry event time per row
         self._failures = None if settings.on_error == "fail" else Failures(settings.on_error, name, self._said)
 
-    # ------------------------------------------------------------ life
-
     def open(self, context: OperatorContext) -> None:
         self._context = context
         self._book.share_limit(context.parallelism)
@@ -133,8 +131,6 @@ class LookupOperator(Operator):
         if calls is not None:
             calls.close()
 
-    # ------------------------------------------------------------ rows and time
-
     @property
     def has_room(self) -> bool:
         return self._book.has_room
@@ -180,7 +176,7 @@ class LookupOperator(Operator):
         return Capture(blocking=lambda: {HELD_VALUE: encode_held(remaining)})
 
     def _take_in_time(self, batch: Batch) -> None:
-        """Takes a batch; event time advances between rows if the batch carries it per row."""
+        """Event time advances between rows if the batch carries it per row."""
         for moment in batch.moments():
             reached_ms = None if moment.reached is None else int(moment.reached[0])
             if reached_ms is not None:
@@ -200,8 +196,6 @@ class LookupOperator(Operator):
             check_key_type(schema.field(column).type, column, self._where)
         self._output = enriched_schema(schema, self._settings.schema, self._settings.on, self._where)
         self._input = schema
-
-    # ------------------------------------------------------------ effects of the book
 
     def _advance(self, emit: Emit) -> None:
         calls, now_s = self._calls, self._context.now_s()
@@ -239,8 +233,6 @@ class LookupOperator(Operator):
             metrics.count(LOOKUP_LATE_REPLIES, now.late - before.late)
             self._counts = copy.copy(now)
         metrics.gauge(LOOKUP_ROWS, self._book.held)
-
-    # ------------------------------------------------------------ results
 
     def _emit(self, effects: Effects, emit: Emit) -> None:
         told_ms = None if not effects.finished or self._by_row else effects.finished[0][0]
@@ -322,5 +314,5 @@ def _number(finished: tuple[int, Any]) -> int:
 
 
 def _batch(rows: pa.RecordBatch, emit_ns: int, reached: int | None) -> Batch:
-    """Returns rows with the event time before them; None: carried by watermarks."""
+    """`reached`: event time before the rows; None: carried by watermarks."""
     return Batch(rows, emit_ns, None if reached is None else np.full(rows.num_rows, reached, np.int64))

@@ -1,6 +1,6 @@
 """Replies of a user's `fetch_many`, as one result per key: a row (dict), None without data, or an exception.
-`KeptReplies` is the cache of replies, misses included, with the least recently used entry dropped first. Each subtask
-has a cache, empty at the start. Pure: the caller passes the time."""
+`KeptReplies` caches replies, misses included, per subtask, and drops the least recently used first. Pure: the caller
+passes the time."""
 
 import datetime
 import inspect
@@ -40,7 +40,7 @@ class Cache:
 
 
 class KeptReplies:
-    """Cached replies. `None` is a reply: no data for the key."""
+    """Cached replies. `None`: no data for the key."""
 
     __slots__ = ("_entries", "_size", "_ttl_s")
 
@@ -68,7 +68,7 @@ class KeptReplies:
 
 
 class ReplyReader:
-    """Converts replies to results. `on`: key columns. `where`: names for messages. `writer`: of the rows."""
+    """Converts replies to results. `on`: key columns. `where`: names for messages."""
 
     def __init__(self, on: Sequence[str], where: str, writer: RowWriter) -> None:
         self._on = tuple(on)
@@ -113,7 +113,7 @@ class ReplyReader:
         return results
 
     def _are_plain(self, given: Sequence[Any]) -> bool:
-        """Returns whether all replies can be used unchanged; runs for each row."""
+        """Whether all replies can be used unchanged; runs for each row."""
         if not {dict, type(None)}.issuperset(map(type, given)):
             return False
         return not any(column in each for column in self._on for each in given if each)
@@ -151,7 +151,7 @@ class ReplyReader:
 
 
 def keys_of(rows: pa.RecordBatch, on: Sequence[str], values_of: Callable[[pa.Array], list[Any]]) -> list[Any]:
-    """Returns each row's key: a value, or a tuple of several columns; None if a part is null."""
+    """Each row's key: a value, or a tuple of several columns; None if a part is null."""
     columns = [values_of(rows.column(column)) for column in on]
     if len(columns) == 1:
         return columns[0]

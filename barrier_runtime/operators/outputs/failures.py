@@ -1,7 +1,7 @@
 """Rows whose function raised, in steps that do not fail then: skipped, or sent to the errors output.
 
-Only exceptions of the user's function are treated so. Wrong use of this package, failing storage and lack of memory
-still end the job, and so does a result that does not fit the step's schema.
+Wrong use of this package, failing storage, lack of memory, and a result that does not fit the step's schema still end
+the job.
 """
 
 import warnings
@@ -45,14 +45,14 @@ class Failures:
         self._position = _nowhere if later else context.position
 
     def begin(self, batch: Batch | None) -> None:
-        """Prepares for the rows of `batch`; None: there are only timers."""
+        """`batch`: None if there are only timers."""
         self._batch = batch
         self.row = -1  # the last row of the batch that was tried
         if self._output is not None:
             self._output.back_to(0)
 
     def takes(self, error: Exception) -> bool:
-        """Returns whether `error` is treated as data; other errors end the job."""
+        """Whether `error` is treated as data; other errors end the job."""
         return not isinstance(error, BarrierRuntimeError | MemoryError)
 
     def add(
@@ -109,7 +109,7 @@ class Failures:
 def in_parts(
     batch: Batch, call: Callable[[Batch], T], failures: Failures, failed: Callable[[Exception, Batch], Exception]
 ) -> Iterator[tuple[Batch, T]]:
-    """Returns the results of `call`, a function of batches, for `batch`; if it raises, those for halves of `batch`.
+    """Yields the results of `call`, a function of batches, for `batch`; if it raises, those for halves of `batch`.
     Batches are halved until each row for which `call` raises is alone. Results come in order, with their rows. `failed`
     makes the errors that end the job."""
     failures.begin(batch)
@@ -171,5 +171,5 @@ def _json(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """Returns text that Arrow can store: an exception may quote invalid Unicode."""
+    """Text that Arrow can store: an exception may quote invalid Unicode."""
     return text.encode(errors="backslashreplace").decode()

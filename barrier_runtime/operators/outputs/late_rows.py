@@ -23,8 +23,7 @@ def warn_of_first_late(
     at: Callable[[], tuple[Ints, Ints]],
 ) -> None:
     """Logs the event time of the first row of the mask `late`, and its watermark, unless `counter` has counted before.
-
-    `at` returns event times and watermarks in ms since 1970, one per row of the mask; called for the warning alone."""
+    `at` returns event times and watermarks (ms) per row of the mask; called for the warning alone."""
     if late.any() and not metrics.counts.get(counter.name):
         times_ms, watermarks_ms = at()
         first = int(np.argmax(late))

@@ -1,7 +1,7 @@
 """Side outputs of a step: declared (`side=`, `on_error=`, branches of a split), filled per batch, sent at its end.
 
-A row keeps its content and the event time reached when it was emitted, like a yielded row. Between two calls of an
-operator nothing is kept here, so snapshots hold no such rows.
+A row keeps its content and the event time reached when it was emitted. Nothing is kept here between two calls of an
+operator, so snapshots hold no such rows.
 """
 
 import difflib
@@ -40,8 +40,6 @@ ERROR_SCHEMA = pa.schema(
 
 
 class SideOutput:
-    """Rows of a side output with its declared schema."""
-
     __slots__ = ("alone", "name", "reached", "rows", "taken", "writer")
 
     def __init__(self, name: str, where: str, schema: pa.Schema, remedy: str) -> None:
@@ -54,18 +52,17 @@ class SideOutput:
         self.reached: list[int] = []  # at each row, or empty
 
     def add(self, row: Row, reached_ms: int | None) -> None:
-        """Adds a row that has no other reference."""
+        """The row has no other reference."""
         self.rows.append(row)
         if reached_ms is not None:
             self.reached.append(reached_ms)
 
     def back_to(self, count: int) -> None:
-        """Keeps only the first `count` rows."""
         del self.rows[count:]
         del self.reached[count:]
 
     def flush(self, emit: Emit, emit_ns: int, metrics: MetricGroup) -> None:
-        """Emits the rows. Raises `InvalidJob` for a row that does not fit the schema."""
+        """Raises `InvalidJob` for a row that does not fit the schema."""
         if self.rows:
             reached = np.array(self.reached, np.int64) if self.reached else None
             batch = Batch(self.writer.made(self.rows), emit_ns, reached)
@@ -97,7 +94,7 @@ class SideOutputs:
             output.reached.append(self.reached_ms)
 
     def begin(self, reached_ms: int | None) -> None:
-        """Starts a batch or watermark; drops rows that a failed batch left."""
+        """Starts a batch or watermark; drops rows of a failed batch."""
         self.reached_ms = reached_ms
         for output in self._all:
             output.back_to(0)
@@ -115,7 +112,7 @@ class SideOutputs:
         return [len(output.rows) for output in self._all]
 
     def back_to(self, counts: list[int]) -> None:
-        """Drops the rows added since `counts()` returned `counts`."""
+        """Drops the rows added since `counts()`."""
         for output, count in zip(self._all, counts, strict=True):
             output.back_to(count)
 
@@ -151,7 +148,7 @@ class EmittedByCall:
 
 
 def send(emit: Emit, name: str, batch: Batch, metrics: MetricGroup) -> None:
-    """Sends to the side output `name`. Rows without readers are dropped and counted."""
+    """Rows without readers are dropped and counted."""
     if not emit.to(name, batch):
         metrics.count(UNREAD_SIDE_ROWS, len(batch))
 
@@ -161,12 +158,11 @@ DEAD_LETTERS = "dead letters"  # tag of the side output
 
 class DeadLetterOperator(Operator):
     """Separates bad records of a source from good rows, directly after the source.
-
     The source passes both in the same batch, so that positions count all records."""
 
     def __init__(self, name: str, error: str, good: Sequence[str], dead_letter: Mapping[str, str]) -> None:
-        """`error`: the column that is null in good rows. `good`: columns of good rows. `dead_letter`: columns of bad
-        records, new name -> column."""
+        """`error`: null in good rows. `good`: columns of good rows. `dead_letter`: columns of bad records, new name ->
+        column."""
         self._error = error
         self._good = list(good)
         self._dead_letter = dict(dead_letter)
@@ -193,7 +189,7 @@ MAIN = "main"  # name of the output that is no side output
 
 
 def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: OnError | Retry, where: str) -> dict[str, pa.Schema]:
-    """Returns the side outputs of a step by name, in the order of its streams: declared ones, then errors."""
+    """Returns a step's side outputs in the order of its streams: declared ones, then errors."""
     found: dict[str, pa.Schema] = {}
     if side is not None:
         if not isinstance(side, Mapping) or not side:

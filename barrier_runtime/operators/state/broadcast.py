@@ -23,8 +23,6 @@ _ABSENT: Any = object()
 
 
 class ConnectedKey(CurrentKey):
-    """Current key of an operator that also has broadcast state."""
-
     __slots__ = ("copies",)
 
     def __init__(self) -> None:
@@ -46,10 +44,10 @@ class BroadcastState(KeyedState, Generic[K, V]):
     Handlers of broadcast inputs change the map by `[]`, `del`, `pop`, `setdefault`, `update` and `clear`; all other
     handlers only read. Iteration, `keys()`, `values()` and `items()` follow the order in which the keys were added.
 
-    `key` is int, str, bytes, bool, float, date or datetime; `kind` is the type of the values, as in `ValueState`, and
-    so are `renamed` and `migrate`; there is no `ttl`. Reading returns a copy of a mutable value, so only `state[key] =
-    value` changes a value in the state. Dicts in values come back in the order of their keys. None is not a value. The
-    map is held in memory, and stored whole if it has changed since the last checkpoint.
+    `key` is int, str, bytes, bool, float, date or datetime; `kind`, `renamed` and `migrate` are as in `ValueState`;
+    there is no `ttl`. Reading returns a copy of a mutable value, so only `state[key] = value` changes the state. Dicts
+    in values come back in the order of their keys. None is not a value. The map is held in memory, and stored whole if
+    it has changed since the last checkpoint.
     """
 
     __slots__ = ("_access", "_as_key", "_copy", "_encode", "_key", "_type")
@@ -77,8 +75,6 @@ class BroadcastState(KeyedState, Generic[K, V]):
         self._copy = cast(BroadcastCopy, Unbound("BroadcastState"))
         self._encode: Callable[[Any], bytes] = Unbound("BroadcastState")
         self._access: BroadcastCopies | None = None
-
-    # ------------------------------------------------------------ for the user's function
 
     def __getitem__(self, key: K) -> V:
         found = self._copy.get(self._as_key(self._name, key))
@@ -157,14 +153,12 @@ class BroadcastState(KeyedState, Generic[K, V]):
         return ((key, cast(V, self._copy.get(key))) for key in self)
 
     def __iter__(self) -> Iterator[K]:
-        """Iterates over the keys of this moment if the handler may change the state."""
+        """Iterates over the current keys if the handler may change the state."""
         keys = self._copy.keys()
         return iter(list(keys)) if self._access is not None and self._access.changes else keys
 
     def __len__(self) -> int:
         return self._copy.size()
-
-    # ------------------------------------------------------------ for the operator
 
     def declared(self) -> StateDescription:
         return self._type.declared(StateDescription(BROADCAST.name, self._key.__name__))
@@ -196,7 +190,6 @@ class BroadcastState(KeyedState, Generic[K, V]):
 
 
 def refuse_broadcast_state(states: Mapping[str, KeyedState], where: str) -> None:
-    """Raises `InvalidJob` for broadcast state in a step without broadcast inputs."""
     for name, state in states.items():
         if isinstance(state, BroadcastState):
             raise misplaced(name, where)

@@ -1,10 +1,10 @@
 """Copies of broadcast state: one per subtask of an operator, all equal, and one in each snapshot.
 
 Subtask 0 puts the content into its snapshot, and every subtask a hash of its copy; a checkpoint with different hashes
-is neither decided nor restored. At-least-once checkpoints have no single moment: copies may differ, so these
-checkpoints carry no hash. See docs/design/broadcast-state.md.
+is neither decided nor restored. At-least-once checkpoints have no single moment: copies may differ, so these carry no
+hash. See docs/design/broadcast-state.md.
 
-Entries are held as bytes. So a snapshot encodes nothing on the loop, a value that is read is a new object, which no
+Entries are held as bytes: a snapshot encodes nothing on the loop, a value that is read is a new object, which no
 function can change in the state of a single subtask, and the hash covers the bytes that a restore will read.
 """
 
@@ -29,16 +29,14 @@ _CHUNK_ENTRIES = 1_024  # encoded at once, so that a worker thread keeps the int
 
 
 class StoredCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Summary of a broadcast state in a subtask."""
-
-    value: str  # name of the value of subtask 0 with the content
-    # Left out of at-least-once checkpoints, so that the summary is the same in every subtask.
+    value: str  # value of subtask 0 with the content
+    # Left out of at-least-once checkpoints, so that all subtasks have the same summary.
     entries: int = 0
     sha256: str = ""  # hex, of the content
 
 
 class StoredCopies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Summaries of all broadcast states of a subtask, by name."""
+    """Summaries of a subtask's broadcast states."""
 
     states: dict[str, StoredCopy]
     version: int = 1
@@ -59,7 +57,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class BroadcastCopy:
-    """Copy of a broadcast state in a subtask: key -> encoded value, in the order of addition."""
+    """A subtask's copy: key -> encoded value, in the order of addition."""
 
     def __init__(self, decode: Callable[[bytes], Any]) -> None:
         self.version = 1  # rises with every change
@@ -70,7 +68,6 @@ class BroadcastCopy:
         self._hashed = (0, "")  # (version, hash)
 
     def get(self, key: Any) -> Any:
-        """Returns the value of `key`, or None."""
         value = self._read.get(key)
         if value is None:
             data = self._entries.get(key)
@@ -88,7 +85,7 @@ class BroadcastCopy:
         return len(self._entries)
 
     def keys(self) -> Iterator[Any]:
-        """Iterates over the keys in the order in which they were added."""
+        """Keys in the order of addition."""
         return iter(self._entries)
 
     def put(self, key: Any, data: bytes) -> None:
@@ -103,7 +100,6 @@ class BroadcastCopy:
         self.load({})
 
     def load(self, entries: dict[Any, bytes]) -> None:
-        """Replaces the content by `entries`."""
         self.version += 1
         self._entries, self._captured = entries, False
         self._read = {}
@@ -120,12 +116,12 @@ class BroadcastCopy:
             self._captured = True  # a snapshot may still read these entries
 
     def capture(self) -> "CapturedCopy":
-        """Returns the content of this moment; later changes go to a new dict."""
+        """Returns the current content; later changes go to a new dict."""
         self._captured = True
         return CapturedCopy(self, self.version, self._entries)
 
     def hash_of(self, captured: "CapturedCopy") -> str:
-        """Returns the hash of the content. Runs on a worker thread; an unchanged state is hashed once."""
+        """Runs on a worker thread; an unchanged state is hashed once."""
         version, digest = self._hashed
         if version != captured.version:
             sha256 = hashlib.sha256()
@@ -143,7 +139,7 @@ class BroadcastCopy:
 
 
 class CapturedCopy:
-    """Content of a broadcast state at a barrier."""
+    """Broadcast state at a barrier."""
 
     def __init__(self, copy: BroadcastCopy, version: int, entries: Mapping[Any, bytes]) -> None:
         self.version = version
@@ -154,7 +150,7 @@ class CapturedCopy:
         return len(self._entries)
 
     def chunks(self) -> Iterator[bytes]:
-        """Returns the content: lists of (key, encoded value), each after its length (4 bytes)."""
+        """Yields lists of (key, encoded value), each after its length (4 bytes)."""
         entries = iter(self._entries.items())
         while chunk := list(islice(entries, _CHUNK_ENTRIES)):
             data = _encode(chunk)
@@ -165,8 +161,7 @@ class CapturedCopy:
 
 
 class BroadcastCopies:
-    """Copies of a subtask, by state.
-    `changes`: the handler of a broadcast input that may write to them now; empty if none may."""
+    """Copies of a subtask, by state. `changes`: the broadcast input's handler that may write now, or empty."""
 
     def __init__(self, operator: str, subtask: int, exactly_once: bool, restored: Sequence[OperatorSnapshot]) -> None:
         """Raises `Corrupt` if the copies in `restored` differ."""
@@ -178,7 +173,7 @@ class BroadcastCopies:
         self._stored: dict[str, tuple[int, FileRef]] = {}  # name of a value -> (version of the state, FileRef)
 
     def open(self, name: str, key: Any, decode: Callable[[bytes], Any]) -> BroadcastCopy:
-        """Returns the copy of the state `name`, whose keys are of type `key`."""
+        """`key`: type of the keys."""
         copy = self._copies[name] = BroadcastCopy(decode)
         content = self._restored.pop(name, None)
         if content is not None:
@@ -190,7 +185,7 @@ class BroadcastCopies:
         self._restored = {}
 
     def begin(self) -> None:
-        """See `state/values/undo`. Without `changes` nothing can have been changed."""
+        """See `state/values/undo`."""
         if self.changes:
             for copy in self._copies.values():
                 copy.begin()
@@ -201,7 +196,7 @@ class BroadcastCopies:
                 copy.put_back()
 
     def add_to(self, capture: Capture) -> None:
-        """Adds the content of this moment to a snapshot."""
+        """Adds the current content to a snapshot."""
         if not self._copies:
             return
         captured = {name: copy.capture() for name, copy in self._copies.items()}
@@ -263,7 +258,7 @@ def contents_of(restored: Sequence[OperatorSnapshot], where: str) -> dict[str, b
 
 
 def entries_of(content: bytes, key: Any, name: str) -> dict[Any, bytes]:
-    """Returns encoded values by key, in the order of addition. `key`: type of the keys."""
+    """Returns encoded values by key, in the order of addition."""
     entries: dict[Any, bytes] = {}
     decode, at = _CHUNKS[key].decode, 0
     while at < len(content):

@@ -1,8 +1,6 @@
 """Users' types as msgspec sees them: decoders, and their descriptions in snapshots (`value_type`).
-
-Also the named fields of a stored class, and their names in earlier versions of a program. Pure. The rules for fields
-and types that changed since a checkpoint are in `state.snapshots.continued_state`.
-"""
+Also the named fields of a stored class, and their names in earlier versions of a program. Pure.
+`state.snapshots.continued_state` has the rules for fields and types that changed since a checkpoint."""
 
 import dataclasses
 import re
@@ -18,7 +16,7 @@ from barrier_runtime.state.snapshots.value_types import FieldType, ValueType
 
 
 def is_model(kind: Any) -> TypeGuard[type[Any]]:
-    """Returns whether `kind` is a model class of pydantic 2."""
+    """Whether `kind` is a model class of pydantic 2."""
     return (
         isinstance(kind, type)
         and isinstance(getattr(kind, "model_fields", None), Mapping)
@@ -47,7 +45,7 @@ def annotations(model: type[Any]) -> list[tuple[str, Any, bool]]:
 
 
 def as_fields(value: Any) -> dict[str, Any]:
-    """Returns the stored fields of a model, for msgspec's encoders (`enc_hook`)."""
+    """Stored fields of a model, for msgspec's encoders (`enc_hook`)."""
     if not is_model(type(value)):
         raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
     fields = {stored: getattr(value, name) for name, stored in stored_names(type(value)).items()}
@@ -55,7 +53,7 @@ def as_fields(value: Any) -> dict[str, Any]:
 
 
 def from_fields(kind: Any, fields: Any) -> Any:
-    """Returns the model of stored fields, for decoders (`dec_hook`). Raises `ValueError` if the model refuses them."""
+    """Model of stored fields, for decoders (`dec_hook`). Raises `ValueError` if the model refuses them."""
     if not is_model(kind):
         raise TypeError(f"Decoding objects of type {kind.__name__} is unsupported")
     return kind.model_validate(fields, strict=False)
@@ -71,7 +69,7 @@ _read, _write = msgspec.msgpack.Decoder().decode, msgspec.msgpack.Encoder().enco
 
 
 def fields_of(kind: Any) -> tuple[str, ...]:
-    """Returns the names under which a class's fields are written; empty for types not written by name."""
+    """Names under which a class's fields are written; empty for types not written by name."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return () if kind.__struct_config__.array_like else tuple(kind.__struct_encode_fields__)
     if is_model(kind):
@@ -82,7 +80,7 @@ def fields_of(kind: Any) -> tuple[str, ...]:
 
 
 def check_renamed(renamed: Any, fields: tuple[str, ...], says: str) -> dict[str, str | None]:
-    """Returns `renamed=` of a state that `says` declares. Raises `InvalidJob` if it does not match the fields."""
+    """Raises `InvalidJob` if `renamed=` of a state that `says` declares does not match the fields."""
     if renamed is None:
         return {}
     if not isinstance(renamed, Mapping) or not all(isinstance(name, str) for name in renamed):
@@ -156,7 +154,6 @@ def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def value_type(kind: Any) -> ValueType:
-    """Returns the description of a type that msgspec knows."""
     with BUILDING:
         return _described(inspect.type_info(kind), ())
 

@@ -42,8 +42,6 @@ class AggregateFunction(Protocol[In, Acc, Out]):
 
 
 class _FoldedState(KeyedState):
-    """Base of states that fold into one stored value per key."""
-
     __slots__ = ("_get", "_put", "_remove", "_type")
     remedy = "write {0}.clear() to begin anew, and {0}.add(…) for what comes"
     _what: StateDescription
@@ -102,8 +100,8 @@ class ReducingState(_FoldedState, Generic[T]):
     ...     def process(self, key, row, ctx):
     ...         yield {"key": key, "peak": self.peak.add(row["v"])}
 
-    `kind` is the type of the values, as in `ValueState`; `reduce(so far, added)` returns the new value. `value` is None
-    before the first addition. With a `ttl` the value is forgotten when nothing was added for that time.
+    `kind` is as in `ValueState`; `reduce(so far, added)` returns the new value. `value` is None before the first
+    addition. With a `ttl` the value is forgotten when nothing was added for that time.
     """
 
     __slots__ = ("_reduce",)

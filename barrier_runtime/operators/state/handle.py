@@ -37,7 +37,7 @@ class CurrentKey:
 
 
 class NoKey:
-    """Replacement of the key where there is none: refuses every use of keyed state or timers."""
+    """Refuses every use of keyed state or timers where there is no key."""
 
     def __init__(self, refusal: str) -> None:
         """`refusal`: message, with "{}" for the state or timers used."""
@@ -92,7 +92,7 @@ class KeyedState:
         vars(instance)[self._name] = value
 
     def assigned(self, value: object) -> InvalidJob:
-        """Returns the error of `self.state = value`, with the remedy."""
+        """Error of `self.state = value`, with the remedy."""
         kind = next(each.__name__ for each in type(self).__mro__ if not each.__name__.startswith("_"))
         return InvalidJob(
             f"{short(value)} is assigned to {self._said}, which is {with_article(kind)}: "
@@ -100,18 +100,18 @@ class KeyedState:
         )
 
     def declared(self) -> StateDescription:
-        """Returns the program's description of the state, for snapshots and checks, without its TTL."""
+        """The program's description of the state, without TTL."""
         raise NotImplementedError
 
     def open(
         self: Self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> Self:
-        """Returns a handle that works on the state `name` of `backend` at the key of `current`.
+        """Returns a handle for the state `name` of `backend` at the key of `current`.
         `where`: for messages; `holder`: the object with the attribute."""
         raise NotImplementedError
 
     def _bound(self: Self, name: str, current: CurrentKey, holder: str, kind: type[Self] | None = None) -> Self:
-        """Returns a copy of this handle for an operator. `kind`: class of the copy, without attributes of its own."""
+        """Copies this handle for an operator. `kind`: class of the copy, without attributes of its own."""
         kind = type(self) if kind is None else kind
         bound = kind.__new__(kind)
         for each in type(self).__mro__:
@@ -179,14 +179,13 @@ def own_entry(table: WatchedEntryTable | TimedEntries, key: StateKey, entry: Any
 
 
 def entry_putter(table: EntryTable | TimedEntries) -> Callable[[StateKey, Any, Any], None]:
-    """Returns the function that stores an entry in `table`."""
     if isinstance(table, WatchedEntryTable) or (isinstance(table, TimedEntries) and table.watched):
         return partial(put_entry_watched, table)
     return table.put_entry
 
 
 def counted_putter(table: EntryTable | TimedEntries) -> Callable[[StateKey, Any, Any], None]:
-    """Returns the function that stores an entry in `table` and keeps the number of entries right."""
+    """Returns the function that stores an entry and keeps the number of entries right."""
     if isinstance(table, WatchedEntryTable):
         return partial(_put_counted_watched, table)
     return table.put_counted if isinstance(table, EntryTable) else entry_putter(table)
@@ -206,7 +205,7 @@ def value_table(
     key_width: int,
     current: CurrentKey,
 ) -> StateTable | TimedTable:
-    """Returns the table of a state with one value per key."""
+    """Table of a state with one value per key."""
     made_new = MadeNew()
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
     table = backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what, undo=current.undo)
@@ -223,7 +222,7 @@ def entries_table(
     key_width: int,
     current: CurrentKey,
 ) -> EntryTable | TimedEntries:
-    """Returns the table of a state with many entries per key."""
+    """Table of a state with many entries per key."""
     made_new = MadeNew()
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
     table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable, undo=current.undo)
@@ -240,7 +239,7 @@ def _continued(
     current: CurrentKey,
     made_new: MadeNew,
 ) -> tuple[Expiry | None, StateDescription, Callable[[Any], bytes], Callable[[bytes], Any]]:
-    """Returns expiry (None: entries never expire), description for snapshots, encoder and decoder of a state."""
+    """Returns expiry (None: entries never expire), description for snapshots, encoder and decoder."""
     what = continued(handle.declared(), backend.restored(name), where)
     expiry, what = opened_expiry(handle.ttl, backend, name, what, current.timing)
     encode, decode = of.encoder(where), of.decoder(where, what, made_new)

@@ -1,5 +1,5 @@
-"""`ListState`: a list per key. Each element is an entry, so an append writes a single element.
-Stored by `state/values/entry_table`, with the index as the entry key."""
+"""`ListState`: a list per key, stored element by element (`state/values/entry_table`, with the index as the entry
+key)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
@@ -41,9 +41,10 @@ class ListState(KeyedState, Generic[T]):
     ...             self.recent.clear()
 
     `kind` is the type of the elements, as in `ValueState`. The cost of `append`, `extend`, `[index]`, `len` and truth
-    does not depend on the length; `clear` and `update` write every element, and iteration reads every element. Single
-    elements cannot be removed or changed: `update(list)` stores a new list. Iteration over a changing list goes by
-    index, as in Python, so elements appended meanwhile are included. An element changed in place is kept only after
+    does not depend on the length; `clear` and `update` write every element, and iteration reads every element.
+
+    Single elements cannot be removed or changed: `update(list)` stores a new list. Iteration over a changing list goes
+    by index, as in Python, so elements appended meanwhile are included. An element changed in place is kept only after
     `update`. None is not an element. With a `ttl` each element has its own time; `[index]` and `len` then visit all
     elements.
     """
@@ -64,8 +65,6 @@ class ListState(KeyedState, Generic[T]):
         self._type = StoredType(kind, codec, "ListState", renamed, migrate)
         self._table = cast(EntryTable, Unbound("ListState"))
         self._put: Callable[[StateKey, Any, Any], None] = Unbound("ListState")
-
-    # ------------------------------------------------------------ for the user's function
 
     def append(self, value: T) -> None:
         """Adds an element at the end, without reading stored elements."""
@@ -126,8 +125,6 @@ class ListState(KeyedState, Generic[T]):
     def __iadd__(self, values: Iterable[T]) -> "ListState[T]":
         self.extend(values)
         return self
-
-    # ------------------------------------------------------------ for the operator
 
     def declared(self) -> StateDescription:
         return self._type.declared(_LIST)

@@ -1,5 +1,4 @@
-"""`MapState`: a map per key. Each entry is stored by itself, so a change writes a single entry.
-Stored by `state/values/entry_table`."""
+"""`MapState`: a map per key, stored entry by entry (`state/values/entry_table`)."""
 
 import datetime
 import math
@@ -46,10 +45,9 @@ class MapState(KeyedState, Generic[K, V]):
     cost of `[]`, `in`, `get`, `del`, `len` and truth does not depend on the size; `clear` writes every entry.
 
     `keys()`, `values()`, `items()` and iteration follow the order of the keys (texts by code point; times with a zone
-    by their UTC value, in which they come back). Each step goes to the next greater key present at that moment. So a
-    map may change during an iteration: the iteration sees changes ahead of its position, and no others. A value changed
-    in place is kept only after `state[key] = value`. None is not a value. With a `ttl` each entry has its own time;
-    `len` then visits all entries.
+    by their UTC value, in which they come back). Each step goes to the next greater key present then, so an iteration
+    sees changes ahead of its position, and no others. A value changed in place is kept only after `state[key] = value`.
+    None is not a value. With a `ttl` each entry has its own time; `len` then visits all entries.
     """
 
     __slots__ = ("_as_key", "_key", "_put", "_table", "_type")
@@ -71,8 +69,6 @@ class MapState(KeyedState, Generic[K, V]):
         self._type = StoredType(kind, codec, "MapState", renamed, migrate)
         self._table = cast(EntryTable, Unbound("MapState"))
         self._put: Callable[[StateKey, Any, Any], None] = Unbound("MapState")
-
-    # ------------------------------------------------------------ for the user's function
 
     def __getitem__(self, key: K) -> V:
         found = self._table.get_entry(self._current.key, self._as_key(self._name, key))
@@ -154,8 +150,6 @@ class MapState(KeyedState, Generic[K, V]):
 
     def __len__(self) -> int:
         return self._table.number(self._current.key)
-
-    # ------------------------------------------------------------ for the operator
 
     def declared(self) -> StateDescription:
         return self._type.declared(StateDescription(MAP.name, self._key.__name__))

@@ -59,7 +59,7 @@ def version_encoder(encode: Callable[[Any], bytes], version: int) -> Callable[[A
 
 
 def without_version(data: bytes) -> bytes:
-    """Returns a stored value without the mark of its version."""
+    """Stored value without the mark of its version."""
     return data[_HEAD:] if data[:2] == _MARK else data
 
 
@@ -133,7 +133,7 @@ class _Step:
 
 
 def _parameter_type(function: Callable[[Any], Any]) -> Any:
-    """Returns the annotation of the function's first parameter; None if there is none."""
+    """Annotation of the function's first parameter; None if missing."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
         hints = typing.get_type_hints(function)

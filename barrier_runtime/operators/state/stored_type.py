@@ -1,11 +1,11 @@
 """Declared type of a state's values: which values are accepted, and their conversion to bytes and back.
 
-msgspec writes values as MessagePack, typed (pydantic models by way of `models`): after a change of the program, added
-fields with defaults, removed fields and widened types can still be read. Only `codec="pickle"` pickles.
+msgspec writes typed MessagePack (pydantic models by way of `models`): a changed program can still read values after
+fields with defaults were added, fields removed, or types widened. Only `codec="pickle"` pickles.
 
-`is_kept` detects values that change when written and read again. A reader accepts more than the type keeps: a large
-whole number becomes a float, keys and fields that the type lacks are dropped, a list with a repeated element becomes a
-set. Without the check, a running job would keep the value in memory and a restored job would continue with another.
+`is_kept` detects values that change when written and read again: a large whole number becomes a float, keys and fields
+that the type lacks are dropped, a list with a repeated element becomes a set. Without the check, a restored job would
+continue with another value than the running job.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ _GROUPS = (list, tuple, set, frozenset)
 
 def is_kept(value: Any, read: Any) -> bool:
     """Returns whether `read` equals `value` for the user.
-    A list may stand for a tuple or set of the same elements, and a class for a dict of its fields; NaN equals NaN."""
+    A list may stand for a tuple or set of the same elements, a class for a dict of its fields; NaN equals NaN."""
     if type(value) is type(read) and not isinstance(value, decimal.Decimal) and value == read:
         return True
     if isinstance(value, datetime.datetime) and isinstance(read, datetime.datetime):
@@ -87,13 +87,13 @@ def _moment(value: datetime.datetime) -> datetime.datetime:
 
 
 def _tag(value: Any) -> dict[str, Any]:
-    """Returns the field that distinguishes the classes of a union, with its value; empty for a class without a tag."""
+    """Tag field of a class of a union, with its value."""
     config = value.__struct_config__ if isinstance(value, msgspec.Struct) else None
     return {} if config is None or config.tag_field is None else {config.tag_field: config.tag}
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """Returns the fields of a dataclass, Struct or model, since such a class need not compare its fields."""
+    """Fields of a dataclass, Struct or model, since such a class need not compare its fields."""
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         return {stored: getattr(value, name) for stored, name in names}
@@ -124,7 +124,7 @@ _UNCHANGEABLE = (
 
 class StoredType:
     """Any type that msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
-    `msgspec.Struct`, a pydantic model; with codec "pickle" any type at all."""
+    `msgspec.Struct`, a pydantic model; with codec "pickle" any type."""
 
     __slots__ = (
         *("_as_read", "_codec", "_fields", "_kind", "_migrate", "_renamed", "_says", "_type"),
@@ -139,8 +139,8 @@ class StoredType:
         renamed: Renamed | None = None,
         migrate: Migrate | None = None,
     ) -> None:
-        """`says`: the declaring class, for messages. `renamed`: earlier names of fields; `migrate`: functions that
-        convert old values (`migration`). Raises `InvalidJob` for a type that cannot be stored."""
+        """`says`: the declaring class, for messages. `renamed`: earlier names of fields; `migrate`: see `migration`.
+        Raises `InvalidJob` for a type that cannot be stored."""
         if kind is None or kind is type(None):
             raise InvalidJob(f"{says}({kind!r}) could hold nothing: declare the type of its values, as in {says}(int)")
         if isinstance(kind, str):
@@ -172,20 +172,20 @@ class StoredType:
 
     @property
     def immutable(self) -> bool:
-        """Returns whether values cannot change in place: reads during a snapshot then encode nothing."""
+        """Values cannot change in place: reads during a snapshot then encode nothing."""
         return self.scalar is not None
 
     @property
     def comparable(self) -> bool:
-        """Returns whether an unchanged value is always written as the same bytes."""
+        """An unchanged value is always written as the same bytes."""
         return self._codec == "msgpack"
 
     def accepted(self, name: str, value: Any) -> Any:
         """Returns `value` in the form in which state `name` stores it.
 
         Numbers of numpy become plain, whole numbers of a float state become floats, times with a zone become UTC (in a
-        copy, if they are inside a value). Raises `InvalidJob` for a scalar of another type; other values are checked
-        when written.
+        copy, if inside a value). Raises `InvalidJob` for a scalar of another type; other values are checked when
+        written.
         """
         scalar = self.scalar
         if scalar is None:
@@ -214,11 +214,11 @@ class StoredType:
         return as_scalar(self.scalar, value, lambda: f"state {name!r} is declared {self.scalar.__name__}", "is stored")
 
     def encoder(self, where: str, ordered: bool = False) -> Callable[[Any], bytes]:
-        """Returns value -> bytes. The function refuses values that could not be read back.
-        `ordered`: equal values give equal bytes in every process, with sets and dicts in the order of their elements.
-        """
+        """Returns value -> bytes, which refuses values that could not be read back.
+        `ordered`: equal values give equal bytes in every process, with sets and dicts in the order of their
+        elements."""
         if self._codec == "pickle":
-            import pickle  # only with codec="pickle"
+            import pickle
 
             return pickle.dumps
         encode = msgspec.msgpack.Encoder(enc_hook=as_fields, order="deterministic" if ordered else None).encode
@@ -244,16 +244,15 @@ class StoredType:
         return version_encoder(checked, version)
 
     def declared(self, what: StateDescription) -> StateDescription:
-        """Returns `what` with the program's description of the type."""
         return msgspec.structs.replace(
             what, fields=self._fields, renamed=self._renamed, type=self._type, versions=tuple({} for _ in self._migrate)
         )
 
     def decoder(self, where: str, what: StateDescription, made_new: MadeNew | None = None) -> Callable[[bytes], Any]:
-        """Returns bytes -> value. `what`: description of the state in snapshots from now on.
+        """Returns bytes -> value. `what`: description of the state in later snapshots.
         `made_new` counts values that `migrate=` converted."""
         if self._codec == "pickle":
-            import pickle  # only with codec="pickle"
+            import pickle
 
             return pickle.loads
         renamed = (*what.versions, what.renamed)
@@ -272,7 +271,7 @@ class StoredType:
 
 
 def in_utc(value: Any) -> Any:
-    """Returns a datetime with a zone as it will be read: MessagePack keeps the moment, not the zone."""
+    """Returns a datetime as it will be read: MessagePack keeps the moment, not the zone."""
     if isinstance(value, datetime.datetime) and value.tzinfo not in (None, datetime.timezone.utc):
         return value.astimezone(datetime.timezone.utc)
     return value
@@ -284,7 +283,6 @@ def _may_hold_times(kind: ValueType) -> bool:
 
 
 def _has_other_zones(value: Any) -> bool:
-    """Returns whether a time in a zone other than UTC is anywhere inside."""
     if isinstance(value, datetime.datetime):
         return in_utc(value) is not value
     if isinstance(value, dict):
@@ -303,7 +301,7 @@ def _has_other_zones(value: Any) -> bool:
 
 
 def as_scalar(kind: Any, value: Any, declared: Callable[[], str], given: str) -> Any:
-    """Returns `value` as the plain type `kind`. Raises `InvalidJob` if `value` is not of that kind."""
+    """Raises `InvalidJob` if `value` is not of that kind."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return _as_float(value, declared)
     if isinstance(value, kind) and not isinstance(value, bool):
@@ -364,7 +362,7 @@ def short(value: Any) -> str:
 
 
 def _unknown_part(kind: Any) -> str | None:
-    """Returns the name of the part of `kind` that cannot be written; None if all can."""
+    """Name of the part of `kind` that cannot be written."""
     try:
         return _unknown_of([msgspec.inspect.type_info(kind)])
     except TypeError as error:  # raised by msgspec or a model

@@ -1,8 +1,8 @@
 """`TTL`: how long an entry of keyed state lives; and the clocks that decide expiry.
 
-By event time, time is that of the current row or timer; for late rows it is the watermark, since entries that the
-watermark has passed may already be deleted. The wall clock is read once per batch, so time stands still while a row is
-processed, and never goes back; a replay sees other times, so the step is marked as not deterministic. See
+By event time, time is that of the current row or timer; for late rows the watermark, since entries that the watermark
+has passed may already be deleted. The wall clock is read once per batch, so time stands still while a row is processed,
+and never goes back; a replay sees other times, so the step is marked as not deterministic. See
 docs/design/time-to-live.md.
 """
 
@@ -32,11 +32,11 @@ class TTL:
 
     An entry written at time t is no longer returned from t + `time` on. Each element of a `ListState` and each entry of
     a `MapState` has its own time. `refresh`: "on_write" counts from the last write, "on_read" from the last write or
-    read. `clock`: "event" (milliseconds of event time; the step needs `event_time=` and its input watermarks) or
-    "processing" (wall clock: a replay may see other state, so a sink that relies on a deterministic replay may only
-    follow stored rows, see `Stream.stable`). Once the watermark (or the wall clock) has passed them, expired entries
-    are deleted in small steps, even if never accessed. `time`: a `timedelta`, or seconds. Raises `InvalidJob` for a
-    time below a millisecond.
+    read. `clock`: "event" (event time; the step needs `event_time=` and its input watermarks) or "processing" (wall
+    clock: a replay may see other state, so a sink that relies on a deterministic replay may only follow stored rows,
+    see `Stream.stable`). Once the watermark (or the wall clock) has passed them, expired entries are deleted in small
+    steps, even if never accessed. `time`: a `timedelta`, or seconds. Raises `InvalidJob` for a time below a
+    millisecond.
     """
 
     time: Duration
@@ -59,12 +59,12 @@ class TTL:
         return as_duration(self.time, "time") // _MS
 
     def stored(self) -> StoredTtl:
-        """Returns the description for snapshots."""
+        """Description for snapshots."""
         return StoredTtl(self.ms, self.refresh, self.clock)
 
 
 def check_ttl(ttl: Any, says: str) -> TTL | None:
-    """Returns `ttl=` of the state class `says`. Raises `InvalidJob` if it is not a TTL."""
+    """Raises `InvalidJob` if `ttl=` of the state class `says` is not a TTL."""
     if ttl is not None and not isinstance(ttl, TTL):
         raise InvalidJob(f"{says} ttl={ttl!r}: pass a TTL, such as ttl=TTL(timedelta(hours=1))")
     return ttl
@@ -117,7 +117,6 @@ class Timing:
     """Clocks of an operator's states, and the tables whose entries expire."""
 
     def __init__(self, wall_ms: Callable[[], int], watermark_ms: Callable[[], int]) -> None:
-        """`wall_ms`: returns the wall clock; `watermark_ms`: returns the subtask's watermark."""
         self.event = _EventTime(watermark_ms)
         self.wall = _WallTime(wall_ms)
         self.tables: list[Any] = []
@@ -160,5 +159,5 @@ def opened_expiry(
 
 
 def _going_on(watermark_ms: int) -> int:
-    """Returns the watermark for expiry: at the end of input nothing expires, since the job may continue with more."""
+    """Watermark for expiry: at the end of input nothing expires, since the job may continue."""
     return watermark_ms if watermark_ms < WATERMARK_MAX else WATERMARK_MIN

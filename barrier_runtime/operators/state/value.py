@@ -37,8 +37,6 @@ T = TypeVar("T")
 
 
 class KeyTable(Protocol):
-    """Methods of a state table that `ValueState` uses."""
-
     def get(self, key: tuple[Any, ...]) -> Any: ...
     def put(self, key: tuple[Any, ...], value: Any) -> None: ...
     def delete(self, key: tuple[Any, ...]) -> None: ...
@@ -55,11 +53,11 @@ class ValueState(KeyedState, Generic[T]):
 
     `kind` is any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
     `msgspec.Struct`. A value changed in place is kept only after `update(value)` (`check_state` detects such changes).
-    `value` is `default` (None unless given) if nothing is stored; use `default_factory=` for lists, dicts and other
-    mutable objects. With a `ttl` a value expires that long after it was written. `renamed`: names of a class's fields
-    in earlier versions of the program, old name to new, or to None for a dropped field. `migrate`: a function of an old
-    value that returns the new value, or a list of functions, one for each change of the type; keep them as long as
-    there is state (docs/state.md).
+
+    `value` is `default` (None unless given) if nothing is stored; use `default_factory=` for mutable objects. With a
+    `ttl` a value expires that long after it was written. `renamed`: fields of a class in earlier versions of the
+    program, old name to new, or to None for a dropped field. `migrate`: a function of an old value that returns the new
+    value, or a list of functions, one for each change of the type; keep them as long as there is state (docs/state.md).
     """
 
     __slots__ = ("_default", "_factory", "_get", "_put", "_remove", "_scalar", "_type")
@@ -91,8 +89,6 @@ class ValueState(KeyedState, Generic[T]):
         self._put: Callable[[StateKey, Any], None] = unbound
         self._remove: Callable[[StateKey], None] = unbound
 
-    # ------------------------------------------------------------ for the user's function
-
     @property
     def value(self) -> T:
         """Value of the current key."""
@@ -123,8 +119,6 @@ class ValueState(KeyedState, Generic[T]):
     def _of_nothing(self) -> T:
         return self._factory() if self._factory is not None else cast(T, self._default)
 
-    # ------------------------------------------------------------ for the operator
-
     def declared(self) -> StateDescription:
         return self._type.declared(ONE_VALUE)
 
@@ -150,7 +144,7 @@ class ValueState(KeyedState, Generic[T]):
         return bound
 
     def decoder(self, where: str) -> Callable[[bytes], T]:
-        """Returns bytes -> value, the decoder of the state's table."""
+        """Returns bytes -> value."""
         return self._type.decoder(where, self.declared())
 
     def _check_scalar(self, value: Any) -> None:
@@ -158,7 +152,7 @@ class ValueState(KeyedState, Generic[T]):
 
 
 class _IntState(ValueState[int]):
-    """Bound handle for whole numbers: refuses a number that is too large here, not at the next checkpoint.
+    """Refuses a number that is too large at once, not at the next checkpoint.
     `value` is written out once more because every row uses it."""
 
     __slots__ = ()
@@ -187,7 +181,7 @@ class _IntState(ValueState[int]):
 
 
 class _TextState(ValueState[str]):
-    """Bound handle for text: refuses text without a UTF-8 form at once."""
+    """Refuses text without a UTF-8 form at once."""
 
     __slots__ = ()
 
@@ -214,7 +208,7 @@ class _TextState(ValueState[str]):
 
 
 class _TimeState(ValueState[Any]):
-    """Bound handle for values that are or hold times: times with a zone become UTC at once, as after a restore."""
+    """Times with a zone become UTC at once, as after a restore."""
 
     __slots__ = ()
 

@@ -3,7 +3,7 @@
 A window is over, and emitted, when the watermark reaches its last millisecond. Without an allowed lateness the window
 is then removed, and rows of windows that are over are late. Otherwise the window is kept for that long, and each late
 row emits the window again, so the number of results does not depend on the cuts of batches. Results of a watermark are
-ordered by window and keys, so a replay gives the same rows in the same order.
+ordered by window and keys, so a replay repeats them in order.
 
 If the entries outgrow their memory, some are evicted to the key-value store (`ColumnTable`), and loaded one by one for
 their rows. Due entries are then looked up by the start of the window: first entries in memory, in the usual order, then
@@ -39,8 +39,6 @@ _ROWS_ON_DISK = 128  # rows of a turn if some windows are evicted
 
 
 class Windows(WindowEntries):
-    """Entries of windows that begin at known times."""
-
     evictable = True  # row ids are kept across batches only where they are dispensable
 
     def __init__(self, operator: WindowOperator) -> None:
@@ -68,11 +66,10 @@ class Windows(WindowEntries):
         self._rule.restored()
 
     def _find_starts(self) -> None:
-        """Finds the windows after a restore with evicted entries."""
         self.due.forget_row_ids()
         self.kept.forget_row_ids()
         if self.operator.going_to_ms is not None:
-            # Some may be over and not emitted yet, others (with a lateness) emitted; emitted ones are skipped later.
+            # Some may be over and not yet emitted, others (with a lateness) emitted; those are skipped later.
             starts = self.table.lasts(WATERMARK_MIN)
             self.due.note_starts(starts)
         else:
@@ -86,7 +83,7 @@ class Windows(WindowEntries):
         return self._rule.columns()
 
     def _were_over(self, row_ids: Ints) -> npt.NDArray[np.bool_]:
-        """Returns which restored entries were emitted when they were over, and kept."""
+        """Returns which restored entries were emitted and kept."""
         return self._rule.were_over(row_ids) if self._lateness_ms else np.zeros(len(row_ids), np.bool_)
 
     @property
@@ -99,7 +96,7 @@ class Windows(WindowEntries):
 
     @property
     def _per_row(self) -> int:
-        """Greatest number of entries that a row is added to."""
+        """Greatest number of entries of a row."""
         return self.window.per_row
 
     def process(self, batch: Batch, emit: Emit) -> None:
@@ -133,7 +130,7 @@ class Windows(WindowEntries):
             batch = batch.slice(row)
 
     def _process_slices(self, batch: Batch, emit: Emit) -> None:
-        """Processes a turn of rows and returns the rest: each row may load a window from the store, some 30 us."""
+        """Processes a turn of rows and returns the rest: each row may load a window, some 30 us."""
         if batch is not self._by_group:
             batch = self._ordered_by_group(batch)
         until_s = self.operator.context.now_s() + SLICE_S
@@ -161,8 +158,8 @@ class Windows(WindowEntries):
 
     def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
         """Adds a batch's rows to their windows.
-        With an allowed lateness windows may be due before a row: then returns the row's number and the event time
-        reached there, and does nothing."""
+        With an allowed lateness windows may be due before a row: then returns the row's number and its event time, and
+        does nothing."""
         operator = self.operator
         times_ms = operator.times_of(batch)
         if times_ms is None:
@@ -211,7 +208,7 @@ class Windows(WindowEntries):
                 yield
 
     def _close(self, before: int) -> Iterator[None]:
-        """Removes the windows that start before `before`, some of whose entries are evicted."""
+        """Removes evictable windows that start before `before`."""
         for start in self.kept.take_starts(before):
             for row_ids in self.table.entries_of(start):
                 for first in range(0, len(row_ids), FEW):
@@ -228,8 +225,7 @@ class Windows(WindowEntries):
             yield from self._fire_parts(due, emit)
 
     def _fire_starts(self, starts: Iterable[int], emit: Emit, by_floors: bool = False) -> Iterator[None]:
-        """Fires the windows with these starts, some of whose entries are evicted.
-        `by_floors`: only windows that are over by the event time of their key group."""
+        """Fires evictable windows; `by_floors`: only those over by the event time of their key group."""
         for start in starts:
             for row_ids in self.table.entries_of(start):
                 row_ids = row_ids[~self._were_over(row_ids)]
@@ -306,7 +302,6 @@ class Windows(WindowEntries):
         return row_ids
 
     def row_ids(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
-        """Returns each row's entry."""
         keys = self.codec.arrays(rows)
         ints = self.codec.int64(keys)
         if ints is not None:
@@ -326,9 +321,8 @@ class Windows(WindowEntries):
     def _without_late(
         self, batch: Batch, assigned: Ints | None, starts: Ints, closed: npt.NDArray[np.bool_], emit: Emit
     ) -> tuple[pa.RecordBatch, Ints, Ints]:
-        """Returns the rows without closed windows: each row once per open window.
-        Also returns the windows' starts, and their numbers in `starts`. A row is late if all of its windows are closed.
-        """
+        """Returns (rows, window starts, indices into `starts`) of open windows: each row once per open window.
+        A row is late if all of its windows are closed."""
         rows = batch.rows
         kept = np.flatnonzero(~closed)
         if assigned is None and len(kept) == len(starts):
@@ -341,7 +335,6 @@ class Windows(WindowEntries):
         return rows.take(pa.array(of_row)), starts[kept], kept
 
     def note(self, windows: ByStart, row_ids: Ints) -> None:
-        """Adds new entries to `windows`."""
         if len(row_ids):
             ints = self.table.int_keys_of(row_ids)
             starts = ints[-1] if ints is not None else [key[-1] for key in self.table.keys_of(row_ids)]
@@ -363,12 +356,10 @@ class Windows(WindowEntries):
         self.send(results, ends - 2, emit)
 
     def keep(self, row_ids: Ints) -> None:
-        """Keeps windows that are over for late rows."""
         self._rule.keep_over(row_ids)
         self.kept.note(row_ids, np.array(self.fields_of(row_ids)[-1], np.int64))
 
     def went_out(self, row_ids: Ints) -> None:
-        """Counts a result of entries that stay."""
         self.table.columns[FIRINGS][row_ids] += 1
         self.table.mark_dirty(row_ids)
         self._rule.went_out(row_ids)
@@ -402,7 +393,7 @@ class Windows(WindowEntries):
         self.send_for(results, batch, of_row, emit)
 
     def send_for(self, results: pa.RecordBatch, batch: Batch, of_row: Ints, emit: Emit) -> None:
-        """Sends results brought by the rows `of_row` of `batch`, in the order of the rows."""
+        """Sends results of the rows `of_row` of `batch`, in order."""
         watermark_ms = self.operator.watermark_ms
         if self.held is not None:
             self.held.append((results, of_row))

@@ -1,8 +1,8 @@
 """Assigners: which windows a row belongs to, and when a window is over. Pure arithmetic on ms since the epoch.
 
-A new kind of window is a subclass of `KnownWindows` (windows with known start and end) or `FixedWindows` (windows of
-the same length) in a separate module, and a public name in `barrier_runtime/__init__`. A kind of window declares which
-operations it supports; steps never test the kind. See docs/design/windows.md.
+A new kind of window is a subclass of `KnownWindows` or `FixedWindows` in a separate module, and a public name in
+`barrier_runtime/__init__`. A kind declares the operations that it supports; steps never test the kind. See
+docs/design/windows.md.
 """
 
 import datetime
@@ -27,10 +27,10 @@ class WindowAssigner(ABC):
 
     bounded = True  # a window has a start and an end, and rows have a time
     merges = False  # rows make the windows, which may merge: the facts of `KnownWindows` are unknown
-    shares_slices = False  # each window consists of slices that other windows share (see `sliding`)
+    shares_slices = False  # windows consist of slices that other windows share (see `sliding`)
     is_over_when = "the watermark has passed its end"
     not_whole = ""  # for users: why steps cannot hold the rows of a window; "": they can
-    has_parts = False  # `parts_of` is supported
+    has_parts = False
 
     @abstractmethod
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class WindowAssigner(ABC):
 
     @property
     def definition(self) -> str:
-        """Definition stored with the state of windows and compared at a restore."""
+        """Definition in snapshots, compared at a restore."""
         return str(self)
 
     @property
@@ -62,7 +62,7 @@ class WindowAssigner(ABC):
 
     @abstractmethod
     def holds(self, lowest_ms: int, highest_ms: int) -> bool:
-        """Returns whether windows of these times lie within 64 bits and are over before the end of time."""
+        """Returns whether windows of these times lie within 64 bits and end before the end of time."""
 
     def covers(self, size_ms: int, offset_ms: int) -> bool:
         """Returns whether each tumbling window of this size and offset lies within windows of this kind."""
@@ -92,7 +92,7 @@ class KnownWindows(WindowAssigner):
 
     @abstractmethod
     def assign(self, times_ms: Ints) -> tuple[Ints | None, Ints]:
-        """Returns (row, window start) of each assignment; a row has an assignment per window.
+        """Returns (row, window start) of each assignment.
         None in place of the rows: each row belongs to exactly one window, in order."""
 
     @abstractmethod
@@ -113,7 +113,7 @@ class KnownWindows(WindowAssigner):
 
     @abstractmethod
     def over_by(self, watermarks_ms: Ints) -> Ints:
-        """Returns a number per watermark, greater for one watermark than another if more windows are over."""
+        """Returns a number per watermark that grows as more windows are over."""
 
 
 class FixedWindows(KnownWindows):
@@ -159,7 +159,7 @@ class FixedWindows(KnownWindows):
 
 def lateness_definition(window: WindowAssigner, lateness_ms: int) -> str:
     """Returns the definition of windows kept for late rows.
-    A longer lateness would bring rows of windows already removed, which would begin anew."""
+    A longer lateness would admit rows of removed windows, which would begin anew."""
     lateness = f", allowed lateness {datetime.timedelta(milliseconds=lateness_ms)}" if lateness_ms else ""
     return window.definition + lateness
 
@@ -172,7 +172,7 @@ def _size(given: Duration, what: str) -> datetime.timedelta:
 
 
 def _offset(given: Duration, step: datetime.timedelta, kind: str, of: str) -> datetime.timedelta:
-    """Returns `offset`, which may be negative, as an equivalent offset from 0 up to `step`."""
+    """Returns `offset` as an equivalent offset from 0 up to `step`."""
     what = f"the offset of a {kind} window"
     offset = as_duration(given, what)
     milliseconds(abs(offset), what)
@@ -187,8 +187,7 @@ def _offset(given: Duration, step: datetime.timedelta, kind: str, of: str) -> da
 class Tumbling(FixedWindows):
     """Windows of equal `size` (a `timedelta`, or seconds) that touch and never overlap: [start, start + size).
 
-    Starts are `offset` + n * `size`. `offset` may be negative: days of UTC+8 are `Tumbling(timedelta(days=1),
-    offset=timedelta(hours=-8))`.
+    Starts are `offset` + n * `size`; days of UTC+8 are `Tumbling(timedelta(days=1), offset=timedelta(hours=-8))`.
 
     >>> Tumbling(datetime.timedelta(hours=1)).starts(np.array([0, 3_599_999, 3_600_000])).tolist()
     [0, 0, 3600000]
@@ -282,7 +281,7 @@ class Sliding(FixedWindows):
 
     @cached_property
     def _back_ms(self) -> Ints:
-        """Distances from a time's last window back to each of its windows, first window first."""
+        """From a time's last window back to each window, first window first."""
         return np.arange(self.size_ms - self.slide_ms, -1, -self.slide_ms, dtype=np.int64)
 
     @property
@@ -293,7 +292,7 @@ class Sliding(FixedWindows):
         return time_ms - (time_ms - self.offset_ms) % self.slide_ms - (self.size_ms - self.slide_ms)
 
     def slices(self, times_ms: Ints) -> Ints:
-        """Returns the start of each time's slice, which is the start of its last window."""
+        """Returns the start of each time's slice and last window."""
         return times_ms - np.mod(times_ms - self.offset_ms, self.slide_ms)
 
     def parts_of(self, times_ms: Ints) -> Ints:
@@ -349,9 +348,9 @@ class Global(FixedWindows):
 class Count(Global):
     """Windows of `rows` rows of a key, in order of arrival: the last row ends a window, the next begins another.
 
-    With `slide` a window ends every `slide` rows and has the last `rows` rows: a row is in rows / slide windows, and
-    the first windows of a key have fewer rows. Needs no event time. Incomplete windows are dropped at the end of the
-    input, as in Flink. `rows` is a multiple of `slide`.
+    With `slide` a window ends every `slide` rows and has the last `rows` rows (fewer in the first windows of a key): a
+    row is in rows / slide windows. Needs no event time. Incomplete windows are dropped at the end of the input, as in
+    Flink. `rows` is a multiple of `slide`.
 
     >>> Count(100).definition, Count(100, slide=10).definition
     ('count 100', 'count 100 every 10')
@@ -401,9 +400,9 @@ class Count(Global):
 class Session(WindowAssigner):
     """Rows of a key that follow each other within `gap`, by event time.
 
-    A session lasts from its first row to `gap` after its last row. As in Flink, sessions that touch are merged: a row
-    exactly `gap` after the last row belongs to the session. Rows may arrive in any order; a row between two sessions
-    joins them.
+    A session lasts from its first row to `gap` after its last row. As in Flink, touching sessions merge: a row exactly
+    `gap` after the last row belongs to the session. Rows may arrive in any order; a row between two sessions joins
+    them.
 
     >>> Session(datetime.timedelta(minutes=30)).definition
     'session 0:30:00'

@@ -58,7 +58,7 @@ class ByStart:
                 heapq.heappush(self._starts, start)
 
     def row_ids_of(self, start: int) -> Ints:
-        """Returns the entries of an existing window, in the order of addition."""
+        """Entries of an existing window, in the order of addition."""
         row_ids = self._row_ids[start]
         if len(row_ids) > 1:
             row_ids[:] = [np.concatenate(row_ids)]
@@ -72,7 +72,7 @@ class ByStart:
         return np.concatenate(taken) if taken else None
 
     def take_each(self, before: int) -> Iterator[tuple[int, Ints]]:
-        """Takes the same window by window, with the start, in order."""
+        """The same window by window, in order."""
         for start in self._popped(before):
             yield start, np.concatenate(self._row_ids.pop(start))
 

@@ -2,8 +2,7 @@
 
 A window begins with the first instant of its day (its Monday, the first of its month) in the zone and ends at the next
 begin. So a day has 23 or 25 hours when clocks change; if clocks are set forward at midnight, the day begins at the
-first existing time. A date that a zone has skipped is not a window. Begins are computed by year, at the first row of
-the year, and kept.
+first existing time. A date that a zone has skipped is not a window. Begins are computed once by year.
 """
 
 import datetime
@@ -85,8 +84,8 @@ class Calendar(KnownWindows):
         return int(self.first_open_starts(np.array([max(watermark_ms, WATERMARK_MIN)]))[0])
 
     def first_open_starts(self, watermarks_ms: Ints) -> Ints:
-        """Returns the window of the time directly after each watermark.
-        Outside of the supported years the watermark itself."""
+        """Returns the window of the time directly after each watermark; outside of the supported years the watermark
+        itself."""
         next_ms = np.minimum(watermarks_ms, WATERMARK_MAX - 1) + 1
         known = (next_ms >= _year(_FIRST_YEAR)) & (next_ms < _year(_LAST_YEAR + 1))
         if known.all():
@@ -108,7 +107,7 @@ class _Known(NamedTuple):
 
 class _Begins:
     """Begins of windows, in the years computed so far.
-    Known begins are replaced as a whole, since several subtasks, in separate threads, may share a calendar."""
+    Replaced as a whole, since several subtasks, in separate threads, may share a calendar."""
 
     def __init__(self, every: str, zone: ZoneInfo) -> None:
         self._every = every
@@ -116,7 +115,6 @@ class _Begins:
         self._known = _Known(frozenset(), np.zeros(0, np.int64), 0, 0)
 
     def around(self, times_ms: Ints) -> tuple[Ints, Ints]:
-        """Returns start and end of each time's window."""
         known = self._known
         if len(times_ms) and (int(times_ms.min()) < known.lowest_ms or int(times_ms.max()) >= known.highest_ms):
             known = self._known = self._with(known, times_ms)
@@ -140,7 +138,7 @@ class _Begins:
         return _Known(years, all_starts, _year(first + 1), _year(last))
 
     def _days(self, year: int) -> Iterator[datetime.date]:
-        """Returns the dates on which windows begin."""
+        """Dates on which windows begin."""
         if self._every == "month":
             yield from (datetime.date(year, month, 1) for month in range(1, 13))
             return
@@ -152,7 +150,7 @@ class _Begins:
             yield datetime.date.fromordinal(ordinal)
 
     def _instant(self, day: datetime.date) -> int:
-        """Returns the first instant of a day; of a repeated midnight the first."""
+        """First instant of a day; of a repeated midnight the first."""
         midnight = datetime.datetime(day.year, day.month, day.day, tzinfo=self._zone)
         local_ms = (day.toordinal() - _EPOCH_DAY) * _DAY_MS
         before, behind = _offset_ms(midnight), _offset_ms(midnight.replace(fold=1))

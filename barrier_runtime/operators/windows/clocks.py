@@ -1,11 +1,11 @@
 """Clocks of windows: the time of a row, and the current time.
 
-By *event time* a row has the time in one of its columns, and watermarks from upstream are the current time.
+By *event time* a row has the time in a column, and watermarks from upstream are the current time.
 
 By the *wall clock* a row has the time of its arrival at its subtask: no row is late, and none waits. All rows of a
-batch have the clock's time at the batch's arrival. Windows over by then are emitted before these rows, so the watermark
-of these windows is the clock less one millisecond: snapshots store it like the watermark of event time, and floors,
-turns and restores work as by event time. Watermarks from upstream are only forwarded.
+batch have the same time. Windows over by then are emitted before these rows, so the watermark of these windows is the
+clock less one millisecond: snapshots, floors, turns and restores treat it like the watermark of event time. Watermarks
+from upstream are only forwarded.
 
     event                   effect
     rows                    windows that are over are emitted, then the rows get the time; a wake-up at the next end
@@ -48,7 +48,7 @@ class TimedWindows(Protocol):
 
 
 class Clocked(Protocol):
-    """Parts of the operator that its clock uses (`WindowOperator` describes them)."""
+    """Parts of `WindowOperator` that its clock uses."""
 
     where: str
     watermark_ms: int
@@ -77,13 +77,13 @@ class Clocked(Protocol):
 
 @dataclass(frozen=True)
 class EventTime:
-    """Event time. `column`: None for windows that do not depend on the time of rows."""
+    """`column`: None for windows that do not depend on the time of rows."""
 
     column: str | None = None
     is_wall_clock = False
 
     def definition(self, definition: str) -> str:
-        """Returns the definition of windows by this clock."""
+        """Definition of windows by this clock."""
         return definition
 
     def of(self, operator: Clocked) -> "Time":
@@ -92,8 +92,6 @@ class EventTime:
 
 @dataclass(frozen=True)
 class WallTime:
-    """Wall clock: a row has the time of its arrival."""
-
     column: str | None = None
     is_wall_clock = True
 
@@ -105,13 +103,11 @@ class WallTime:
 
 
 class Time(Protocol):
-    """Time of a subtask."""
-
     def opened(self, context: OperatorContext) -> None:
-        """Starts the clock after state is restored."""
+        """Starts the clock after the restore."""
 
     def check(self, columns: pa.Schema) -> None:
-        """Raises `InvalidJob` if the time column has a type other than a time."""
+        """Raises `InvalidJob` if the time column has another type."""
 
     def begins(self, batch: Batch, emit: Emit) -> Batch | None:
         """Returns the rows for the windows; None: the rows were given back for later."""
@@ -198,7 +194,7 @@ class _WallTime:
         self._clock = WallClock(context.wall_ms, context.now_s, self._restored_ms() + 1)
 
     def _restored_ms(self) -> int:
-        """Returns the latest restored time of a key group, except for the end of an input."""
+        """Latest restored time of a key group, except for the end of an input."""
         told = [self._operator.watermark_ms]
         if self._operator.going_to_ms is not None:
             told.append(self._operator.going_to_ms)

@@ -16,7 +16,7 @@ from barrier_runtime.operators.windows.triggers import WindowTrigger
 
 @dataclass(frozen=True)
 class Aggregates:
-    """Aggregates of the rows of each window, by the name of their column."""
+    """Aggregates of each window, by the name of their column."""
 
     aggregates: Mapping[str, AnyAggregate]
     in_slices: bool = True  # where windows share slices and the aggregates permit

@@ -27,8 +27,6 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class WindowEntries:
-    """Base of the entries of a subtask."""
-
     in_slices = False
     evictable = False  # entries may leave memory (see `ColumnTable`)
 
@@ -55,13 +53,11 @@ class WindowEntries:
         """Reads the windows in the table."""
 
     def _more_state(self) -> Mapping[str, tuple[str, Any]]:
-        """Returns state columns besides those of the aggregates."""
+        """State columns besides those of the aggregates."""
         return {}
 
     def captured(self, capture: Capture) -> None:
         """Adds state outside of the table to a snapshot."""
-
-    # ---- rows and time
 
     def process(self, batch: Batch, emit: Emit) -> None:
         """Takes rows; rows that have to wait become `operator.rest`."""
@@ -77,17 +73,15 @@ class WindowEntries:
 
     @property
     def next_ms(self) -> int | None:
-        """Watermark before which no window is over; None: there are no windows."""
+        """Watermark before which no window is over; None: no windows."""
         raise NotImplementedError
 
     def tell_early(self, emit: Emit) -> bool:
         """Emits a turn of early results due by the wall clock; returns whether there were any."""
         return False
 
-    # ---- for all kinds of entries
-
     def _floors_of(self, row_ids: Ints) -> Ints:
-        """Returns the event time of each entry's key group."""
+        """Event time of each entry's key group."""
         if not len(row_ids):
             return np.zeros(0, np.int64)
         keys = zip(*self.table.keys_of(row_ids), strict=True)
@@ -121,8 +115,8 @@ class WindowEntries:
         process: Callable[[Batch, Emit], None],
     ) -> None:
         """Processes the batch in parts.
-        `cut`: returns the first row before which results are due, and event time reached there; None: no result is due
-        inside the batch."""
+        `cut`: the first row before which results are due, and event time there; None: no result is due inside the
+        batch."""
         operator = self.operator
         operator.arrive(emit)
         while (found := cut(batch)) is not None:
@@ -138,7 +132,7 @@ class WindowEntries:
         process(batch, emit)
 
     def fields_of(self, row_ids: Ints) -> list[Any]:
-        """Returns a sequence per field of the entries' keys."""
+        """A sequence per field of the entries' keys."""
         ints = self.table.int_keys_of(row_ids)
         return list(ints) if ints is not None else list(zip(*self.table.keys_of(row_ids), strict=True))
 
@@ -166,7 +160,7 @@ class WindowEntries:
         retracted: bool = False,
         of_id: Left | None = None,
     ) -> pa.RecordBatch:
-        """Returns rows of output, one per entry of `row_ids` and of `accumulators`.
+        """Returns output rows, one per entry of `row_ids` and of `accumulators`.
         `fields`: of the entries' keys. `of_id`: makes the error for a result that does not fit its type, if `row_ids`
         are not those of the table."""
 
@@ -194,13 +188,13 @@ class WindowEntries:
         return {name: column[row_ids] for name, column in self.table.columns.items()}
 
     def initial(self, count: int) -> dict[str, npt.NDArray[Any]]:
-        """Returns accumulators without rows."""
+        """Accumulators without rows."""
         columns = self.table.columns
         storage = self.plan.storage()
         return {name: np.full(count, initial, columns[name].dtype) for name, (_, initial) in storage.items()}
 
     def send(self, results: pa.RecordBatch, reached: Ints, emit: Emit, emit_ns: int | None = None) -> None:
-        """Sends results. `reached`: event time directly before each result, independent of the cuts of batches."""
+        """`reached`: event time directly before each result, independent of the cuts of batches."""
         operator = self.operator
         fired = Batch(results, operator.emit_ns() if emit_ns is None else emit_ns, reached if operator.by_row else None)
         for first in range(0, results.num_rows, _MAX_ROWS):

@@ -1,8 +1,7 @@
 """Ordered firing of due windows in turns, so that barriers come in between.
 
 A million windows may be over at one watermark, and sorting all of them takes a second. Here a sample is sorted first;
-its *splitters* divide all others into *parts*, chunk by chunk, and a part is sorted when its turn comes. The parts in
-sequence equal one sort of everything.
+its *splitters* divide all others into *parts*, chunk by chunk, and a part is sorted when its turn comes.
 
     state       a step                                    next
     few         all in order                              over
@@ -10,10 +9,8 @@ sequence equal one sort of everything.
     parting     a chunk goes to its parts                 parting; with the last chunk: parts
     parts       the next part, in order                   parts; with the last one: over
 
-Keys of ints are packed into a number each, if 63 bits suffice, and compared as numbers; other keys skip packing. No
-snapshot holds these states: windows left to fire are still in state, and are sorted again after a restore.
-
-This file also has the columns of results that describe their window.
+Keys of ints are packed into a number each, if 63 bits suffice; other keys skip packing. Snapshots hold none of these
+states: windows left to fire are sorted again after a restore.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +41,7 @@ def window_schema(
     where: str,
     beside: Sequence[pa.Field] = SPAN,
 ) -> pa.Schema:
-    """Returns keys, columns that describe the window (`beside`, see `told_of_windows`), and aggregates."""
+    """Returns keys, `beside` (see `told_of_windows`) and aggregates."""
     return pa.schema(
         [
             *[pa.field(key, schema.field(key).type) for key in keys],
@@ -57,7 +54,7 @@ def window_schema(
 def told_of_windows(
     bounded: bool = True, updates: bool = False, early: bool = False, retracted: bool = False
 ) -> tuple[pa.Field, ...]:
-    """Returns the columns between keys and aggregates.
+    """Columns between keys and aggregates.
     `window_start`, `window_end` (exclusive; timestamps in ms, UTC) if `bounded`; `update` if windows may fire again;
     `early` if windows fire before they are over; `retracted` if results may be retracted."""
     return (
@@ -82,7 +79,7 @@ _BITS = 63
 
 def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) -> Iterator[Ints | None]:
     """Yields parts of `row_ids` (distinct), which in sequence are in order; None after a step without a part.
-    `order` sorts row ids, consistently. Up to `few` row ids are one part; otherwise parts have about `part` row ids."""
+    `order` sorts row ids, consistently. Up to `few` row ids are one part; otherwise parts have about `part`."""
     if len(row_ids) <= few:
         if len(row_ids):
             yield order(row_ids)
@@ -114,7 +111,7 @@ def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) 
 def ints_in_order(
     row_ids: Ints, fields_of: Callable[[Ints], Sequence[Ints]], few: int, part: int
 ) -> Iterator[Ints | None]:
-    """Does the same by fields that are ints, first field first. No two row ids have equal fields."""
+    """The same by int fields, first field first. No two row ids have equal fields."""
 
     def order(some: Ints) -> Ints:
         ordered: Ints = some[order_of_ints(fields_of(some))]

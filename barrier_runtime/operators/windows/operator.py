@@ -1,8 +1,7 @@
 """The window operator, composed of an assigner, a trigger, a clock and a content.
 
-None of these values knows the kinds of the others (see docs/design/windows.md). The content keeps *entries*, which take
-the rows (`entries`): one per key and window, slice of windows, or session. The operator itself advances time, in the
-same way for all entries.
+None of these knows the kinds of the others (see docs/design/windows.md). The content keeps *entries*, which take the
+rows (`entries`): one per key and window, slice of windows, or session. The operator itself advances time.
 
 Work due at a watermark is done in turns. On the way to the watermark the operator takes no row, so state alone shows
 the remaining work: windows that are over and still present. A snapshot stores the time being advanced to, and a
@@ -41,7 +40,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class Entries(Protocol):
-    """Entries of a subtask (`WindowEntries` describes them)."""
+    """See `WindowEntries`."""
 
     @property
     def next_ms(self) -> int | None: ...
@@ -65,21 +64,19 @@ class Content(Protocol):
     holds_rows: bool  # rows themselves are kept, so their schema is fixed
 
     @property
-    def aggregates(self) -> Mapping[str, AnyAggregate]:
-        """Aggregates of the entries; {} without aggregates."""
-        ...
+    def aggregates(self) -> Mapping[str, AnyAggregate]: ...
 
     def definition(self, window: WindowAssigner, lateness_ms: int, trigger: WindowTrigger | None) -> str:
-        """Returns the definition stored with state and compared at a restore."""
+        """Returns the definition in snapshots, compared at a restore."""
         ...
 
     def entries(self, operator: "WindowOperator") -> Entries:
-        """Returns the entries of a subtask, after event time is restored."""
+        """Called after event time is restored."""
         ...
 
 
 class WindowOperator(KeyedOperator):
-    """Window operator. Entries are keyed by the key columns and an int64, the start of the window."""
+    """Entries are keyed by the key columns and an int64, the start of the window."""
 
     kind = "window"
     namespaces: ClassVar[Mapping[str, int]] = {"windows": 1, "rows": 2}
@@ -115,8 +112,6 @@ class WindowOperator(KeyedOperator):
         self._late = late
         self.by_row = False  # event time is carried per row, also for readers of the results
 
-    # ---- life
-
     def _restore_progress(self, context: OperatorContext) -> Progress:
         progress = super()._restore_progress(context)
         self._time = self.clock.of(self)
@@ -143,7 +138,7 @@ class WindowOperator(KeyedOperator):
     def table(
         self, plan: AggregationPlan, more: Mapping[str, tuple[str, object]], evictable: bool, in_slices: bool
     ) -> ColumnTable:
-        """Returns the table of entries. `more`: state columns besides those of the aggregates."""
+        """`more`: state columns besides those of the aggregates."""
         columns = {**more, **plan.storage()}
         self._table = self._column_table("windows", columns, plan.added(), evictable, True, in_slices)
         return self._table
@@ -155,15 +150,12 @@ class WindowOperator(KeyedOperator):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Names of the key columns."""
         return self._key_columns
 
     @property
     def known_columns(self) -> frozenset[str]:
-        """Names of the restored state's columns; empty without restored state, or if it does not say."""
+        """Columns of the restored state; empty if unknown."""
         return self._known_columns()
-
-    # ---- rows
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         now = self._time.begins(batch, emit)
@@ -176,7 +168,7 @@ class WindowOperator(KeyedOperator):
             refuse_partial_rows(schema, self.where)
 
     def times_of(self, batch: Batch) -> Ints | None:
-        """Returns each row's time in ms and sets `lowest_ms`; None: there are no rows."""
+        """Returns each row's time in ms and sets `lowest_ms`; None: no rows."""
         self._check(batch.rows.schema)
         if self._watermark_ms == WATERMARK_MAX:
             raise InvalidJob(
@@ -195,7 +187,7 @@ class WindowOperator(KeyedOperator):
         return self._row_watermarks(batch)
 
     def give_late(self, batch: Batch, late: npt.NDArray[np.bool_], emit: Emit) -> None:
-        """Drops or emits the rows of `batch` that count in no window, by a mask."""
+        """Drops or emits rows that count in no window. `late`: mask."""
         if self._late:
             refuse_partial_rows(batch.schema, self.where)
             emit.to(LATE, batch.only(batch.rows.filter(pa.array(late)), late))
@@ -210,18 +202,15 @@ class WindowOperator(KeyedOperator):
 
     @property
     def rows_emit_ns(self) -> int:
-        """Emission time of the newest row so far."""
+        """Emission time of the newest row."""
         return self._emit_ns
 
     def emit_ns(self) -> int:
-        """Returns the emission time of results sent now."""
+        """Emission time of results sent now."""
         return self._time.emit_ns(self._emit_ns)
-
-    # ---- time
 
     @property
     def watermark_ms(self) -> int:
-        """Time that the operator has reached."""
         return self._watermark_ms
 
     @watermark_ms.setter
@@ -239,7 +228,7 @@ class WindowOperator(KeyedOperator):
 
     @property
     def is_bound(self) -> bool:
-        """Returns True once there may be windows."""
+        """True once there may be windows."""
         return self._bound is not None
 
     def take_rest(self) -> Batch | None:
@@ -265,10 +254,10 @@ class WindowOperator(KeyedOperator):
         return self._time.turn(emit, last)
 
     def go_on(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool:
-        """Advances time to `watermark_ms`. False: the turn is over, and time has not arrived."""
+        """Advances time to `watermark_ms`. False: the turn is over first."""
         if self._going_to_ms is None and watermark_ms <= self._watermark_ms:
             return True
-        if self._bound is None:  # no row has arrived, so there are no windows
+        if self._bound is None:  # no row, so no windows
             self._watermark_ms, self._going_to_ms = max(watermark_ms, self._going_to_ms or watermark_ms), None
             return True
         if self._way is None:

@@ -19,7 +19,7 @@ class OwnTrigger(WindowTrigger):
     - `on_close(window)`: called when the window is over. Without it the window emits its result.
 
     Each returns a `TriggerResult`; None is NOTHING, in `on_close` FIRE. Afterwards a window that is over is removed, or
-    kept for late rows as usual; a late row emits its window without a call.
+    kept for late rows; a late row emits its window without a call.
 
     `state`: numbers per key and window, by name, with their initial values. Methods must depend on their arguments and
     `window.state` alone, since rows are read again after a failure. The class must keep its name as long as a job is
@@ -52,8 +52,6 @@ class OwnTrigger(WindowTrigger):
     def on_close(self, window: TriggerWindow) -> TriggerResult | None:
         """Called when the window is over."""
         return TriggerResult.FIRE
-
-    # ---- called by the window operator
 
     @property
     def interval_ms(self) -> int | None:
@@ -94,7 +92,7 @@ class OwnTrigger(WindowTrigger):
         return f"by {type(self).__name__}"
 
     def overrides(self, method: str) -> bool:
-        """Returns whether the subclass overrides `method`."""
+        """Whether the subclass overrides `method`."""
         return getattr(type(self), method) is not getattr(OwnTrigger, method)
 
     def rule(self, windows: Any) -> Any:

@@ -39,7 +39,7 @@ class WindowParts:
 
 @dataclass(frozen=True)
 class Repeats:
-    """Repeats of a key's time for `window`, by the column of event times."""
+    """Repeats of a key's time, by the column of event times."""
 
     window: Session
     column: str
@@ -62,7 +62,7 @@ class Repeats:
 
 
 def _times_ms(batch: Batch, column: str, window: WindowAssigner) -> npt.NDArray[np.int64] | None:
-    """Returns the event times; None: a row has none, or a time that the step refuses."""
+    """Returns None if a row has no time, or one that the step refuses."""
     if column not in batch.rows.schema.names or batch.rows.column(column).null_count:
         return None
     times_ms = event_times_ms(batch.rows.column(column))

@@ -1,9 +1,8 @@
 """Entries per *slice* of sliding windows, so that a row is added once, not once per window.
 
 A slice is as long as the slide and begins where a window begins. An entry is (keys, start of the slice); the window
-with this start is the last window of the slice. When a window is over, its slices are added up by key, oldest first. So
-a result depends on slices alone: nothing is ever subtracted, and float sums do not drift. A key without a row in the
-slices has no window.
+with this start is the last window of the slice. When a window is over, its slices are added up by key, oldest first:
+nothing is ever subtracted, so float sums do not drift. A key without a row in the slices has no window.
 
     slice      while                             a row for it                       then
     open       none of its windows is over       counts in all of them              needed, when the first is over
@@ -11,17 +10,17 @@ slices has no window.
                and emitted                       results do not change              after its results
     removed    all of its windows are over       is late                            —
 
-A row behind the watermark of its own batch counts in no window that is over by then: event time advances to there
-before such a row.
+A row behind the watermark of its own batch counts in no window that is over by then: event time advances before such a
+row.
 
 `_fired_ms` records by key group, also in snapshots, which windows were emitted. A window is emitted in parts; up to
 `FEW` keys are one part, in the order of keys; of more, each part has whole key groups. A part and its mark are one
 step, so a barrier comes before or after both, at any parallelism. If some entries are evicted, a window's keys are in
 memory while it is emitted, and its slices are read part by part.
 
-Some aggregates of a window do not follow, bit for bit in row order, from those of its slices (`first`, variances,
-lists, sketches, users' own). Then entries are windows (`Windows`); so is state that began as windows, in an older
-release or from a table. State in slices that gets such an aggregate becomes windows at the restore.
+Results of `first`, variances, lists, sketches and users' own aggregates do not follow, bit for bit in row order, from
+those of slices. Then entries are windows (`Windows`); so is state that began as windows, in an older release or from a
+table. State in slices that gets such an aggregate becomes windows at the restore.
 """
 
 import dataclasses
@@ -60,7 +59,7 @@ _ADDED_UP = frozenset(["count", "sum", "mean", "min", "max", "any", "all"])
 
 
 class _Slices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`fired`: by key groups, event time up to which windows were emitted."""
+    """`fired`: event time up to which windows were emitted, by key groups."""
 
     fired: tuple[Floor, ...]
     version: int = 1
@@ -70,12 +69,11 @@ _SLICES = VersionedDecoder(value_format("{}: its slices in its snapshot"), msgsp
 
 
 def add_up(aggregates: Mapping[str, AnyAggregate]) -> bool:
-    """Returns whether results of a window follow from those of its slices, for all of these aggregates."""
+    """Returns whether a window's results follow from those of its slices, for all these aggregates."""
     return all(isinstance(each, Aggregate) and each.kind in _ADDED_UP for each in aggregates.values())
 
 
 def sliding_entries(operator: WindowOperator) -> Windows:
-    """Returns slices; or windows, if results cannot be added up or state began as windows."""
     were_slices = any(SLICES in each.values for each in operator.context.restored)
     if not add_up(operator.content.aggregates):
         return FormerSlices(operator) if were_slices else Windows(operator)
@@ -85,7 +83,7 @@ def sliding_entries(operator: WindowOperator) -> Windows:
 
 
 def _fired(operator: WindowOperator) -> Ints:
-    """Returns by key group of the subtask the event time up to which the snapshots' windows were emitted."""
+    """Returns, by key group of the subtask, the event time up to which windows were emitted."""
     context, backend = operator.context, operator.backend
     fired_ms = np.full(context.max_parallelism, WATERMARK_MIN, np.int64)
     for each in context.restored:
@@ -98,7 +96,7 @@ def _fired(operator: WindowOperator) -> Ints:
 
 
 class FormerSlices(Windows):
-    """Entries that were slices, and are windows from now on."""
+    """Entries that were slices, and become windows."""
 
     window: Sliding
 
@@ -137,7 +135,6 @@ class FormerSlices(Windows):
 
 
 def groups_of(entries: Windows, fields: Sequence[Any]) -> Ints:
-    """Returns each key's group, counted from the subtask's first group."""
     operator = entries.operator
     columns = [entries.codec.column(i, values) for i, values in enumerate(fields)]
     return key_groups_of(columns, operator.context.max_parallelism).astype(np.int64) - operator.backend.key_group_first
@@ -161,8 +158,6 @@ class Slices(Windows):
         ends = [*begins[1:], len(fired_ms)]
         floors = [Floor(first + i, first + j - 1, int(fired_ms[i])) for i, j in zip(begins, ends, strict=True)]
         capture.values[SLICES] = msgspec.msgpack.encode(_Slices(tuple(floors)))
-
-    # ---- rows
 
     @property
     def _per_row(self) -> int:
@@ -191,7 +186,7 @@ class Slices(Windows):
         return cut
 
     def _first_over(self, batch: Batch, slices: Ints) -> tuple[int, int] | None:
-        """Returns the first row in time that comes after the end of one of its windows which was not emitted."""
+        """Returns the first row, by time, after the end of one of its windows that was not emitted."""
         reached = batch.reached
         if reached is None or reached[-1] <= self.operator.watermark_ms:
             return None
@@ -210,11 +205,9 @@ class Slices(Windows):
         return row_ids
 
     def _catch_up(self) -> None:
-        """Advances `_fired_ms` if event time advanced while there was nothing to emit, before the first row."""
+        """Advances `_fired_ms`, before the first row, if event time advanced with nothing to emit."""
         if self.operator.going_to_ms is None:
             np.maximum(self._fired_ms, self.operator.watermark_ms, out=self._fired_ms)
-
-    # ---- windows that are over
 
     def reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         self.operator.watermark_ms = watermark_ms
@@ -226,8 +219,8 @@ class Slices(Windows):
         yield from self._fire_to(floors.by_group[backend.key_group_first : backend.key_group_last + 1], emit)
 
     def _fire_to(self, to_ms: Ints, emit: Emit) -> Iterator[None]:
-        """Emits the windows that are over by `to_ms`, by key group, and were not emitted."""
-        yield from self._remove_over()  # slices of a restore that were not yet removed
+        """Emits the windows over by `to_ms`, by key group, that were not emitted."""
+        yield from self._remove_over()  # slices of a restore
         while (found := self._next_window(to_ms)) is not None:
             yield from self._fire_window(*found, emit)
             yield from self._remove_over()
@@ -235,7 +228,6 @@ class Slices(Windows):
         yield from self._remove_over()
 
     def _next_window(self, to_ms: Ints) -> tuple[int, npt.NDArray[np.bool_]] | None:
-        """Returns the start of the next window to emit, and its key groups."""
         while (behind := self._fired_ms < to_ms).any():
             first_open = self.window.first_open_start(int(self._fired_ms[behind].min()))
             start = self.window.first_from(first_open)
@@ -262,7 +254,7 @@ class Slices(Windows):
             yield
 
     def _add_up(self, start: int, groups: npt.NDArray[np.bool_] | None) -> Iterator[None]:
-        """Adds up the slices of a window into `_sums`; small slices together, since their cost is mostly calls."""
+        """Adds up a window's slices into `_sums`; small slices together, since their cost is mostly calls."""
         waiting: list[tuple[Ints, Ints]] = []
         entries = 0
         for slice_start in range(start, start + self.window.size_ms, self.window.slide_ms):
@@ -280,7 +272,6 @@ class Slices(Windows):
         self._merge(waiting)
 
     def _merge(self, slices: list[tuple[Ints, Ints]]) -> None:
-        """Merges row ids and numbers of entries of some slices, oldest first."""
         self._grow_sums()
         columns = self.table.columns
         if len(slices) > 1:
@@ -291,7 +282,7 @@ class Slices(Windows):
             merge_columns(self.plan, self._sums, numbers, columns, row_ids, self._left_of_number)
 
     def _entries(self, slice_start: int) -> Iterator[tuple[Ints, Ints]]:
-        """Yields row ids and numbers of a slice's entries, each once, in parts."""
+        """Yields row ids and numbers of a slice's entries, each once."""
         if self.due.has_row_ids:
             row_ids = self.due.row_ids_of(slice_start)
             numbers = self._numbers.get(slice_start, _NONE)
@@ -315,7 +306,7 @@ class Slices(Windows):
                 yield row_ids[unseen], numbers[unseen]
 
     def _parts_of(self, numbers: Ints, groups: npt.NDArray[np.bool_]) -> Iterator[tuple[Ints, Ints]]:
-        """Yields parts of these keys, in order, and the key groups that are complete after each part."""
+        """Yields parts of these keys, in order, and the key groups complete after each part."""
         its_groups = np.flatnonzero(groups)
         if groups.all() and len(numbers) <= firing.FEW:  # otherwise a restore may follow the emission of some groups
             yield self._in_order(numbers), its_groups
@@ -364,8 +355,6 @@ class Slices(Windows):
         for some in () if over is None else np.split(over, range(firing.FEW, len(over), firing.FEW)):
             self.remove(some)
             yield
-
-    # ---- keys by number
 
     def _new_keys(self) -> WindowKeys:
         return WindowKeys(len(self.operator.key_columns), partial(groups_of, self))

@@ -25,11 +25,11 @@ class WindowTrigger(ABC):
     @property
     @abstractmethod
     def definition(self) -> str:
-        """Definition stored with the state of windows and compared at a restore; "" if part of the assigner."""
+        """Definition in snapshots, compared at a restore; "" if part of the assigner."""
 
     @abstractmethod
     def rule(self, windows: Any) -> Any:
-        """Returns the rule that applies the trigger to windows of a subtask: an `OnClose` of `RuledWindows` (`rules`).
+        """Returns the trigger's rule for windows of a subtask: an `OnClose` of `RuledWindows` (`rules`).
         Imported here, so that a flow without windows does not load rules."""
 
     @property
@@ -120,7 +120,7 @@ class Every(WindowTrigger):
 
     @property
     def definition(self) -> str:
-        """Definition stored with the state of windows and compared at a restore. The frequency may change."""
+        """Definition in snapshots, compared at a restore. The frequency may change."""
         return "early results of " + ("all rows" if self.accumulate else "the rows since the last one")
 
     def __str__(self) -> str:

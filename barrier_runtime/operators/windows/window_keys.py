@@ -12,7 +12,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class WindowKeys:
-    """Numbers of keys. A number belongs to a key as long as one of its entries is held."""
+    """A number belongs to a key as long as one of its entries is held."""
 
     def __init__(self, width: int, groups_of: Callable[[Sequence[Any]], Ints]) -> None:
         """`width`: fields of a key. `groups_of`: returns each key's group, given a sequence per field."""
@@ -23,11 +23,11 @@ class WindowKeys:
 
     @property
     def limit(self) -> int:
-        """Upper bound of the numbers, exclusive."""
+        """Exclusive upper bound of the numbers."""
         return len(self.groups)
 
     def of_ints(self, keys: Ints) -> Ints:
-        """Returns the numbers of these keys, given as an array per field."""
+        """`keys`: an array per field."""
         if isinstance(self._keys, TupleKeys):
             return self.of_tuples(list(zip(*keys.tolist(), strict=True)))
         numbers, made = self._keys.place(keys)
@@ -52,7 +52,7 @@ class WindowKeys:
             self._keys.remove(gone)
 
     def fields(self, numbers: Ints) -> list[Any]:
-        """Returns a sequence per field of the keys."""
+        """A sequence per field of the keys."""
         if isinstance(self._keys, IntKeys):
             return list(self._keys.key_batch(numbers))
         return list(zip(*self._keys.key_batch(numbers), strict=True))

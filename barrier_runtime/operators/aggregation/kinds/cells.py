@@ -1,8 +1,8 @@
 """Accumulators with one cell of bytes per entry: collections, sketches, and users' own, row by row.
 
 Bytes are stored, and every batch starts from bytes, so no state exists outside of snapshots. A cell is *opened* once
-per key and batch, takes the key's rows in order, and becomes bytes again. Batches may be cut anywhere: results of a
-`CellKind` must not depend on how often its state was opened.
+per key and batch, takes the key's rows in order, and becomes bytes again. Results of a `CellKind` must not depend on
+how often its state was opened.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ class CellKind(Protocol[State]):
         """Column of the computation, for messages."""
 
     def values(self, batch: BatchValues) -> tuple[Sequence[Any], Values | None]:
-        """Returns the values for `add`, one per row; and the rows that count (None: all)."""
+        """Returns a value per row for `add`; and the rows that count (None: all)."""
 
     def opened(self, cell: bytes) -> State: ...
 
@@ -124,7 +124,7 @@ class Cells:
         return {self.name: merged}
 
     def result(self, accumulators: Columns, key: str) -> pa.Array:
-        """Returns the column of the reader `key`, per entry; of running aggregates per row."""
+        """Column of the reader `key`, per entry; of running aggregates per row."""
         reader = self.readers[key]
         after_rows = accumulators.get(self._results(reader))
         if after_rows is not None:

@@ -1,6 +1,8 @@
 """`collect_list`, `collect_set` and the exact `count_distinct`: values of a key, as they came.
-A cell is the number of values (4 bytes, little endian) and the values (`encoded_values`). Lists and sets take the first
-`limit` values and leave others out; a count would then be wrong, so it ends the job."""
+
+A cell is the number of values (4 bytes, little endian) and the values (`encoded_values`). Lists and sets leave out
+values after the first `limit`; a count would then be wrong, so it ends the job.
+"""
 
 import struct
 from collections import OrderedDict
@@ -28,7 +30,7 @@ def _opened(cell: bytes) -> Collected:
 
 
 def number_of(cell: bytes) -> int:
-    """Returns the number of a cell's values without reading them."""
+    """Number of a cell's values, without reading them."""
     return int(COUNT.unpack_from(cell)[0]) if cell else 0
 
 
@@ -38,7 +40,7 @@ def _closed(count: int, data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class ListCell:
-    """Cell with the first `limit` values that are not null."""
+    """The first `limit` values that are not null."""
 
     column: str
     encoding: EncodedValues
@@ -68,7 +70,7 @@ class ListCell:
 
 @dataclass(slots=True, eq=False)
 class KnownValues:
-    """Distinct values in the order of their first arrival."""
+    """Distinct values in the order of first arrival."""
 
     known: set[bytes]
     data: bytes
@@ -81,7 +83,7 @@ class KnownValues:
         return len(self.known), self.data
 
     def unknown(self, values: Sequence[bytes]) -> list[int]:
-        """Returns the indices of unknown values; among equal values the first."""
+        """Indices of unknown values; among equal values the first."""
         known = self.known
         found = [index for index, value in enumerate(values) if value not in known]
         if len(found) < 2:
@@ -89,7 +91,7 @@ class KnownValues:
         return sorted({values[index]: index for index in reversed(found)}.values())
 
     def learn(self, values: Sequence[bytes]) -> None:
-        """Adds unknown, distinct values."""
+        """`values`: unknown and distinct."""
         self.known.update(values)
         self.data += b"".join(values)
 
@@ -119,7 +121,7 @@ class Recent:
 
 @dataclass(frozen=True)
 class SetCell:
-    """Cell with the first `limit` distinct values that are not null.
+    """The first `limit` distinct values that are not null.
     `exact`: a further value raises `Full`; otherwise it is left out."""
 
     column: str
@@ -175,7 +177,7 @@ class SetCell:
 
 
 def lists(encoding: EncodedValues, collected: Sequence[Collected]) -> pa.Array:
-    """Returns a list per entry, empty without values."""
+    """A list per entry, empty without values."""
     offsets = np.zeros(len(collected) + 1, np.int32)
     np.cumsum([count for count, _ in collected], out=offsets[1:])
     values = encoding.array([data for _, data in collected])

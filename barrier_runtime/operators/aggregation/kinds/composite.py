@@ -13,10 +13,10 @@ from barrier_runtime.operators.aggregation.state_columns import Columns, Initial
 class Composite(Protocol):
     @property
     def name(self) -> str:
-        """Name, equal for composites with the same columns of state and the same behaviour."""
+        """Equal for composites with the same columns of state and the same behaviour."""
 
     def storage(self) -> dict[str, tuple[str, Initial]]:
-        """Returns the state columns: name -> (numpy dtype, initial value)."""
+        """State columns: name -> (numpy dtype, initial value)."""
 
     def added(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
         """Returns the columns after all rows, per group of `rows`. `before`: their values before, per group.
@@ -28,15 +28,15 @@ class Composite(Protocol):
         """Returns `added`; and the inputs of the results after each row, in the order of `rows.order`."""
 
     def merged(self, before: Columns, later: Columns, left: Left) -> Columns:
-        """Returns the columns of entries with the rows of both: those of `before`, followed by those of `later`.
+        """Returns the columns of entries with the rows of both: those of `before`, then those of `later`.
         `left` gets the index of an entry."""
 
 
 class RowByRow:
-    """Base of composites that compute their columns after each row of a batch at once."""
+    """Composites that compute their columns after each row of a batch at once."""
 
     def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> dict[str, Values]:
-        """Returns the columns after each row, in the order of `rows.order`."""
+        """Columns after each row, in the order of `rows.order`."""
         raise NotImplementedError
 
     def added(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
@@ -51,5 +51,5 @@ class RowByRow:
 
 
 def carried(latest: npt.NDArray[np.intp], groups: npt.NDArray[np.intp], before: Values, after: Values) -> Values:
-    """Returns per row `after[latest[row]]`; for -1 the group's value `before`."""
+    """Per row `after[latest[row]]`; for -1 the group's value `before`."""
     return np.where(latest >= 0, after[latest], before[groups])

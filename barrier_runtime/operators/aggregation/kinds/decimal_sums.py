@@ -1,6 +1,8 @@
 """Exact sums and means of decimals: integers of 128 bits, in two words.
+
 A sum must fit the digits of its type, as in Spark. The held sum and each value have at most 38 digits, so a sum that
-leaves 128 bits wraps to more than 38 digits: checking every sum finds all that leave the type."""
+leaves 128 bits wraps to more than 38 digits: checking every sum finds all that leave the type.
+"""
 
 from dataclasses import dataclass
 
@@ -75,12 +77,12 @@ class DecimalSum(RowByRow):
         return dict(zip((low, high), _two_words(sums), strict=True))
 
     def sum(self, accumulators: Columns, counted: Ints) -> pa.Array:
-        """Returns the sum per entry; null where no value was `counted`."""
+        """Sum per entry; null where no value was `counted`."""
         low, high = (accumulators[name] for name in self.storage())
         return decimals(low, high, self.type, _absent(counted))
 
     def mean(self, accumulators: Columns, counted: Ints, left: Left) -> pa.Array:
-        """Returns the mean per entry, rounded half up, away from 0. `left` gets the entry of a mean without room."""
+        """Mean per entry, rounded half up, away from 0. `left` gets the entry of a mean without room."""
         low, high = (accumulators[name] for name in self.storage())
         shift = 10 ** (self.mean_type.scale - self.kind.scale)
         divisor = np.maximum(counted, 1)
@@ -109,7 +111,7 @@ def _is_one_word(low: Ints, high: Ints) -> bool:
 
 
 def _running_sums(low: Ints, high: Ints, held_low: Ints, held_high: Ints, rows: RunningOrder) -> tuple[Ints, Ints]:
-    """Returns running sums modulo 2**128: four sums of 32 bits each, with carries."""
+    """Running sums modulo 2**128: four sums of 32 bits each, with carries."""
     summed = []
     carry = np.zeros(1, np.int64)
     for values, held in ((low, held_low), (high, held_high)):
@@ -121,7 +123,6 @@ def _running_sums(low: Ints, high: Ints, held_low: Ints, held_high: Ints, rows: 
 
 
 def _beyond(low: Ints, high: Ints, limit: int) -> npt.NDArray[np.bool_]:
-    """Returns which sums are not between -`limit` and `limit`."""
     unsigned = low.view(np.uint64)
     beyond = np.zeros(len(low), np.bool_)
     for bound, above in ((limit - 1, True), (1 - limit, False)):

@@ -1,14 +1,14 @@
 """The exact `count_distinct` for many rows at once.
 
-Only the first row of a value in its batch and key can bring a new value: such rows are found in arrays, and only these
-are looked up in the key's set. A row's count is the count before its batch plus the number of new values up to the row.
+Only the first row of a value in its batch and key can bring a new value: arrays find such rows, and only these are
+looked up in the key's set. A row's count is the count before its batch plus the new values up to the row.
 
     values                      lookup
     text, bytes, decimals       a Python set per key
     others, up to `MANY`        the cells of all keys of the batch at once, in arrays
     others, more than that      an index of the key if there is room (see `Indexes`), else as up to `MANY`
 
-Cells are those of `SetCell`: the number of values and the values, in the order of their first arrival.
+Cells are those of `SetCell`: the number of values and the values, in order of first arrival.
 """
 
 from collections import OrderedDict
@@ -60,15 +60,14 @@ def learned_together(cells: Values, groups: Ints, codes: Ints, words: Ints) -> F
 
 
 def counts_of_words(cells: Sequence[bytes]) -> Ints:
-    """Returns the number of values of each cell."""
     sizes = np.fromiter(map(len, cells), np.int64, len(cells))
     return np.maximum(sizes - COUNT.size, 0) // _WORD_BYTES
 
 
 def _found_in(cells: Sequence[bytes], words: Ints) -> Ints:
     """Returns each cell's values among `words`: cell number times `len(words)`, plus index in `words`.
-    Cells are joined with a gap, so that the next cell's number of values is a word too, and searched in parts that fit
-    the processor's cache: a look at a table rules out nearly all values."""
+    Cells are joined with a gap, so the next cell's number of values is a word too, and searched in parts that fit the
+    processor's cache: a look at a table rules out nearly all values."""
     ends = np.cumsum(counts_of_words(cells) + 1)  # after the word that follows each cell's values
     bits = len(words).bit_length() + _MARK_BITS
     marks, shift = np.zeros(1 << bits, np.bool_), np.uint64(64 - bits)
@@ -105,11 +104,10 @@ class KnownWords:
         return len(self._index)
 
     def unknown(self, words: Ints) -> Flags:
-        """Returns which words are not known."""
         return self._index.find(words.reshape(1, -1)) < 0
 
     def learn(self, words: Ints) -> bytes:
-        """Adds unknown, distinct `words`, and returns the new cell."""
+        """Adds unknown, distinct `words`; returns the new cell."""
         self._index.place(words.reshape(1, -1))
         self._bytes += words.tobytes()
         COUNT.pack_into(self._bytes, 0, len(self))
@@ -119,7 +117,7 @@ class KnownWords:
 class Indexes:
     """Indexes of recently used cells, up to `REMEMBERED` values in all; a single index may be larger.
     Building an index takes as long as a dozen searches through its cell, so an index in use is not replaced: of two
-    cells too large together one has an index, and the other is searched."""
+    cells too large together, only one has an index."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, tuple[bytes, KnownWords, int]] = OrderedDict()  # by the id of the cell
@@ -173,8 +171,7 @@ class DistinctCells(Cells):
         return pa.array(self._counts(accumulators[self.name]) if after_rows is None else after_rows)
 
     def _added(self, before: Values, rows: RunningOrder, batch: BatchValues, left: Left) -> tuple[Values, Ints, Ints]:
-        """Returns the cells, each cell's former number of values, and 1 per row with a new value, else 0.
-        Cells and numbers are per group, rows in the order of `rows.order`."""
+        """Returns the cells, former counts (both by group), and 1 per row of `rows.order` with a new value, else 0."""
         kind, cells, counts = self.kind, before.copy(), self._counts(before)
         new = np.zeros(len(rows.order), np.int64)
         if kind.encoding.is_one_word:
@@ -215,7 +212,7 @@ class DistinctCells(Cells):
         return fresh
 
     def _learned_words(self, cells: Values, counts: Ints, groups: Ints, codes: Ints, words: Ints) -> Flags:
-        """Does the same for `words[codes]`, distinct in each cell. `counts`: number of values of each cell."""
+        """The same for `words[codes]`, distinct in each cell. `counts`: values of each cell."""
         fresh, together = np.zeros(len(codes), np.bool_), np.ones(len(codes), np.bool_)
         self._indexes.next_batch()
         many = np.flatnonzero(counts[groups] > MANY)
@@ -249,7 +246,7 @@ def _first_of_group(rows: RunningOrder, codes: Ints, distinct: int) -> Ints:
 
 
 def _runs(groups: Ints) -> Iterator[tuple[int, int, int]]:
-    """Returns each number of the rising `groups`, with its first and end position."""
+    """Yields each number of the rising `groups`, with its first and end position."""
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     ends = np.flatnonzero(np.diff(groups, append=-1)) + 1
     return zip(groups[starts].tolist(), starts.tolist(), ends.tolist(), strict=True)

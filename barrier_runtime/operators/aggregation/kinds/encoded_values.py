@@ -1,6 +1,5 @@
 """Values of a column as consecutive bytes, as cells hold them.
-Words of 8 bytes (little endian); text and bytes after their length (4 bytes). Any number of values becomes a column at
-once."""
+Words of 8 bytes (little endian); text and bytes after their length (4 bytes)."""
 
 import struct
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ class EncodedValues:
         return self._bytes == _WORD_BYTES
 
     def of(self, batch: BatchValues, column: str, rows: Values | None = None) -> list[bytes]:
-        """Returns the bytes of each row's value, or of `rows`; without meaning for null."""
+        """Bytes of each row's value, or of `rows`; without meaning for null."""
         words = batch.words(column)
         if rows is not None:
             words = tuple(word[rows] for word in words)

@@ -1,6 +1,8 @@
 """The n largest or smallest values of a key, with a state column per place.
+
 Values become *ranks*: integers that rise towards the first place. The ranks of a key are a row of a matrix, rising from
-left to right, with the lowest number in free places on the left; a count tells how many values there are."""
+left to right, with the lowest number in free places on the left; a count tells how many values there are.
+"""
 
 from dataclasses import dataclass
 
@@ -82,7 +84,7 @@ class Extremes:
         return self._stored(both[:, self.number :], np.minimum(before[self._count] + later[self._count], self.number))
 
     def result(self, accumulators: Columns) -> pa.Array:
-        """Returns a list per entry, of running aggregates per row: first place first."""
+        """A list per entry, of running aggregates per row: first place first."""
         ranks = accumulators.get(self._result)
         if ranks is None:
             ranks, counts = self._held(accumulators), accumulators[self._count]
@@ -93,8 +95,6 @@ class Extremes:
         offsets = np.concatenate(([0], np.cumsum(counts)))
         values = from_words((self._values(found),), self.kind, None)
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values).cast(pa.list_(self.kind))
-
-    # ---- names of columns
 
     def _part(self, part: object) -> str:
         return f"{'largest' if self.largest else 'smallest'} {self.number}{'.' if part else ''}{part}:{self.column}"
@@ -111,8 +111,6 @@ class Extremes:
     def _result(self) -> str:
         return f"{self.name} result"
 
-    # ---- values and their ranks
-
     def _taken(self, rows: RunningOrder, batch: BatchValues) -> tuple[Ints, npt.NDArray[np.intp]]:
         """Returns the ranks of the rows that count, by `rows.order`, and their positions in this order."""
         (ranks,) = order_words(batch.words(self.column))
@@ -122,7 +120,7 @@ class Extremes:
         return ranks if self.largest else ~ranks, positions
 
     def _held(self, columns: Columns) -> Ints:
-        """Returns the ranks of each entry, rising; the lowest number in free places."""
+        """Ranks of each entry, rising; the lowest number in free places."""
         places = np.stack([columns[place] for place in reversed(self._places)], axis=1)
         (ranks,) = order_words((places,))
         if not self.largest:
@@ -135,7 +133,7 @@ class Extremes:
         return float_of_order(ranks) if word_dtypes(self.kind) == ("float64",) else ranks
 
     def _stored(self, held: Ints, counts: Ints) -> Columns:
-        """Returns the state columns, with 0 in free places."""
+        """State columns, with 0 in free places."""
         columns: dict[str, Values] = {self._count: counts}
         for number, place in enumerate(self._places):
             values = self._values(held[:, self.number - 1 - number])

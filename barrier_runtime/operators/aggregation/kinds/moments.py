@@ -83,7 +83,7 @@ class Moments(RowByRow):
         }
 
     def result(self, accumulators: Columns, statistic: Statistic) -> pa.Array:
-        """Returns the statistic per entry; null without values, and of a sample with one value."""
+        """Statistic per entry; null without values, and of a sample with one value."""
         count, _, m2 = (accumulators[name] for name in self._names)
         divisor = count if statistic.endswith("_pop") else count - 1
         absent = divisor < 1
@@ -120,7 +120,7 @@ def _welford(values: Floats, groups: npt.NDArray[np.intp], held: list[Values]) -
 
 
 def _longer(lengths: npt.NDArray[np.intp], than: int) -> int:
-    """Returns how many of the falling `lengths` are greater."""
+    """Counts the falling `lengths` greater than `than`."""
     return len(lengths) - int(np.searchsorted(lengths[::-1], than, side="right"))
 
 

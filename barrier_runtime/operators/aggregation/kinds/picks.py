@@ -1,6 +1,8 @@
 """Value of a row of a group: the first, the last, or that with the smallest or greatest value of a column.
+
 All rows that replace their predecessor are found at once for a batch: compared values become ranks, each group's below
-those of earlier groups, so a single running minimum over the batch serves all groups."""
+those of earlier groups, so a single running minimum serves all groups.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -87,12 +89,10 @@ class Pick(RowByRow):
         return {name: np.where(theirs, later[name], before[name]) for name in self.storage()}
 
     def result(self, accumulators: Columns) -> pa.Array:
-        """Returns the value per entry; null if no row counted, or the picked row has null."""
+        """Value per entry; null if no row counted, or the picked row has null."""
         absent = accumulators[self._part("has")] != _VALUE
         words = tuple(accumulators[name] for name in self._value_names)
         return from_words(words, self.kind, absent if absent.any() else None)
-
-    # ---- names of columns
 
     def _part(self, part: str) -> str:
         kind = f"{'arg_' if self._compares_another else ''}{self.rule}{'_known' if self.known else ''}"
@@ -111,8 +111,6 @@ class Pick(RowByRow):
     def _by_names(self) -> list[str]:
         assert self.by_kind is not None
         return [self._part(part) for part in _parts("by", self.by_kind)]
-
-    # ---- rows that replace the held row
 
     def _latest(self, before: Columns, rows: RunningOrder, groups: Positions, batch: BatchValues) -> Positions:
         """Returns for each row the picked row at that time (see `RunningOrder.latest`).
@@ -157,7 +155,7 @@ def _parts(of: str, kind: pa.DataType) -> list[str]:
 
 
 def _ranks(new: Words, held: Words, greatest_first: bool) -> tuple[Ints, Ints, int]:
-    """Returns ranks of `new` and `held`, and the greatest rank; ranks start at 0.
+    """Returns ranks of `new` and `held` (from 0), and the greatest rank.
     Ranks compare as the words do in order, or the other way round. They leave room for as many groups as `held` has."""
     joined = [np.concatenate(both) for both in zip(new, held, strict=True)]
     if is_wide(joined[0].dtype):

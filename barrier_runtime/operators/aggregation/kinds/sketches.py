@@ -1,9 +1,9 @@
 """Approximate aggregates by sketches of Apache DataSketches: distinct values (HLL), quantiles (t-digest), top-k.
 
-A cell is the version of its layout (1 byte) and the sketch in the library's format. All three sketches give the same
-result for the same rows in the same order, however rows are cut into batches, so a replay writes the same rows. The
-library's random sketches (KLL, REQ) would not. A t-digest compresses its content whenever it is written, so it gets
-values in chunks of `_CHUNK`; values that wait for their chunk are in the cell unchanged.
+A cell is the version of its layout (1 byte) and the sketch in the library's format. The same rows in the same order
+give the same result, however cut into batches, so a replay writes the same rows; the library's random sketches (KLL,
+REQ) would not. A t-digest compresses its content whenever it is written, so it gets values in chunks of `_CHUNK`;
+values that wait for their chunk are in the cell unchanged.
 
 Only this file imports the package `datasketches`, an extra.
 """
@@ -45,7 +45,6 @@ def _library() -> Any:
 
 
 def require_sketches() -> None:
-    """Raises `InvalidJob` if the package is missing."""
     _library()
 
 
@@ -97,7 +96,7 @@ def distinct_estimate(state: Any) -> int:
 
 @dataclass(slots=True, eq=False)
 class Digest:
-    """A t-digest, and the values that wait for their chunk."""
+    """A t-digest, and values that wait for their chunk."""
 
     digest: Any  # None before the first chunk
     waiting: list[float]
@@ -105,7 +104,7 @@ class Digest:
 
 @dataclass(frozen=True)
 class QuantileSketch:
-    """Quantiles of numbers: exact up to 511 values, by t-digest beyond. NaN and null are ignored."""
+    """Quantiles: exact up to 511 values, by t-digest beyond. NaN and null are ignored."""
 
     column: str
 
@@ -153,7 +152,7 @@ class QuantileSketch:
 
 
 def quantiles_of(state: Digest, ranks: Sequence[float]) -> list[float | None]:
-    """Returns the quantiles; None without a value."""
+    """The quantiles; None without a value."""
     waiting = sorted(state.waiting)
     if state.digest is None:
         return [waiting[max(0, math.ceil(rank * len(waiting)) - 1)] if waiting else None for rank in ranks]
@@ -167,8 +166,7 @@ def quantiles_of(state: Digest, ranks: Sequence[float]) -> list[float | None]:
 
 @dataclass(frozen=True)
 class FrequentSketch:
-    """Most frequent values with their counts.
-    Exact up to 768 distinct values of a key; beyond, counts are at most 0.35 % of the number of values too high."""
+    """Most frequent values with their counts; errors as in `top_k`."""
 
     column: str
     encoding: EncodedValues
@@ -228,7 +226,7 @@ def same_sketches(column: str, one: bytes, other: bytes) -> bool:
 
 
 def frequent_lists(encoding: EncodedValues, found: Sequence[list[tuple[bytes, int]]]) -> pa.Array:
-    """Returns a list of structs of value and count per entry."""
+    """A list of structs of value and count per entry."""
     offsets = np.zeros(len(found) + 1, np.int32)
     np.cumsum([len(each) for each in found], out=offsets[1:])
     values = encoding.array([value for each in found for value, _ in each])
@@ -242,5 +240,5 @@ def frequent_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _as_text(encoding: EncodedValues, batch: BatchValues, column: str) -> list[str]:
-    """Returns values as text with a character per byte, which these sketches take."""
+    """Values as text with a character per byte, which these sketches take."""
     return [value.decode("latin-1") for value in encoding.of(batch, column)]

@@ -23,17 +23,16 @@ class Changed:
 
     @property
     def is_used(self) -> bool:
-        """Returns whether there were marks since the last `clear`."""
+        """True if there were marks since the last `clear`."""
         return len(self._marks) > 0
 
     def row_ids(self, first: int = 0) -> Ints:
-        """Returns the marked row ids from `first` on."""
         row_ids: Any = first + np.flatnonzero(self._marks[first:])
         found: Ints = row_ids
         return found
 
     def mark(self, row_ids: Ints, capacity: int) -> None:
-        """Marks row ids, all below `capacity`."""
+        """`row_ids` are all below `capacity`."""
         missing = capacity - len(self._marks)
         if missing > 0:
             self._marks = np.concatenate([self._marks, np.zeros(missing, np.bool_)])

@@ -15,8 +15,6 @@ from barrier_runtime.operators.windows.rules.on_close import Ints, RuledWindows
 
 
 class WhenFull(EveryRows):
-    """Rule of `FullWindow`."""
-
     def __init__(self, windows: RuledWindows, rows: int, slide: int) -> None:
         super().__init__(windows, rows, accumulate=False)
         self._slide = slide

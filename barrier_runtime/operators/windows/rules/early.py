@@ -3,7 +3,7 @@
 State holds the number of rows in each window's last result, so a restore knows which windows have changed. Batches are
 cut, and a watermark stops, at multiples of an interval of event time (see docs/design/event-time-in-a-batch.md). By
 rows, all results of a batch are computed at once: as running aggregates, or, for results of only the rows since the
-last result, in a scratch table with an entry per result. By the wall clock, each turn emits a part of the windows.
+last result, in a scratch table with an entry per result. By the wall clock, each turn emits some windows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,8 +29,6 @@ OVER = "over"  # state column, with an allowed lateness: 1 once the window is ov
 
 
 class Early(OnClose):
-    """Base of the rules of early results."""
-
     any_order = False
 
     def __init__(self, windows: RuledWindows, accumulate: bool) -> None:
@@ -62,7 +60,7 @@ class Early(OnClose):
     def add_to_scratch(
         self, scratch: dict[str, npt.NDArray[Any]], of_row: Ints, values: BatchValues, entries: Ints
     ) -> None:
-        """Adds rows to `scratch`. `entries`: the entry of each row of `scratch`."""
+        """`entries`: the entry of each row of `scratch`."""
         windows = self.windows
 
         def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
@@ -71,7 +69,7 @@ class Early(OnClose):
         add_to_groups(windows.plan, scratch, of_row, values, SumBounds(), left)
 
     def since(self, row_ids: Ints) -> Ints:
-        """Returns the number of rows since the last result."""
+        """Rows since the last result."""
         columns = self.windows.table.columns
         rows: Ints = columns[ROWS][row_ids]
         return rows - columns[TOLD][row_ids] if self._accumulate else rows
@@ -107,7 +105,7 @@ class EveryRows(Early):
         return (row, int(reached[row])) if later[row] else None
 
     def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
-        """Takes rows, and emits early results and results for late rows in the order of the rows."""
+        """Emits early results and results for late rows in the order of the rows."""
         windows = self.windows
         if not self.is_kept:
             return windows.take(batch, emit)
@@ -181,7 +179,7 @@ class EveryRows(Early):
 
 
 class _Marking(Early):
-    """Base of early results at times: of windows with rows since their last result."""
+    """Early results at times: of windows with rows since their last result."""
 
     def __init__(self, windows: RuledWindows, interval_ms: int, accumulate: bool) -> None:
         super().__init__(windows, accumulate)
@@ -193,7 +191,7 @@ class _Marking(Early):
         self._mark(self.unsaid(row_ids))
 
     def unsaid(self, row_ids: Ints) -> Ints:
-        """Returns the open windows among these with new rows."""
+        """Open windows with new rows."""
         has_more = self.since(row_ids) > 0
         return row_ids[has_more & ~self.were_over(row_ids)] if self.is_kept else row_ids[has_more]
 
@@ -203,7 +201,6 @@ class _Marking(Early):
             self._mark(row_ids)
 
     def tell(self, row_ids: Ints, reached_ms: int, emit: Emit, emit_ns: int | None = None) -> None:
-        """Emits early results of these windows."""
         windows = self.windows
         fields = windows.fields_of(row_ids)
         ends = windows.window.ends(np.array(fields[-1], np.int64))
@@ -271,8 +268,7 @@ class EveryTime(_Marking):
             windows.operator.watermark_ms = due_ms
 
     def _tell_starts(self, reached_ms: int, emit: Emit) -> Iterator[None]:
-        """Emits early results of windows that are partly evicted.
-        State shows whether an entry has emitted, so an entry that is read twice emits once."""
+        """State shows whether an entry has emitted, so an entry that is read twice emits once."""
         for start in sorted(self._changed_starts):
             for row_ids in self.windows.table.entries_of(start):
                 yield from self._tell_parts(self.unsaid(row_ids), reached_ms, emit)
@@ -287,8 +283,6 @@ class EveryTime(_Marking):
 
 
 class EveryWallTime(_Marking):
-    """Emits early results at times of the wall clock."""
-
     evictable = False
 
     def __init__(self, windows: RuledWindows, interval_ms: int, accumulate: bool) -> None:

@@ -44,7 +44,7 @@ class TimedOperator(Protocol):
 
 
 class RuledWindows(Protocol):
-    """Windows to which a rule applies (`Windows` describes the methods)."""
+    """See `Windows`."""
 
     table: ColumnTable
     plan: AggregationPlan
@@ -125,18 +125,16 @@ class OnClose:
         self.is_kept = windows.operator.lateness_ms > 0  # windows that are over are kept
 
     def columns(self) -> Mapping[str, tuple[str, Any]]:
-        """Returns state columns besides those of the aggregates."""
+        """State columns besides those of the aggregates."""
         return {FIRINGS: ("int64", 0)} if self.is_kept else {}
 
     def restored(self) -> None:
         """Called after the table is open."""
 
     def were_over(self, row_ids: Ints) -> Bools:
-        """Returns which windows, among those kept for late rows, were emitted when they were over."""
+        """Which windows, kept for late rows, were emitted when they were over."""
         over: Bools = self.windows.table.columns[FIRINGS][row_ids] > 0
         return over
-
-    # ---- rows
 
     def cut(self, batch: Batch) -> tuple[int, int] | None:
         """Returns the first row before which results are due, and event time there."""
@@ -157,8 +155,6 @@ class OnClose:
         """See `Windows.fire_again`."""
         self.windows.fire_again(rows, starts, batch, of_row, emit)
 
-    # ---- time
-
     def before(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Does the work due before event time reaches `watermark_ms`, with a step after each part."""
         return iter(())
@@ -168,10 +164,7 @@ class OnClose:
         return False
 
     def fire(self, row_ids: Ints, emit: Emit) -> None:
-        """Emits windows that are over."""
         self.windows.fire(row_ids, emit)
-
-    # ---- changes of windows
 
     def went_out(self, row_ids: Ints) -> None:
         """Called after results of windows that stay."""

@@ -38,7 +38,7 @@ _STATE = "trigger "  # prefix of the trigger's own columns
 
 
 class Asked(Protocol):
-    """Parts of a trigger that its rule uses (`OwnTrigger` describes them)."""
+    """Parts of `OwnTrigger` that its rule uses."""
 
     state: ClassVar[Mapping[str, int | float]]
 
@@ -85,8 +85,6 @@ class OwnRule(EveryRows):
         if self._asks_time:
             row_ids = self.windows.table.load_all()
             self._mark(row_ids[self.windows.table.columns[_WAITS][row_ids] > 0])
-
-    # ---- rows
 
     def cut(self, batch: Batch) -> tuple[int, int] | None:
         """Returns the first row before which a window is over, or `on_time` is due."""
@@ -145,7 +143,7 @@ class OwnRule(EveryRows):
             windows.send_for(results, batch, fired if of_row is None else of_row[fired], emit)
 
     def _asked(self, rows: pa.RecordBatch, row_ids: Ints) -> tuple[Bools, Bools]:
-        """Calls `on_row`; returns which rows make their window fire, and which purge their window."""
+        """Calls `on_row`; returns which rows make their window fire, and which purge it."""
         fires, purges = np.zeros(len(row_ids), np.bool_), np.zeros(len(row_ids), np.bool_)
         asked: dict[int, TriggerWindow] = {}
         for at, (row, row_id) in enumerate(zip(rows.to_pylist(), row_ids.tolist(), strict=True)):
@@ -162,8 +160,6 @@ class OwnRule(EveryRows):
 
     def fire_again(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints, emit: Emit) -> None:
         self.windows.fire_again(rows, starts, batch, of_row, emit)
-
-    # ---- time
 
     def before(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         interval_ms, operator = self._interval_ms, self.windows.operator
@@ -228,8 +224,6 @@ class OwnRule(EveryRows):
             self._purge(row_ids[purges])
             windows.table.mark_dirty(row_ids)
 
-    # ---- changes of windows
-
     def went_out(self, row_ids: Ints) -> None:
         pass
 
@@ -252,8 +246,6 @@ class OwnRule(EveryRows):
 
     def _forget(self, row_ids: Ints) -> None:
         self._changed.forget(row_ids, len(self.windows.table.columns[ROWS]))
-
-    # ---- the trigger's methods
 
     def _answers(self, row_ids: Ints, ask: Callable[[TriggerWindow], tuple[bool, bool]]) -> tuple[Bools, Bools]:
         asked = {row_id: self._window(row_id) for row_id in row_ids.tolist()}
@@ -288,7 +280,7 @@ class OwnRule(EveryRows):
         *arguments: Any,
         default: TriggerResult = TriggerResult.NOTHING,
     ) -> tuple[bool, bool]:
-        """Calls a method; returns whether the window fires, and whether the window is purged."""
+        """Calls a method; returns whether the window fires, and whether it is purged."""
         said = f"{type(self._trigger).__name__}.{name}"
         try:
             answer = method(*arguments, window)

@@ -105,7 +105,7 @@ class Sessions(WindowEntries):
             yield from self._fire_all(np.concatenate(over), emit)
 
     def reach_floors(self, emit: Emit) -> Iterator[None]:
-        """Emits these sessions before a row arrives that would touch one of them."""
+        """Emits these sessions before a row arrives that would touch one."""
         row_ids = self.table.load_all()
         over = self.table.columns[LAST][row_ids] + self._gap_ms <= self._floors_of(row_ids)
         self._open.end(row_ids[over])
@@ -145,7 +145,7 @@ class Sessions(WindowEntries):
         return len(batch)
 
     def _values(self, batch: Batch, done: AssignedSessions) -> BatchValues:
-        """Returns the values of the rows that are not late, and limits `done` to these rows."""
+        """Returns the values of the rows that are not late, and limits `done` to these."""
         late = done.of_row == LATE
         rows = batch.rows
         if late.any():
@@ -156,7 +156,7 @@ class Sessions(WindowEntries):
         return BatchValues(rows, self.where)
 
     def _gone_by(self, batch: Batch) -> int | Ints:
-        """Returns a time per row: sessions that end by then are gone."""
+        """A time per row: sessions that end by then are gone."""
         watermarks = self.operator.row_watermarks(batch)
         return self.operator.watermark_ms if watermarks is None else watermarks
 
@@ -169,7 +169,7 @@ class Sessions(WindowEntries):
         return self._open.numbers_of(groups.keys)[groups.of_row]
 
     def _entries(self, done: AssignedSessions, opened: Ints) -> Ints:
-        """Returns the row id of each session; new sessions get one."""
+        """Row id of each session; new sessions get one."""
         first = len(opened)
         if first == len(done.sessions):
             return opened
@@ -208,7 +208,7 @@ class Sessions(WindowEntries):
         add_to_groups(self.plan, self.table.columns, of_row, values, self.bounds, self.left)
 
     def _keep(self, keys: Ints, rest: Ints, done: AssignedSessions, opened: Ints, row_ids: Ints) -> Ints:
-        """Stores the spans and the open sessions. Returns the row id of each session."""
+        """Stores the spans and the open sessions. Returns each session's row id."""
         sessions, stay = done.sessions, ~done.merged
         columns = self.table.columns
         first_ms = self._open.spans(opened, columns[LAST]).first_ms

@@ -1,18 +1,17 @@
 """Assignment of a batch's rows to sessions. Pure arithmetic on milliseconds since the epoch.
 
-The result equals that of taking rows one by one in order of arrival: a row belongs to the open session of its key that
-it touches, joins the two that it touches, or begins a session. Usually a whole batch is assigned at once: rows sorted
-by key and time are cut into *runs* where no row follows within the gap; runs and open sessions, sorted likewise, are
-cut into *components*. Components that become one session each:
+The result equals that of row by row in order of arrival: a row belongs to the open session of its key that it touches,
+joins the two that it touches, or begins a session. Usually a whole batch is assigned at once: rows sorted by key and
+time are cut into *runs* where no row follows within the gap; runs and open sessions, sorted likewise, are cut into
+*components*. Components that become one session each:
 
     rows are added        a component is one session if
     in any order          none of its rows is late, and none of its sessions over by the event time of its last row
     as they arrive        each row touches the session of the component's earlier rows, which is not over
 
-Other components are taken row by row: those with rows behind the watermark, and, where order matters, rows that join
-sessions. If order matters for merged sessions (float sums have other bits in another order), a session into which
-others are merged is on a higher *level*: rows of a level are added after the merges of the level, and before those of
-the next.
+Other components are taken row by row. If order matters for merged sessions (float sums have other bits in another
+order), a session into which others are merged is on a higher *level*: rows of a level are added after the merges of the
+level, and before those of the next.
 """
 
 from bisect import bisect_right
@@ -35,7 +34,7 @@ _FEW = 16  # components; with fewer of their size, rows are faster one by one
 
 @dataclass
 class Spans:
-    """Spans of sessions or runs: number of the key, first and last time."""
+    """Sessions or runs: number of the key, first and last time."""
 
     keys: Ints
     first_ms: Ints
@@ -48,7 +47,7 @@ class Spans:
 @dataclass
 class BatchRuns:
     """Rows in the order of key and time (`order`), cut where no row follows within the gap.
-    `starts`: first index of each run; `spans`: the sessions that the rows alone would form."""
+    `starts`: first index of each run; `spans`: the sessions of the rows alone."""
 
     order: npt.NDArray[np.intp]
     starts: Ints
@@ -56,19 +55,17 @@ class BatchRuns:
     spans: Spans
 
     def earliest(self) -> tuple[Ints, Ints]:
-        """Returns the rising keys, and the earliest time of each."""
         firsts = np.flatnonzero(np.diff(self.spans.keys, prepend=-1))
         return self.spans.keys[firsts], self.spans.first_ms[firsts]
 
     def by_row(self, of_run: Ints) -> Ints:
-        """Returns a number per row from a number per run."""
         of_row = np.empty(len(self.order), np.int64)
         of_row[self.order] = np.repeat(of_run, self.lengths)
         return of_row
 
 
 def runs_of(keys: Ints, times_ms: Ints, gap_ms: int) -> BatchRuns:
-    """Returns the runs of rows. `keys`: a number per row, below 2**32. At least one row."""
+    """`keys`: a number per row, below 2**32. At least one row."""
     order = order_of_ints([keys, times_ms])
     keys, times_ms = keys[order], times_ms[order]
     cuts = np.ones(len(keys), np.bool_)
@@ -83,12 +80,11 @@ def runs_of(keys: Ints, times_ms: Ints, gap_ms: int) -> BatchRuns:
 class AssignedSessions:
     """Result of an assignment.
 
-    `sessions`: the open sessions in their order, followed by those that the batch begins. `merged`: sessions that
-    became part of another. `of_row`: by row the session that it was added to, LATE for late rows. `merges`: rows of
-    (level, remaining session, merged session), by level. `levels`: of rows. Without `levels`, rows and merges may be
-    applied in any order, and a remaining session is not merged itself. `end`: number of rows if all are assigned.
-    Otherwise a session is over by the event time of row `end` and has to be emitted first; the other fields are then
-    invalid.
+    `sessions`: the open sessions in their order, then those that the batch begins. `merged`: sessions that became part
+    of another. `of_row`: by row the session to which it was added, LATE for late rows. `merges`: rows of (level,
+    remaining session, merged session), by level. `levels`: of rows; None: rows and merges may be applied in any order,
+    and a remaining session is not merged itself. `end`: number of rows if all are assigned. Otherwise a session is over
+    by the event time of row `end` and has to be emitted first; the other fields are then invalid.
     """
 
     sessions: Spans
@@ -101,7 +97,6 @@ class AssignedSessions:
     rows: Ints | None = None  # rows of the batch that `of_row` covers; None: all
 
     def begin(self, keys: Ints, first_ms: Ints, last_ms: Ints) -> Ints:
-        """Adds sessions; returns their numbers."""
         own, before = self.sessions, len(self.sessions)
         self.sessions = Spans(
             np.concatenate([own.keys, keys]),
@@ -126,10 +121,8 @@ def assign_sessions(
     any_order: bool,
 ) -> AssignedSessions:
     """Assigns rows to sessions.
-
-    `runs`: of the rows. `watermarks`: event time at each row. `opened`: sessions of these keys that are not over; those
-    that no row can touch may be left out. `any_order`: the order of adding rows and merging sessions does not matter.
-    """
+    `watermarks`: event time at each row. `opened`: sessions of these keys that are not over; those out of reach of the
+    rows may be left out. `any_order`: the order of adding rows and merging sessions does not matter."""
     spans, count, known = runs.spans, len(runs.starts), len(opened)
     item_keys = np.concatenate([spans.keys, opened.keys])
     firsts = np.concatenate([spans.first_ms, opened.first_ms])
@@ -190,16 +183,15 @@ def assign_sessions(
 
 
 def _side_by_side(components: Mask, size: Ints) -> Mask:
-    """Returns the components that are faster in rounds: at least `_FEW` components are as large.
-    `size`: in rows."""
+    """Returns the components that are faster in rounds: at least `_FEW` components are as large. `size`: in rows."""
     sizes = np.sort(size[components])
     most = sizes[-_FEW] if len(sizes) >= _FEW else 0
     return components & (size <= most)
 
 
 def _rows_of(components: Mask, of_row: Ints, of_opened: Ints, opened: Spans) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns the rows of some components, by component in order of arrival, and the component of each.
-    Followed by the open sessions by component and time, and the component of each."""
+    """Returns rows of some components, by component in order of arrival, and the component of each; then the same of
+    open sessions, by component and time."""
     rows = np.flatnonzero(components[of_row])
     rows = rows[stable_order(of_row[rows])]
     sessions = np.flatnonzero(components[of_opened])
@@ -218,7 +210,7 @@ def _in_rounds(
     times_ms: Ints,
     gap_ms: int,
 ) -> Ints:
-    """Assigns rows in rounds; returns the final session of each of `rows`."""
+    """Returns the final session of each of `rows`."""
     known = done.sessions
     first_ms, last_ms = known.first_ms[opened], known.last_ms[opened]
     joined = join_in_rounds(of_row, times_ms[rows], of_opened, first_ms, last_ms, gap_ms)
@@ -231,7 +223,7 @@ def _in_rounds(
 
 
 def _finish(done: AssignedSessions, known: int, levels: Ints | None) -> None:
-    """Applies merges. `known`: number of open sessions. `levels`: of rows, if order matters."""
+    """`known`: number of open sessions. `levels`: of rows, if order matters."""
     if not len(done.merges):
         return
     if levels is None:
@@ -254,7 +246,6 @@ def _flatten(done: AssignedSessions, known: int) -> None:
 
 
 def _reached(runs: BatchRuns, of_run: Ints, watermarks: int | Ints, components: int) -> int | Ints:
-    """Returns event time at the last row of each component."""
     if isinstance(watermarks, int):
         return watermarks
     reached = np.full(components, np.iinfo(np.int64).min)
@@ -265,8 +256,8 @@ def _reached(runs: BatchRuns, of_run: Ints, watermarks: int | Ints, components: 
 def _are_one(
     of_row: Ints, times_ms: Ints, watermarks: int | Ints, its_opened: Ints, opened: Spans, gap_ms: int
 ) -> Mask:
-    """Returns per component whether its rows, in order of arrival, stay in one open session.
-    This session is `its_opened`, or begins with the first row; it is not over before any of the rows."""
+    """Returns per component whether its rows, in order of arrival, stay in one open session that is not over before a
+    row. This session is `its_opened`, or begins with the first row."""
     order = stable_order(of_row)
     its, times = of_row[order], times_ms[order]
     changes = np.diff(its, prepend=-1) != 0
@@ -294,8 +285,6 @@ def _are_one(
 
 
 class _OneByOne:
-    """Assignment row by row, component by component."""
-
     def __init__(self, done: AssignedSessions, gap_ms: int) -> None:
         self._done = done
         self._gap_ms = gap_ms
@@ -315,7 +304,7 @@ class _OneByOne:
         times_ms: Ints,
         watermarks: int | Ints,
     ) -> None:
-        """`rows`: numbers of rows, by component (`of_row`) in order of arrival. `opened`: by component and time."""
+        """`rows`: by component (`of_row`) in order of arrival. `opened`: by component and time."""
         done = self._done
         firsts = np.flatnonzero(np.diff(of_row, prepend=-1))
         ends = [*firsts[1:].tolist(), len(rows)]

@@ -26,9 +26,8 @@ _NO_ROWS: Ints = np.empty(0, np.int64)
 
 class OpenSessions:
     def __init__(self, key_fields: int, gap_ms: int, steps: int = 16) -> None:
-        """`steps`: due times per gap.
-        More steps examine fewer sessions in vain, which pays if many sessions have the same last time, as by the wall
-        clock."""
+        """`steps`: due times per gap. More steps examine fewer sessions in vain, which pays if many have the same last
+        time, as by the wall clock."""
         self._gap_ms = gap_ms
         self._step_ms = max(1, gap_ms // steps)
         self._keys: IntKeys | TupleKeys = IntKeys(key_fields)
@@ -44,10 +43,8 @@ class OpenSessions:
         self._soonest_ms = 0  # and the earliest end of sessions of that step that grew
 
     def __len__(self) -> int:
-        """Returns the number of keys with open sessions, or in use by a batch."""
+        """Keys with open sessions, or in use by a batch."""
         return len(self._keys)
-
-    # ---- numbers of keys
 
     def numbers_of_ints(self, fields: list[Ints]) -> Ints:
         if isinstance(self._keys, TupleKeys):
@@ -59,7 +56,7 @@ class OpenSessions:
         return self._placed(keys)
 
     def key_fields(self, numbers: Ints) -> list[Ints] | None:
-        """Returns the keys of `numbers`, an array per field; None: use `key_tuples`."""
+        """Keys of `numbers`, an array per field; None: use `key_tuples`."""
         return list(self._keys.key_batch(numbers)) if isinstance(self._keys, IntKeys) else None
 
     def key_tuples(self, numbers: Ints) -> list[Key]:
@@ -76,11 +73,9 @@ class OpenSessions:
         """Releases `numbers` (distinct), which gained no session."""
         self._forget_keys(numbers)
 
-    # ---- sessions of a batch
-
     def reached(self, keys: Ints, earliest_ms: Ints, last_ms: Ints) -> tuple[Ints, Ints]:
-        """Returns sessions of `keys` (distinct) that may touch times from `earliest_ms` on.
-        Also returns the newest other session of each key. `last_ms`: by session."""
+        """Returns sessions of `keys` (distinct) that may touch times from `earliest_ms` on, and each key's newest other
+        session. `last_ms`: by session."""
         found: list[Ints] = []
         rest = np.full(len(keys), _NONE, np.int64)
         at = np.arange(len(keys))
@@ -124,8 +119,6 @@ class OpenSessions:
         begun = self._due[row_ids] == _NEVER
         self._look_again(row_ids[begun], sessions.last_ms[begun])
 
-    # ---- sessions that are over
-
     def over(self, watermark_ms: int, last_ms: Ints) -> Iterator[Ints]:
         """Yields row ids of sessions that end by `watermark_ms`, in parts, and closes them.
         Of a key the older session comes first: the next begins more than a gap later, so its due time is later."""
@@ -148,7 +141,7 @@ class OpenSessions:
         self._soonest_ms = soonest_ms
 
     def _due_by(self, limit: int) -> Iterator[tuple[Ints, Ints]]:
-        """Yields all sessions due by `limit` with their due times, in parts of moderate size."""
+        """Yields all sessions due by `limit` with their due times, in parts."""
         parts: list[Ints] = []
         dues: list[int] = []
         count = 0
@@ -165,7 +158,7 @@ class OpenSessions:
 
     @property
     def next_ms(self) -> int | None:
-        """Watermark before which no session is over, while no row behind it arrives; None: there are no sessions.
+        """Watermark before which no session is over; None: no sessions.
         A row behind this watermark may begin a session that is over earlier."""
         first = self._by_due.first
         if first is None:

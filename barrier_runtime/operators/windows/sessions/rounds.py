@@ -26,10 +26,10 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass
 class JoinedRows:
-    """Result of `join_in_rounds`. Sessions have numbers: the open sessions, followed by those of the rows `began`.
+    """Result of `join_in_rounds`. Sessions have numbers: the open sessions, then those of the rows `began`.
 
-    `of_row`: session that each row was added to; `levels`: its level at that time. `merges`: (level, remaining session,
-    merged session). `ends`: the final session of each session.
+    `of_row`: session that each row was added to; `levels`: its level then. `merges`: (level, remaining session, merged
+    session). `ends`: final session of each session.
     """
 
     of_row: Ints
@@ -43,7 +43,7 @@ def join_in_rounds(
     components: Ints, times_ms: Ints, of_opened: Ints, first_ms: Ints, last_ms: Ints, gap_ms: int
 ) -> JoinedRows:
     """`components`: of rows, rising; rows of a component are in order of arrival.
-    `of_opened`: the component of each open session; `first_ms` and `last_ms`: their times."""
+    `of_opened`: component of each open session; `first_ms` and `last_ms`: their times."""
     rows, known = len(components), len(of_opened)
     its = np.concatenate([of_opened, components])
     firsts = np.concatenate([first_ms, times_ms])

@@ -7,12 +7,12 @@
 A late row may extend a kept session beyond the watermark: the session is open again, and emitted at its new end.
 
 Readers of results identify a session by key and start. A row may give a session an earlier start, or join two sessions.
-Results under a start that no longer exists are then *retracted* by a result, which is emitted before everything else
-that the row brings. Results under the new start begin with update 0.
+Results under a start that no longer exists are then *retracted* by a result, emitted before everything else that the
+row brings. Results under the new start begin with update 0.
 
 None of this depends on the cuts of batches. A row that emits or retracts a result is *taken exactly*: event time first
-advances to the time reached at the row, and the results are emitted in the order of rows. Adjacent rows are taken
-exactly as well, as long as their keys differ. All other rows are added as usual, many at a time.
+advances to the time reached at the row, and results are emitted in the order of rows. Adjacent rows of different keys
+are taken exactly as well. All other rows are added many at a time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,8 +48,6 @@ _STEPS = 16  # of ends per gap
 
 
 class ToldSessions(Sessions):
-    """Entries of sessions that may emit several results."""
-
     def __init__(self, operator: WindowOperator) -> None:
         trigger = operator.trigger
         super().__init__(operator, told_of_windows(updates=True, early=trigger is not None, retracted=True))
@@ -80,14 +78,12 @@ class ToldSessions(Sessions):
     def _mark(self, row_ids: Ints) -> None:
         self._changed.mark(row_ids, len(self.table.columns[ROWS]))
 
-    # ---- rows
-
     def process(self, batch: Batch, emit: Emit) -> None:
         refuse_partial_rows(batch.schema, self.where)
         self._process_in_cuts(batch, emit, self._early_before, self._process)
 
     def _early_before(self, batch: Batch) -> tuple[int, int] | None:
-        """Returns the first row before which early results are due by event time, and event time there."""
+        """Returns the first row before which early results are due, and event time there."""
         if not self._by_event_time:
             return None
         assert self._interval_ms is not None
@@ -116,7 +112,7 @@ class ToldSessions(Sessions):
             first, looked = first + len(exact), _FEW
 
     def _plain_rows(self, batch: Batch, times_ms: Ints) -> int:
-        """Returns the number of rows before the first that may emit or retract a result, or be late."""
+        """Counts the rows before the first that may emit or retract a result, or be late."""
         columns = self.table.columns
         numbers = self._key_numbers(batch.rows)
         runs = runs_of(numbers, times_ms, self._gap_ms)
@@ -139,7 +135,7 @@ class ToldSessions(Sessions):
         return end
 
     def _first_full(self, numbers: Ints, done: AssignedSessions, opened: Ints, rows: int) -> int:
-        """Returns the number of rows before the first that may be its session's `rows`-th since a result.
+        """Counts the rows before the first that may be its session's `rows`-th since a result.
         If sessions merge: since the last results of the row's key."""
         since = self._since(opened)
         if len(done.merges):
@@ -154,7 +150,7 @@ class ToldSessions(Sessions):
         return int(full.min()) if len(full) else len(numbers)
 
     def _apart(self, batch: Batch) -> int:
-        """Returns the number of first rows with different keys and the event time of the first."""
+        """Counts the first rows with different keys and the event time of the first."""
         numbers = self._key_numbers(batch.rows)
         order = RunningOrder.of(numbers)
         seconds = order.order[(order.starts + 1)[order.lengths > 1]]
@@ -205,7 +201,7 @@ class ToldSessions(Sessions):
         return np.maximum(watermarks, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms
 
     def _kept_from(self, watermark_ms: int) -> int:
-        """Returns a time: sessions that end by then are gone."""
+        """Sessions that end by this time are gone."""
         if watermark_ms == WATERMARK_MAX:
             return WATERMARK_MAX
         return max(watermark_ms, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms
@@ -234,8 +230,6 @@ class ToldSessions(Sessions):
             if self._turns is not None:
                 self._turns.marked()
         return now
-
-    # ---- event time
 
     def reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         if self._by_event_time and self._changed.is_used:
@@ -291,10 +285,8 @@ class ToldSessions(Sessions):
     def _note_ends(self, row_ids: Ints) -> None:
         self._ends.note(row_ids, (self.table.columns[LAST][row_ids] + self._gap_ms) // self._step_ms)
 
-    # ---- results
-
     def _since(self, row_ids: Ints) -> Ints:
-        """Returns the number of rows since the last result."""
+        """Rows since the last result."""
         columns = self.table.columns
         since: Ints = columns[ROWS][row_ids] - columns[_TOLD][row_ids]
         return since
@@ -326,7 +318,7 @@ class ToldSessions(Sessions):
         return self.results(row_ids, self.fields_of(row_ids), ends, accumulators, columns[FIRINGS][row_ids], early)
 
     def _retractions(self, row_ids: Ints) -> pa.RecordBatch:
-        """Returns the retractions of the last results, with aggregates of no rows."""
+        """Retractions of the last results, with aggregates of no rows."""
         columns, nothing = self.table.columns, self.initial(len(row_ids))
         ends = columns[_TOLD_LAST][row_ids] + self._gap_ms
         updates = columns[FIRINGS][row_ids]

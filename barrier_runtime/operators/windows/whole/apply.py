@@ -1,9 +1,8 @@
 """A user's function of whole windows: rows are held (see `window_rows`) until their window is over.
 
 Windows are over and rows are late as with aggregates. The function gets windows by window and key, a few at a time, so
-that barriers come in between; a processed window is removed before the next.
-
-Windows over all rows have a key that is equal for all rows, and that the output does not have.
+that barriers come in between; a processed window is removed before the next. Windows over all rows have a key that is
+equal for all rows, and that the output does not have.
 """
 
 import datetime
@@ -37,8 +36,6 @@ ONE_KEY = "__all_rows__"  # the column
 
 
 class OneKeyOperator(Operator):
-    """Adds the constant key column `ONE_KEY` to rows."""
-
     def __init__(self, name: str) -> None:
         """Nothing depends on the name."""
 
@@ -50,7 +47,7 @@ class OneKeyOperator(Operator):
 
 
 class OfAllRows:
-    """A user's function of windows by `ONE_KEY`, without the key and its column."""
+    """A user's function of windows without key."""
 
     def __init__(self, function: Callable[[Any, Any, Any], Any], batches: bool) -> None:
         self.__name__ = self.__qualname__ = getattr(function, "__name__", type(function).__name__)
@@ -107,8 +104,6 @@ def milliseconds_of(time: datetime.datetime | None) -> int | None:
 
 
 class HeldWindows(Windows):
-    """Entries of windows that hold their rows. Subclasses compute the results."""
-
     small_at_once = _SMALL_AT_ONCE
 
     def bind(self, columns: pa.Schema) -> None:
@@ -146,7 +141,7 @@ class HeldWindows(Windows):
             yield from np.split(run, range(at_once, len(run), at_once))
 
     def fire(self, row_ids: Ints, emit: Emit) -> None:
-        """Emits windows. `row_ids`: see `_few`."""
+        """`row_ids`: see `_few`."""
         results = Results(self, emit)
         state_keys = self.table.keys_of(row_ids)
         if self._held_rows.are_small(row_ids[:1])[0]:
@@ -166,7 +161,6 @@ class HeldWindows(Windows):
         raise NotImplementedError
 
     def _results_of(self, row_id: int, state_key: StateKey) -> Iterator[Part]:
-        """Returns the results of a window."""
         raise NotImplementedError
 
     def remove(self, row_ids: Ints) -> None:
@@ -176,7 +170,7 @@ class HeldWindows(Windows):
 
 @dataclass(frozen=True)
 class Applied:
-    """Content of `apply`: a user's function of the rows of each window."""
+    """Content of `apply`."""
 
     function: Callable[[Any, TimeWindow, Any], Any]
     output: pa.Schema  # of the function's results
@@ -196,8 +190,6 @@ class Applied:
 
 
 class AppliedWindows(HeldWindows):
-    """Entries of windows with a user's function of their rows."""
-
     def __init__(self, operator: WindowOperator, content: Applied) -> None:
         super().__init__(operator)
         function, on_error = content.function, content.on_error
@@ -238,7 +230,7 @@ class AppliedWindows(HeldWindows):
             results.add_all(self._applied(row_id, state_key, given), state_key)
 
     def _applied(self, row_id: int, state_key: StateKey, given: Callable[[], Any]) -> Iterator[Part]:
-        """Yields the results of a window. `given`: returns the window's rows, at each call of the function."""
+        """`given`: returns the window's rows, at each call of the function."""
         keys, start_ms = state_key[:-1], state_key[-1]
         key = self.codec.user_key(keys) if keys else None
         span = (start_ms, self.window.last_ms(start_ms) + 1) if self.window.bounded else (None, None)
@@ -267,7 +259,7 @@ class AppliedWindows(HeldWindows):
         return list(self._results_for(key, window, given))
 
     def _failed_window(self, failures: Failures, error: Exception, row_id: int, state_key: StateKey) -> None:
-        """Records a failed window, which emits nothing. Its rows may exceed memory, so only their number is kept."""
+        """Records a failed window, which emits nothing: only the number of rows, which may exceed memory."""
         *keys, start_ms = state_key
         end_ms, told = self.window.last_ms(start_ms) + 1, dict[str, Any]({"rows": self._held_rows.count_of(row_id)})
         if self.window.bounded:
@@ -278,7 +270,7 @@ class AppliedWindows(HeldWindows):
         failures.add(error, None, end_ms - 2 if self.operator.by_row else None, key, event_time_ms, told)
 
     def _in_parts(self, result: Any) -> Iterator[Part]:
-        """Yields the function's results: a table, a record batch, a row, or any number of these."""
+        """Yields the results: a table, a record batch, a row, or any number of these."""
         if result is None:
             return
         if isinstance(result, _ONE_RESULT):
@@ -353,7 +345,7 @@ class Results:
             self._counted((state_key[-1],), (len(part),))
 
     def add(self, rows: pa.RecordBatch, starts: Sequence[int], counts: Sequence[int]) -> None:
-        """Adds rows of several windows. `counts`: number of rows of the window with each start."""
+        """`counts`: rows of the window with each start."""
         self._write_rows()
         self._batches.append(rows)
         self._counted(starts, counts)

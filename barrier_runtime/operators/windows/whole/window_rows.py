@@ -5,10 +5,10 @@ windows of one row each are one column, read and written without a step per wind
 the key-value store.
 
 A chunk is the value of (keys, start of the window, number of the chunk): an Arrow record batch without schema, in the
-order of the window's rows. A column of the window's entry has first time, last time and number of rows of each chunk,
-so a window is read in the order of time without holding all of it. A new chunk absorbs its predecessor if the
-predecessor has at most as many rows, so a window of n rows has about log2(n) small chunks, and each row is rewritten at
-most as often. Older releases wrote only chunks.
+order of the window's rows. A column of the entry has first time, last time and number of rows of each chunk, so a
+window is read in the order of time without holding all of it. A new chunk absorbs its predecessor if that has at most
+as many rows, so a window of n rows has about log2(n) small chunks, and each row is rewritten at most as often. Older
+releases wrote only chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,12 +38,12 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 class WindowRows:
-    """Rows of windows in the order of their time; rows of the same time in order of arrival."""
+    """Rows of windows in order of time, then of arrival."""
 
     def __init__(
         self, backend: KeyedBackend, table: ColumnTable, schema: pa.Schema, event_time: str | None, where: str
     ) -> None:
-        """`table`: of the windows, whose entries have the columns `CHUNKS` and `TAIL`. `event_time`: None for order of
+        """`table`: the windows' entries, with the columns `CHUNKS` and `TAIL`. `event_time`: None for order of
         arrival."""
         self.schema = schema
         self._windows = table
@@ -53,7 +53,7 @@ class WindowRows:
         self._bytes = RowBytes(schema)
 
     def add(self, rows: pa.RecordBatch, row_ids: Ints) -> None:
-        """Adds rows. `row_ids`: the entry of each row's window."""
+        """`row_ids`: the entry of each row's window."""
         rows, row_ids = self._kept(rows, row_ids)
         firsts = np.flatnonzero(np.diff(row_ids, prepend=-1))
         counts = np.diff(firsts, append=len(row_ids))
@@ -67,7 +67,7 @@ class WindowRows:
         self._windows.mark_dirty(entries)
 
     def are_small(self, row_ids: Ints) -> Bools:
-        """Returns which of these windows have all of their rows in memory."""
+        """Returns which windows have all rows in memory."""
         small: Bools = lengths(self._windows.columns[CHUNKS][row_ids]) == 0
         return small
 
@@ -78,7 +78,7 @@ class WindowRows:
         return rows.take(pa.array(order)) if (np.diff(order) < 0).any() else rows, counts
 
     def all_of(self, row_id: int) -> pa.Table:
-        """Returns the rows of a window, in order."""
+        """Rows of a window, in order."""
         key = self._windows.keys_of(np.array([row_id]))[0]
         chunks = [self._read(key, number) for number in range(len(self._spans(row_id)))]
         tail = self._tail(row_id)
@@ -128,16 +128,14 @@ class WindowRows:
         return order_of_ints([row_ids, self._times(rows)])
 
     def _kept(self, rows: pa.RecordBatch, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
-        """Returns these rows and their entries."""
         order = self._order(rows, row_ids)
         return rows.take(pa.array(order)), row_ids[order]
 
     def _may_grow_tails(self, entries: Ints) -> Bools:
-        """Returns whether rows may be appended to the tail of an entry."""
         return np.ones(len(entries), np.bool_)
 
     def _merged(self, chunks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """Returns `chunks`, oldest first, as one."""
+        """Joins `chunks`, oldest first."""
         rows = pa.concat_batches(chunks) if len(chunks) > 1 else chunks[0]
         times = self._times(rows)
         return rows.take(pa.array(np.argsort(times, kind="stable"))) if (np.diff(times) < 0).any() else rows
@@ -145,8 +143,6 @@ class WindowRows:
     def _takes_in(self, before: int, rows: pa.RecordBatch) -> bool:
         """Returns whether these rows absorb a chunk of `before` rows."""
         return before <= len(rows) and 2 * rows.nbytes <= CHUNK_BYTES
-
-    # ---- inside
 
     def _behind_tails(self, entries: Ints, rows: pa.RecordBatch, counts: Ints) -> Bools:
         """Appends rows to the tails of `entries` (`counts`: rows of each) that have room; returns which have."""
@@ -181,7 +177,7 @@ class WindowRows:
             cells[entry] = self._appended(key, cells[entry], its, self._times(its))
 
     def _tails(self, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
-        """Returns the rows of the tails of these entries in order of arrival, and the number of rows of each."""
+        """Returns the rows of the tails in order of arrival, and the number of rows of each."""
         try:
             return self._bytes.decode(self._windows.columns[TAIL][row_ids].tolist())
         except (ValueError, OSError) as error:
@@ -203,7 +199,7 @@ class WindowRows:
         return spans
 
     def _appended(self, key: tuple[Any, ...], cell: bytes, rows: pa.RecordBatch, times: Ints) -> bytes:
-        """Writes these ordered rows, and returns the new value of `CHUNKS`."""
+        """Writes these ordered rows; returns the new value of `CHUNKS`."""
         spans = np.frombuffer(cell, "<i8").reshape(-1, _FIELDS)
         number = len(spans)
         first_ms, last_ms = int(times.min()), int(times.max())
