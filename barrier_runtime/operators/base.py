@@ -62,7 +62,7 @@ class CommitReport:
     `globally`: the report comes from the global committer and holds for all subtasks."""
 
     checkpoint: int
-    attempts: int = 0  # failed attempts
+    attempts: int = 0  # failed
     error: str | None = None  # of the last failed attempt; None: committed
     globally: bool = False
 
@@ -104,13 +104,13 @@ class OperatorContext:
     parallelism: int
     max_parallelism: int
     restored: tuple[OperatorSnapshot, ...]  # own snapshots, or after rescaling all that may matter; () = empty start
-    open_keyed: Callable[[], "KeyedBackend"]  # opens and restores the keyed state; at most once, in open()
-    executor: SequentialExecutor  # for blocking work of any duration, such as a commit
+    open_keyed: Callable[[], "KeyedBackend"]  # restores the keyed state; once, in open()
+    executor: SequentialExecutor  # for blocking work, such as a commit
     snapshot_executor: SequentialExecutor  # runs the blocking parts of snapshots, and work that these depend on
     metrics: MetricGroup
-    local_dir: Path  # private to this incarnation of the subtask
-    make_store: Callable[[str], ObjectStore]  # URL -> object store, for sinks and sources
-    job_store: ObjectStore  # the store with the job's checkpoints
+    local_dir: Path  # of this incarnation of the subtask
+    make_store: Callable[[str], ObjectStore]  # by URL, for sinks and sources
+    job_store: ObjectStore  # of the checkpoints
     call_later: Callable[[float, Callable[[], None]], None]  # seconds; on the loop, so not in open()
     wake: Callable[[], None]  # call after the operator got room or has rows to emit; on the loop, so not in open()
     now_s: Callable[[], float] = time.monotonic  # any steady clock
@@ -123,12 +123,12 @@ class OperatorContext:
     reopened: bool = False  # `restored` comes from a run that stopped its sources early; this run reads on
     report_commit: Callable[[CommitReport], None] = _not_a_sink  # on the loop
     wake_from_thread: Callable[[], None] = _no_threads  # the same as `wake`, callable from any thread
-    new_executor: Callable[[], SequentialExecutor] = _no_threads  # makes a further executor, independent of `executor`
+    new_executor: Callable[[], SequentialExecutor] = _no_threads  # independent of `executor`
     new_awaited_executor: Callable[[], SequentialExecutor] = _no_threads  # the same; `close` waits for running work
     replay: Callable[..., str] = _not_replayed  # command that replays the current row (of a key)
     position: Callable[[], str] = _no_position  # position of the chain's source; "" in a chain without a source
     at_most_once: bool = False  # sources skip to their end after a failure
-    follows_source: bool = False  # the chain of the operator begins with a source
+    follows_source: bool = False  # the chain begins with a source
     written: Callable[[], Mapping[str, SplitPosition]] = _nothing_written  # of a source: see `Operator.written`
     latency_target_s: float = 0.0  # see the option
 
@@ -206,7 +206,6 @@ class Operator:
         return None
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        """Handles a batch from input `port`."""
         raise NotImplementedError
 
     stops: bool = False  # set by a subtask for its first operator: `process` may stop within a batch
@@ -260,7 +259,7 @@ class Operator:
         return Capture()
 
     def on_complete(self, checkpoint: int) -> None:
-        """Notes that `checkpoint` is decided."""
+        """`checkpoint` is decided."""
 
     def on_commit_globally(self, checkpoint: int, read: Callable[[], Sequence[OperatorSnapshot]]) -> None:
         """Commits globally, after all subtasks have committed their parts up to `checkpoint`.
@@ -268,10 +267,10 @@ class Operator:
         may block, and raise the errors of the job's store."""
 
     def on_visible(self, checkpoint: int) -> None:
-        """Notes that everything up to `checkpoint` is visible; for sinks with a global committer."""
+        """Everything up to `checkpoint` is visible; for sinks with a global committer."""
 
     def on_abort(self, checkpoint: int) -> None:
-        """Notes that `checkpoint` will never be decided."""
+        """`checkpoint` will never be decided."""
 
     def close(self) -> None:
         """Releases local resources. Must not touch anything remote."""

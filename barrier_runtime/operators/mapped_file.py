@@ -1,5 +1,5 @@
-"""Files without a name, mapped into memory: rows that do not fit, whose pages the kernel caches as memory allows.
-The file vanishes with its last reader, however the process ends."""
+"""Files without a name, mapped into memory; the kernel caches pages as memory allows.
+A file vanishes with its last reader, however the process ends."""
 
 import mmap
 import tempfile

@@ -133,8 +133,6 @@ class EmitTimes:
 
 
 class MetricGroup:
-    """Metrics of an operator, by name in the metric table."""
-
     def __init__(self, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._wall_ns = wall_ns
         self.counts: dict[str, float] = {}
@@ -167,8 +165,7 @@ class MetricRegistry:
         return self._groups.setdefault(operator, MetricGroup(self._wall_ns))
 
     def counts(self) -> dict[str, float]:
-        """The counts as heartbeats carry them."""
-        groups = list(self._groups.items())  # copied, since a worker thread may add a group
+        groups = list(self._groups.items())  # a worker thread may add a group
         return {f"{operator}.{name}": value for operator, group in groups for name, value in group.counts.items()}
 
     def latencies(self) -> dict[str, str]:

@@ -16,7 +16,7 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
 
-_WRITTEN_AT_ONCE = 4_096  # entries
+_WRITTEN_AT_ONCE = 4_096
 
 
 class _AtOnce:
@@ -87,7 +87,7 @@ class OperatorAlone:
 
 
 def snapshot_of(operator: Operator, name: str, subtask: int, parallelism: int, checkpoint: int) -> OperatorSnapshot:
-    """Runs all parts of a snapshot, as a slot does off the loop."""
+    """As a slot does off the loop."""
     capture, keyed = operator.snapshot(checkpoint), None
     if capture.keyed is not None:
         while not capture.keyed.drain(_WRITTEN_AT_ONCE):

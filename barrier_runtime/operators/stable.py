@@ -5,8 +5,8 @@
     decided or released ─ restart from n ─► decided, in the same order
 
 Items (batches and watermarks) are numbered in order of arrival. A snapshot holds all items not yet released. When
-checkpoint n is decided, the items before its snapshot go out, in order and before any later item. Restored items are
-decided, so a restart repeats exactly the rows that could have been visible. See docs/design/stable-rows.md.
+checkpoint n is decided, the items before its snapshot go out, in order. A restart repeats exactly the rows that could
+have been visible. See docs/design/stable-rows.md.
 """
 
 from collections import deque
@@ -87,13 +87,11 @@ def _write(rows: pa.RecordBatch, file: IO[bytes]) -> None:
 
 
 def encoded(items: Iterable[Item]) -> Iterator[tuple[str, bytes]]:
-    """Yields the values of a snapshot, part by part."""
     for number, part in enumerate(_parts(items)):
         yield f"{VALUE}{number:0{_DIGITS}}", _encoded(part)
 
 
 def decoded(values: Mapping[str, bytes], where: str) -> Iterator[Item]:
-    """Yields the items of a snapshot in order."""
     for name in sorted(name for name in values if name.startswith((VALUE, _EARLIER))):
         yield from _decoded(values[name], where)
 
@@ -234,7 +232,6 @@ class StableOperator(Operator):
         return self._pass_watermarks() or bool(batches)
 
     def _take_decided(self) -> list[Batch]:
-        """Takes decided batches with one schema."""
         taken: list[Batch] = []
         rows = size = 0
         for item in islice(self._items, self._decided - self._first):
@@ -252,7 +249,6 @@ class StableOperator(Operator):
         return taken
 
     def _pass_watermarks(self) -> bool:
-        """Takes the decided watermarks before the next rows."""
         passed = 0
         for item in islice(self._items, self._decided - self._first):
             if not isinstance(item, int):

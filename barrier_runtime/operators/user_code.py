@@ -131,7 +131,6 @@ def said(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Traceback without this package's frames."""
     summary = traceback.TracebackException.from_exception(error)
     seen: traceback.TracebackException | None = summary
     for _ in range(100):  # causes may form a long chain
@@ -182,7 +181,6 @@ def open_function(target: Any, context: Any, failed: Callable[[Exception, Any], 
 
 
 def close_function(target: Any, failed: Callable[[Exception, Any], Exception]) -> None:
-    """Calls `close()` of a user's object, if any."""
     function = getattr(target, "close", None)
     if callable(function):
         try:

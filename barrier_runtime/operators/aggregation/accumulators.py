@@ -1,8 +1,7 @@
 """Updates of accumulators for a whole batch: into groups (windows), or with the value after each row (running).
 
-Pure numpy; the arrays belong to a columnar state table. An integer sum may leave 64 bits. The extremes of a batch
-nearly always rule this out; otherwise `_carries` counts exactly, in two halves of 32 bits, how often and at which row a
-sum leaves.
+Pure numpy, on columns of the state table. The extremes of a batch nearly always rule out that an integer sum leaves 64
+bits; otherwise `_carries` counts exactly, in two halves of 32 bits, how often and at which row a sum leaves.
 """
 
 import numpy as np
@@ -22,7 +21,7 @@ class SumBounds:
     """Upper bounds of the absolute integer sums of a table, all in memory."""
 
     def __init__(self) -> None:
-        self._bounds: dict[str, int] = {}  # by accumulator
+        self._bounds: dict[str, int] = {}
         self._rows: dict[str, int] = {}  # rows added since the bound was measured
 
     def may_leave(self, accumulator: Accumulator, column: Values, row_ids: Ints, values: Values) -> bool:
@@ -63,7 +62,7 @@ def add_to_groups(
             values = batch.values(accumulator)
             if accumulator.sums_integers and bounds.may_leave(accumulator, target, row_ids, values):
                 _carry_groups(plan, accumulator, columns, row_ids, values, left)
-            with np.errstate(invalid="ignore"):  # NaN is a valid value here
+            with np.errstate(invalid="ignore"):  # NaN is valid
                 accumulator.ufunc.at(target, row_ids, values)
     if plan.composites:
         rows = RunningOrder.of(row_ids)
@@ -105,11 +104,11 @@ def running(
 ) -> dict[str, Values]:
     """Returns by accumulator the value after each row, in the batch's order. `columns` then hold the last values."""
     results: dict[str, Values] = {}
-    single = len(rows.row_ids) == len(rows.order)  # each key has one row
+    single = len(rows.row_ids) == len(rows.order)
     counted: tuple[Values, Values, str] | None = None  # rows of each key before and after, and the accumulator's name
     for accumulator in plan.accumulators:
         if accumulator.kind == "carry":
-            continue  # updated with its sum
+            continue  # with its sum
         target = columns[accumulator.name]
         before = target[rows.row_ids]
         valid = (
@@ -141,7 +140,7 @@ def running(
                     elif carry is not None and np.count_nonzero(carry[rows.row_ids]):
                         _carry_running(accumulator, carry, 0, rows, results)
             else:
-                with np.errstate(invalid="ignore"):  # NaN is a valid value here
+                with np.errstate(invalid="ignore"):  # NaN is valid
                     ordered = _running_rounds(accumulator.ufunc, values, before, rows)
             after = ordered if single else ordered[rows.starts + rows.lengths - 1]
         target[rows.row_ids] = after

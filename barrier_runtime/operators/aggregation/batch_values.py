@@ -1,4 +1,4 @@
-"""A batch as accumulators see it: columns in the form of state, and rows by key."""
+"""A batch as accumulators see it."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -44,7 +44,7 @@ class BatchValues:
         return BatchValues(self.rows.take(pa.array(rows)), self._where)
 
     def valid(self, column: str) -> npt.NDArray[np.bool_] | None:
-        """Which rows are not null; None: all."""
+        """Returns which rows are not null; None: all."""
         if column not in self._valid:
             array = self.rows.column(column)
             self._valid[column] = _valid(array) if array.null_count else None
@@ -90,7 +90,7 @@ class BatchValues:
         return self.rows.column(column).to_pylist()  # type: ignore[no-any-return]
 
     def numpy(self, column: str, rows: npt.NDArray[np.intp]) -> Values:
-        """`rows` must not be null."""
+        """Values of `rows`, which must not be null."""
         return self.rows.column(column).take(pa.array(rows)).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
     def floats(self, column: str) -> npt.NDArray[np.float64]:
@@ -229,7 +229,7 @@ def codes_of(encoded: pa.DictionaryArray) -> Ints:
 def running_integers(values: Values, before: Values, rows: RunningOrder) -> Values:
     """Running sums of integers per group.
     Integers wrap around and back, so one running sum over all groups, less the sum before each group, is exact."""
-    if len(before) == len(values):  # each group has one row
+    if len(before) == len(values):
         alone: Values = values + before
         return alone
     total: Values = np.cumsum(values)

@@ -1,8 +1,7 @@
 """The combiner: turns the rows of a batch into partial rows before they are exchanged by key.
 
-No rows are kept between batches: batches are small at low load, where there is nothing to save, and grow with the load.
-So nothing waits, and a barrier or watermark finds nothing to flush. The measured share of different keys decides
-(`_Share`); see docs/design/combiner.md.
+No rows are kept between batches, so nothing waits: batches are small at low load, where there is nothing to save, and
+grow with the load. The measured share of different keys decides (`_Share`); see docs/design/combiner.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ CombinedBy: TypeAlias = Callable[[Batch, list[pa.Array]], list[pa.Array] | None]
 
 
 class _Share:
-    """Whether few enough of the rows have different keys.
+    """Decision whether few enough of the rows have different keys.
 
     off ─ share of a sample <= `_ON` ─► on ─ share of a batch > `_OFF` ─► off; the next sample is `_PAUSE` batches later
     """
@@ -39,14 +38,12 @@ class _Share:
         self._pause = 0
 
     def looks(self) -> bool:
-        """Whether to look at the keys of a batch."""
         if self._is_on or not self._pause:
             return True
         self._pause -= 1
         return False
 
     def is_low(self, keys: Sequence[pa.Array]) -> bool:
-        """Whether to number the keys of a batch."""
         if self._is_on:
             return True
         sample = [column.slice(0, _SAMPLE) for column in keys]
@@ -62,7 +59,7 @@ class _Share:
 
 
 class Combiner:
-    """Of a sending subtask and edge."""
+    """Combiner of a sending subtask and edge."""
 
     mode: ClassVar[Literal["chosen", "on", "off"]] = "chosen"  # tests force the others
 
@@ -73,7 +70,6 @@ class Combiner:
         where: str,
         by: CombinedBy | None = None,
     ) -> None:
-        """`by`: None: rows are combined by key."""
         self._keys = tuple(keys)
         self._by = by
         self._aggregates = aggregates
@@ -83,7 +79,6 @@ class Combiner:
         self._plan: AggregationPlan | None = None  # None: rows of `_schema` are not combined
 
     def combined(self, batch: Batch) -> Batch:
-        """Returns partial rows, or the batch."""
         chosen = self.mode == "chosen"
         if self.mode == "off" or not batch.count or (chosen and (batch.count < FEWEST or not self._share.looks())):
             return batch

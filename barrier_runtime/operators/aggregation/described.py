@@ -17,7 +17,6 @@ log = logging.getLogger("barrier_runtime.state")
 
 
 def described_aggregates(aggregates: Mapping[str, AnyAggregate]) -> dict[str, StateDescription]:
-    """Name among the states of a step -> description."""
     found = {}
     for output, aggregate in aggregates.items():
         text = f"{output} (your own)" if isinstance(aggregate, OwnAggregate) else str(aggregate)

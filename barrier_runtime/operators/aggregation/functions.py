@@ -56,8 +56,7 @@ class Aggregate:
     approximate: bool = False  # count_distinct only
 
     def __post_init__(self) -> None:
-        """Raises `InvalidJob` for `None` as a column, except for a count: the aggregate would count rows, or take the
-        last value."""
+        """Raises `InvalidJob` for `None` as a column, except for a count."""
         for name in ("column", *(("by",) if self.kind in ("arg_min", "arg_max") else ())):
             if getattr(self, name) is None and self.kind != "count":
                 raise InvalidJob(f"{_FUNCTIONS.get(self.kind, self.kind)}: {name}=None: give the name of a column")

@@ -98,7 +98,7 @@ def _joined(run: list[Batch]) -> Batch:
 class LatestAggregateOperator(RunningAggregateOperator):
     """Holds the last row of each key, for at most `latency_target`."""
 
-    by_clock = False  # True: the held rows are due
+    by_clock = False  # True: held rows are due
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -113,7 +113,6 @@ class LatestAggregateOperator(RunningAggregateOperator):
             super().process(batch, emit, port)
 
     def _merge(self, batch: Batch, emit: Emit) -> None:
-        """Processes partial rows (`partials`)."""
         rows = batch.rows.select(whole_schema(batch.schema).names)
         self._check(rows.schema)
         row_ids = self._row_ids(rows)
@@ -139,7 +138,6 @@ class LatestAggregateOperator(RunningAggregateOperator):
         return self._table.row_ids(groups.keys)[groups.of_row]
 
     def _last_of(self, row_ids: Ints) -> _Positions:
-        """Position of the last of equal row ids, ascending."""
         if len(self._positions) < (most := int(row_ids.max(initial=0)) + 1):
             self._positions = np.empty(2 * most, np.intp)
         every = np.arange(len(row_ids))

@@ -1,5 +1,4 @@
-"""Merging of two entries of an aggregation, for example when a row joins two sessions.
-Where the order of rows matters, all rows of one entry count as earlier than those of the other."""
+"""Merging of two entries of an aggregation. Where the order matters, all rows of one entry count as earlier."""
 
 from collections.abc import Callable
 
@@ -32,10 +31,10 @@ def merge_columns(
 
     for accumulator in plan.accumulators:
         if accumulator.kind == "carry":
-            continue  # merged with its sum
+            continue  # with its sum
         target = columns[accumulator.name]
         ours, theirs = target[into], others[accumulator.name][later]
-        with np.errstate(invalid="ignore"):  # NaN is a valid value here
+        with np.errstate(invalid="ignore"):  # NaN is valid
             merged: Values = accumulator.ufunc(ours, theirs)
         if accumulator.sums_integers:
             assert accumulator.column is not None
@@ -71,7 +70,7 @@ def merge_at_once(plan: AggregationPlan, columns: Columns, into: Ints, others: C
                 return False
     for accumulator in plan.accumulators:
         if accumulator.kind != "carry":
-            with np.errstate(invalid="ignore"):  # NaN is a valid value here
+            with np.errstate(invalid="ignore"):  # NaN is valid
                 accumulator.ufunc.at(columns[accumulator.name], into, others[accumulator.name][later])
     return True
 

@@ -25,8 +25,6 @@ _PLAIN = frozenset({int, float, bool, str, bytes, type(None), datetime.date, dat
 
 @dataclass(frozen=True)
 class _Calls:
-    """Calls of an aggregate's functions, for its output `output`."""
-
     aggregate: OwnAggregate
     output: str
     where: str
@@ -112,8 +110,6 @@ class RowCell:
 
 @dataclass(frozen=True)
 class RowCells(Cells):
-    """Calls the functions for all rows of a key in a plain loop."""
-
     kind: RowCell
 
     def running(
@@ -161,8 +157,6 @@ def _lists_plain(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class OwnColumns:
-    """Composite (see `composite`) of a `ColumnAggregate`."""
-
     aggregate: ColumnAggregate
     calls: _Calls
 

@@ -3,7 +3,7 @@ Columns of partial aggregates follow the columns of the rows (`aggregation/parti
 
 import pyarrow as pa
 
-PARTIAL = "partial aggregate: "  # beginning of the names
+PARTIAL = "partial aggregate: "  # of names
 
 
 def is_partial(schema: pa.Schema) -> bool:

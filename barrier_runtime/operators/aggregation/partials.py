@@ -1,9 +1,9 @@
 """Partial aggregates: rows that each stand for several rows of their key, made before an exchange and merged after it.
 
-A partial row is the last of these rows, with their number, and a column per accumulator: sums, extremes. Names of these
-columns tell partial rows from other rows, also among stored rows in flight. Accumulators go by kind and column, because
-their names depend on the state that a step continues with. Accumulators that partial rows lack get their initial value:
-the program got the aggregate after the rows were stored. See docs/design/combiner.md.
+A partial row is the last of these rows, with their number, and a column per accumulator. Names of these columns tell
+partial rows from other rows, also among stored rows in flight. Accumulators go by kind and column, because their names
+depend on the state that a step continues with. Accumulators that partial rows lack get their initial value: the program
+got the aggregate after the rows were stored. See docs/design/combiner.md.
 """
 
 from collections.abc import Mapping

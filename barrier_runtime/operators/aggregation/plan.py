@@ -79,7 +79,6 @@ class Output:
         return from_words((found,), self.type, mask)
 
     def _carry(self, accumulators: Columns) -> npt.NDArray[np.int64] | None:
-        """The carries; None if all are 0."""
         carry = None if self.carry is None else accumulators.get(self.carry.name)
         return carry if carry is not None and np.count_nonzero(carry) else None
 
@@ -149,7 +148,6 @@ class AggregationPlan:
         return [pa.field(output.name, output.type) for output in self.outputs]
 
     def left(self, where: str, column: str, key: tuple[Any, ...], aggregate: str) -> InvalidJob:
-        """Error for an aggregate of a column that does not fit its type."""
         shown = repr(key[0] if len(key) == 1 else key)[:200]
         if aggregate == "count_distinct":
             return InvalidJob(

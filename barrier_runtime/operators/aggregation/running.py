@@ -36,8 +36,6 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class FewRunning:
-    """A plan's aggregates over small batches."""
-
     def __init__(
         self, keys: list[int], single_int: bool, aggregated: list[int], steps: dict[str, _Step], results: list[str]
     ) -> None:
@@ -82,7 +80,7 @@ class FewRunning:
 
 
 def _is_plain(output: AnyOutput) -> TypeGuard[Output]:
-    """The accumulator is the result."""
+    """Returns whether the accumulator is the result."""
     if not isinstance(output, Output) or output.carry is not None or output.aggregate.kind == "mean":
         return False
     return bool(types.is_integer(output.type) or types.is_float64(output.type))
@@ -160,7 +158,7 @@ class RunningAggregateOperator(KeyedOperator):
         super().__init__(name, keys, keys, schema, used)
         self._aggregates = dict(aggregates)
         self._output: pa.Schema | None = None
-        self._few_schema: pa.Schema | None = None  # schema of small batches
+        self._few_schema: pa.Schema | None = None  # of small batches
         self._few_running: FewRunning | None = None
 
     def bind(self, columns: pa.Schema) -> None:

@@ -25,7 +25,7 @@ _INT64, _FLOAT64 = pa.int64(), pa.float64()
 _SIGN = np.int64(-(2**63))
 _MAGNITUDE = np.int64(2**63 - 1)
 
-ROWS = "rows"  # name of the accumulator that counts rows, which every table has
+ROWS = "rows"  # counts rows, in every table
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Accumulator:
 
 
 def to_accumulator(array: pa.Array, dtype: str) -> pa.Array:
-    """Column as int64 or float64, with nulls."""
     kind = array.type
     if kind in (_INT64, _FLOAT64):
         return array
@@ -69,7 +68,6 @@ def to_accumulator(array: pa.Array, dtype: str) -> pa.Array:
 
 
 def from_accumulator(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """From int64 to the column's own type."""
     if kind == _INT64:
         return array
     if pa.types.is_temporal(kind):
@@ -78,19 +76,18 @@ def from_accumulator(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def is_decimal(kind: pa.DataType) -> bool:
-    """Decimal of up to 38 digits."""
+    """Returns whether `kind` is a decimal of up to 38 digits."""
     return bool(pa.types.is_decimal(kind) and not pa.types.is_decimal256(kind))
 
 
 def is_text_or_bytes(kind: pa.DataType) -> bool:
-    """Text or bytes, also of fixed size."""
+    """Returns whether `kind` is text or bytes, also of fixed size."""
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     raw = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
     return bool(text or raw or pa.types.is_fixed_size_binary(kind))
 
 
 def initial_word(dtype: str) -> Initial:
-    """Word of a missing value."""
     return EMPTY if dtype == WIDE else 0
 
 

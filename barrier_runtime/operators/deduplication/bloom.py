@@ -1,13 +1,12 @@
 """Bloom filters over hashes for whole batches: "surely never added" or "perhaps", one numpy gather per filter.
 
-An id sets `_BITS` bits of one 64-bit word, so a test touches one place in memory. A filter takes `_IDS_PER_WORD` ids
-per word, and then says "perhaps" for about one unknown id in a thousand. A filter cannot grow, and ids cannot be
-removed: after a full filter comes a larger one, and ids are forgotten by dropping all filters of a time bucket. When a
-bucket has used its bytes, full filters take further ids, and say "perhaps" more often: slower, never wrong.
+An id sets `_BITS` bits of one 64-bit word, so a test touches one place in memory. With `_IDS_PER_WORD` ids per word a
+filter says "perhaps" for about one unknown id in a thousand. A filter cannot grow, and ids cannot be removed: after a
+full filter comes a larger one, and ids are forgotten by dropping all filters of a time bucket. When a bucket has used
+its bytes, full filters take further ids, and say "perhaps" more often: slower, never wrong.
 
-`hash_rows` makes a 64-bit hash per row over key columns, without Python objects per row. The hash exists in memory
-only, so it may change between releases. (The hash that assigns state to key groups, `state.keys.key_groups`, may not
-change, and distinguishes texts of the same length by 32 bits only.)
+`hash_rows` makes a 64-bit hash per row, without Python objects per row. The hash exists in memory only, so it may
+change between releases, unlike the hash of key groups (`state.keys.key_groups`).
 """
 
 import hashlib
@@ -37,8 +36,6 @@ _SHIFTS = [np.uint64(6 * bit) for bit in range(1, _BITS)]
 
 @dataclass(frozen=True)
 class Hashed:
-    """Ids of a batch as filters take them."""
-
     hashes: U64
     masks: U64  # each id's bits in its word
 
@@ -125,7 +122,7 @@ class TimeBuckets:
         return found
 
     def move(self, bucket: int, to: int) -> None:
-        """Moves the ids of `bucket` to `to`, which is still empty."""
+        """`to` is still empty."""
         if bucket in self._buckets:
             self._buckets[to] = self._buckets.pop(bucket)
 

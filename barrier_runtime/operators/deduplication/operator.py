@@ -1,16 +1,16 @@
 """`deduplicate`: the first row of each id passes; later rows are dropped until the id is forgotten.
 
 Keyed state holds every id with the watermark at which it was seen. An id is forgotten once the watermark before a row
-has advanced by `within` since then, independent of the cuts of batches. The row's own event time plays no part: a late
-row is new or a duplicate, never too late. Ids seen before the first watermark count as seen at the first watermark.
+has advanced by `within` since then, independent of the cuts of batches. The row's own event time plays no part: a row
+is never too late. Ids seen before the first watermark count as seen at the first watermark.
 
-Bloom filters avoid the lookup in state for nearly every new id. The filters are in memory only: one set per `within /
-4` of watermark, dropped as a whole, rebuilt from state after a restore. They take at most half of `state_cache_mb`;
-with more ids they save fewer lookups. A row is looked up if a filter says "perhaps" or if its batch has the id (its
-hash) twice; all rows of such an id are then looked up in order, so later rows find the first.
+Bloom filters, in memory only, avoid the lookup in state for nearly every new id: one set per `within / 4` of watermark,
+dropped as a whole, rebuilt from state after a restore. They take at most half of `state_cache_mb`; with more ids they
+save fewer lookups. A row is looked up if a filter says "perhaps" or if its batch has the id (its hash) twice; all rows
+of such an id are then looked up in order, so later rows find the first.
 
-The entry of an id alone decides whether it is forgotten. Entries of forgotten ids stay until the next clean-up, which
-passes through all of state once per `within`, in small chunks between batches.
+Entries of forgotten ids stay until the next clean-up, which passes through all of state once per `within`, in small
+chunks between batches.
 """
 
 import itertools
@@ -36,7 +36,7 @@ from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-BEGUN_VALUE = "deduplicate"  # name of the snapshot value
+BEGUN_VALUE = "deduplicate"
 _BUCKETS = 4  # per `within`
 _ALIVE_AT_ONCE = _BUCKETS + 2  # the oldest began before `within`; one holds the ids from before all watermarks
 _FILTERS_SHARE = 0.5  # of the operator's share of the cache
@@ -45,11 +45,11 @@ _FILLED_AT_ONCE = 1 << 20  # ids in memory during a restore: like the filters, t
 _SWEPT_AT_LEAST = 1_024  # entries that a clean-up visits per call
 _SWEPT_PER_ROW = 2
 
-_seen = struct.Struct(">q")  # an entry: the watermark (ms) at which the id was seen
+_seen = struct.Struct(">q")  # entry: the watermark (ms) at which the id was seen
 
 
 class _Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    first_ms: int = WATERMARK_MIN  # the first watermark
+    first_ms: int = WATERMARK_MIN
     version: int = 1
 
 
@@ -59,7 +59,7 @@ _BEGUN = VersionedDecoder(value_format("{}: the time of its begin in its snapsho
 class DuplicatesCombiner(Combiner):
     """Keeps the first row of each id."""
 
-    said = combined_said("")  # text of a plan
+    said = combined_said("")
 
     def __init__(self, keys: Sequence[str], within_ms: int | None, where: str) -> None:
         super().__init__(keys, {}, where, None if within_ms is None else _by_moment)
@@ -89,7 +89,7 @@ class DeduplicateOperator(KeyedOperator):
         self._first_ms = WATERMARK_MIN
         self._filters = TimeBuckets()  # replaced by bounded filters when the columns are known
         self._sweep: Iterator[tuple[StateKey, int]] | None = None
-        self._swept_ms = WATERMARK_MIN  # watermark at the start of the last clean-up
+        self._swept_ms = WATERMARK_MIN  # at the start of the last clean-up
 
     @property
     def forgets(self) -> bool:
@@ -191,7 +191,6 @@ class DeduplicateOperator(KeyedOperator):
         self.metrics.count(DUPLICATES, float(duplicates))
 
     def _load(self) -> None:
-        """Fills the filters from state, and deletes forgotten ids."""
         hashes: dict[int, list[U64]] = {}
         held = 0
         entries = self._table.scan()
@@ -212,7 +211,6 @@ class DeduplicateOperator(KeyedOperator):
         self._swept_ms = self._watermark_ms
 
     def _fill(self, hashes: dict[int, list[U64]]) -> None:
-        """Adds the hashes to the filters, and releases the hashes."""
         for bucket, parts in sorted(hashes.items()):
             self._filters.add(bucket, Hashed.of(np.concatenate(parts)))
         hashes.clear()

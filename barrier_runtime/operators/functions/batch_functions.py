@@ -1,8 +1,7 @@
 """`select` by names, `map_batches` and `union`: a batch at a time, without Python code per row.
 
-`KeptTimes` warns if a function of a whole batch returns rows with event times earlier than its input. Windows after
-such a function look for late rows only if the source had late rows; otherwise the cuts of batches would decide whether
-a row that the function moves back is late.
+`KeptTimes` warns of rows with event times earlier than the input's: windows after the function look for late rows only
+if the source had late rows, so the cuts of batches would decide whether such a row is late.
 """
 
 import warnings
@@ -85,8 +84,6 @@ class SelectColumnsOperator(Operator):
 
 
 class MapBatchesOperator(Operator):
-    """Calls a user's function of a whole `pyarrow.RecordBatch`."""
-
     def __init__(
         self,
         name: str,

@@ -15,7 +15,7 @@ from typing import Any
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row, dicts, each_row_of, values_of, values_of_few
 
-_MONITORING: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on
+_MONITORING: Any = getattr(sys, "monitoring", None)
 
 
 def each_row_read(batch: Batch, reads: frozenset[str] | None) -> Iterator[Row]:
@@ -41,7 +41,7 @@ def each_row_read(batch: Batch, reads: frozenset[str] | None) -> Iterator[Row]:
 
 
 def _debugged() -> bool:
-    """True if a debugger (or another tracer) may look at the variables of functions."""
+    """Returns whether a debugger (or another tracer) may look at the variables of functions."""
     if sys.gettrace() is not None:
         return True
     return _MONITORING is not None and _MONITORING.get_tool(_MONITORING.DEBUGGER_ID) is not None
@@ -63,7 +63,7 @@ _SEES_VARIABLES = frozenset(  # names of functions that look at their caller's v
     {"_getframe", "breakpoint", "currentframe", "eval", "exec", "f_locals", "locals", "query", "set_trace", "stack"}
     | {"trace", "vars"}
 )
-_LONGEST_READ = 5  # instructions of `row.get("name", default)`
+_LONGEST_READ = 5  # of `row.get("name", default)`
 
 
 def columns_read(function: Any, position: int) -> frozenset[str] | None:

@@ -80,7 +80,7 @@ def by_input(batch: Batch) -> Iterator[tuple[int, Batch]]:
 
 
 Switch: TypeAlias = Literal["row", "barrier"]
-_INPUTS = "inputs"  # name of a snapshot value: the keyed inputs in the order of their ports
+_INPUTS = "inputs"  # snapshot value: keyed inputs in the order of their ports
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class ConnectedOperator(ProcessOperator):
         return True
 
     def turn_to(self, port: int) -> None:
-        """Makes input `port` current for the next visit; for harnesses."""
+        """`port`: current for the next visit; for harnesses."""
         self._turn_to(self._keyed[port])
 
     def content_of(self, state: str) -> dict[Any, Any]:
@@ -350,7 +350,6 @@ def check_switch(switch: object, where: str) -> None:
 
 
 def canonical_keys(count: int) -> tuple[str, ...]:
-    """Names of key columns, since inputs name their columns differently."""
     return tuple(f"key_{number}" for number in range(1, count + 1))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Evaluation:
-    """Expressions of a step. If the flow did not know the columns, SQL is compiled for the rows that arrive."""
+    """If the flow did not know the columns, SQL is compiled for the rows that arrive."""
 
     def __init__(self, expressions: "Sequence[Compiled | SqlExpression]", where: str) -> None:
         self._given = list(expressions)
@@ -53,8 +53,6 @@ class _Evaluation:
 
 
 class FilterExpressionOperator(Operator):
-    """Keeps rows for which the expression is true (not null, not false)."""
-
     def __init__(self, name: str, expression: "Compiled | SqlExpression") -> None:
         self._where = f"filter {name!r}"
         self._evaluate = _Evaluation([expression], self._where)
@@ -73,8 +71,6 @@ class FilterExpressionOperator(Operator):
 
 
 class SelectExpressionsOperator(Operator):
-    """Selects columns by name, renamed or computed, in the given order."""
-
     def __init__(self, name: str, columns: "Mapping[str, str | Compiled | SqlExpression]") -> None:
         """Texts in `columns` are names of columns."""
         self._where = f"select {name!r}"
@@ -92,8 +88,6 @@ class SelectExpressionsOperator(Operator):
 
 
 class SplitExpressionOperator(SplitOperator):
-    """Sends each row to the branch that the expression returns."""
-
     def __init__(self, name: str, function: "Compiled | SqlExpression", into: Sequence[str]) -> None:
         super().__init__(name, function, into)
         self._text = function.text

@@ -98,7 +98,6 @@ def check_keyed_function(function: Any, where: str) -> None:
 
 
 def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None) -> dict[str, KeyedState]:
-    """Returns the states declared as attributes of a class or instance, and those in `extra`."""
     states = {name: value for name in dir(function) if isinstance(value := getattr(function, name, None), KeyedState)}
     if extra is not None and not isinstance(extra, Mapping):
         raise InvalidJob(f"state={extra!r}: give a dict, as in state={{'total': ValueState(int)}}")
@@ -157,16 +156,16 @@ class ProcessOperator(KeyedOperator):
         self._failures: Failures | None = None
         self._current = self._made_current()
         self._undo = self._current.undo = Undo() if isinstance(on_error, Retry) else None
-        self._by_row = False  # batches carry event time per row
+        self._by_row = False
         self._attributes: WatchedAttributes | None = None  # once open() has returned
-        self._reclaiming: Reclaiming | None = None  # of states with a TTL
+        self._reclaiming: Reclaiming | None = None  # for states with a TTL
         self._rest: Batch | None = None  # of a batch within which a slice ended
         self._came_by_timer_ms: int | None = None  # event time, while a timer of this time has advanced it there
         self._to_close: Any = None  # the user's object, once its open() has returned
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        if self._going_to_ms is not None:  # further timers of the last timer's time may remain
+        if self._going_to_ms is not None:  # timers of the same time may remain
             self._came_by_timer_ms = self._watermark_ms
 
     def _made_current(self) -> CurrentKey:
@@ -426,7 +425,7 @@ class ProcessOperator(KeyedOperator):
                 if timers.next_ms <= watermark_ms:
                     self._advance(watermark_ms, given)  # for timers that this row registered for the past
         except UserCodeError:
-            raise  # raised by a timer
+            raise  # of a timer
         except Exception as error:
             self._check_handles()
             at = max(0, len(batch) - length_hint(coming) - 1)

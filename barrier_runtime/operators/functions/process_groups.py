@@ -87,7 +87,6 @@ class BatchKeys:
 
     @property
     def forgotten(self) -> Ints:
-        """Numbers of the keys to forget, each once."""
         return distinct_ints(np.concatenate([*self._forgotten, np.empty(0, np.int64)])).astype(np.int64)
 
 
@@ -101,7 +100,6 @@ def declared_columns(function: Any, state: Declared | None, where: str) -> dict[
 
 
 def described_columns(columns: Mapping[str, tuple[str, int | float]]) -> dict[str, StateDescription]:
-    """Descriptions of the columns, for snapshots and the next job."""
     return {
         described_name(COLUMN, name): StateDescription(COLUMN, fields=(kind,)) for name, (kind, _) in columns.items()
     }
@@ -109,8 +107,6 @@ def described_columns(columns: Mapping[str, tuple[str, int | float]]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A call's result, and the columns of its keys afterwards."""
-
     result: Any
     row_ids: Ints
     keys: BatchKeys
@@ -235,7 +231,6 @@ class ProcessGroupsOperator(KeyedOperator):
             self._table.mark_dirty(changed_ids)
 
     def _made(self, result: Any) -> pa.RecordBatch | None:
-        """The function's result as rows of the step's schema."""
         name = f"{function_name(self._call)} of operator {self.name!r}"
         if result is None:
             return None

@@ -38,7 +38,7 @@ class YieldedRows:
         self._reached: list[int] = []
 
     def upto(self, reached_ms: int) -> None:
-        """Event time of the rows added since the last call."""
+        """Sets the event time of the rows added since the last call."""
         if self._by_row and len(self._reached) < len(self.rows):
             self._reached += [reached_ms] * (len(self.rows) - len(self._reached))
 
@@ -120,7 +120,7 @@ class ProcessRowsOperator(Operator):
         if failures is not None:
             failures.begin(batch)
         results: list[Row] = []
-        counts: list[int] = []  # number of each row's results
+        counts: list[int] = []  # results of each row
         for at, row in enumerate(each_row_read(batch, self._reads)):
             if reached is not None:
                 sides.reached_ms = int(reached[at])

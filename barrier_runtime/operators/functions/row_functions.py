@@ -22,7 +22,7 @@ _TRUTHS = frozenset({bool, np.bool_})
 
 
 class RowwiseOperator(Operator):
-    """Base of the three: a user's function per row, and errors that show the row."""
+    """A user's function per row, and errors that show the row."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class FilterOperator(RowwiseOperator):
 
 
 class Inspected:
-    """A condition that calls the user's function with a row and keeps the row."""
+    """Calls the user's function with a row and keeps the row."""
 
     def __init__(self, function: Callable[[Row], Any]) -> None:
         self.__qualname__ = function_name(function)[:-2]
@@ -172,7 +172,7 @@ class FlatMapOperator(RowwiseOperator):
         results: list[Row] = []
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
         done, reached = 0, batch.reached
-        ends: list[int] = []  # end of each row's results
+        ends: list[int] = []  # of each row's results
         try:
             for rows in map(function, each_row_read(batch, self._reads)):
                 if type(rows) is list:

@@ -37,7 +37,7 @@ from barrier_runtime.state.snapshots.snapshot import SWITCHES, OperatorSnapshot,
 from barrier_runtime.state.versioned import VersionedDecoder
 
 _RESTORED = 0  # in place of a barrier: rows became valid in a restore
-_ROWS = f"{SWITCHES}-rows"  # name of the snapshot value of subtask 0
+_ROWS = f"{SWITCHES}-rows"  # snapshot value of subtask 0
 
 
 class _Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ Recorded: TypeAlias = tuple[LatencyRecorder, int, int]  # with the value, and ho
 
 
 class UserCounter:
-    """Number of events; only rises."""
+    """Count that only rises."""
 
     __slots__ = ("_counts", "_name")
 

@@ -1,10 +1,8 @@
 """Common parts of joins of two streams: keyed inputs (port 0 is left), held rows, late rows, snapshots.
 
-A row at or before the watermark (window join: a row whose windows are over) is late: counted per side, or sent to a
-side output, and not joined, since partners may already be removed. A null key equals nothing: the row is not held, and
-is emitted at once if its side emits rows without a partner.
-
-`JoinClock` compares event times of both sides exactly, in a unit fine enough for both.
+A row at or before the watermark (window join: a row whose windows are over) is late: counted, or sent to a side output,
+and not joined, since partners may already be removed. A null key equals nothing: the row is not held, and is emitted at
+once if its side emits rows without a partner. `JoinClock` compares times in a unit fine enough for both sides.
 """
 
 import datetime
@@ -110,11 +108,11 @@ class JoinColumns:
         return self._names[0].get(column, column)
 
     def right_name(self, column: str) -> str:
-        """Name in the result of a right column; keys are those of the left."""
+        """Name in the result; keys are those of the left."""
         return self._names[1].get(column, column)
 
     def rows(self, left: pa.RecordBatch | None, right: pa.RecordBatch | None) -> pa.RecordBatch:
-        """Joins rows of both sides row by row; one side may be None."""
+        """Joins row by row; one side may be None."""
         sides = (left, right)
         present = 0 if left is not None else 1
         some = sides[present]
@@ -136,8 +134,6 @@ _PER_MS = {"us": 1_000, "ns": 1_000_000}
 
 
 class JoinClock:
-    """`per_ms`: units in a millisecond."""
-
     def __init__(self, *kinds: pa.DataType) -> None:
         """`kinds`: types of the event-time columns."""
         units = (_PER_MS.get(kind.unit, 1) if pa.types.is_timestamp(kind) else 1 for kind in kinds)
@@ -172,7 +168,7 @@ class JoinClock:
         return -self.floor(-span)
 
 
-LATE_LEFT, LATE_RIGHT = "late left rows", "late right rows"  # tags of side outputs
+LATE_LEFT, LATE_RIGHT = "late left rows", "late right rows"  # of side outputs
 _TAGS = (LATE_LEFT, LATE_RIGHT)
 _NAMES = ("left", "right")
 
@@ -206,7 +202,7 @@ class JoinOperator(KeyedLife):
         self._numbers = KeyNumbers(len(left.keys))
         self._buffers = (JoinBuffer(self._numbers), JoinBuffer(self._numbers))
         self._store = RunStore()
-        self._by_row = False  # batches carry event time per row
+        self._by_row = False
         self._before_ms = WATERMARK_MIN  # event time before the rows sent now
 
     def open(self, context: OperatorContext) -> None:

@@ -62,7 +62,6 @@ def small_keys(table: pa.Table, on: Sequence[str], schema: pa.Schema, where: str
 
 
 def enriched_schema(left: pa.Schema, right: pa.Schema, on: Sequence[str], where: str) -> pa.Schema:
-    """The left columns, then the table's other columns."""
     added = [field for field in right if field.name not in on]
     require_columns(left, tuple(on), where)
     for field in added:
@@ -147,12 +146,10 @@ def _plain(column: pa.Array, what: str) -> pa.Array:
 
 
 def _tuples(keys: list[pa.Array]) -> Iterable[Any]:
-    """Values of a single column, or tuples of several."""
     return keys[0].to_pylist() if len(keys) == 1 else zip(*[key.to_pylist() for key in keys], strict=True)
 
 
 def _twice(keys: list[pa.Array]) -> tuple[int, int] | None:
-    """Two rows with the same key."""
     seen: dict[Any, int] = {}
     for row, key in enumerate(_tuples(keys)):
         first = seen.setdefault(key, row)

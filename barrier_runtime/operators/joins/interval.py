@@ -130,7 +130,6 @@ class MatchingJoin(JoinOperator):
         raise NotImplementedError
 
     def _output(self, rows: pa.RecordBatch, port: int) -> pa.RecordBatch:
-        """Rows of a side without a partner."""
         return self._columns.rows(rows, None) if port == _LEFT else self._columns.rows(None, rows)
 
 
@@ -145,7 +144,7 @@ class _Pairs:
         self._others: list[tuple[RowRun, Ints]] = []
 
     def add(self, own: Ints, other: RowRun, its: Ints) -> None:
-        """Adds pairs, as positions of both runs."""
+        """`own`, `its`: positions of both runs."""
         self.rows += len(own)
         self._own.append(own)
         self._others.append((other, its))

@@ -24,7 +24,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 _MERGED = 4  # runs
 _MERGED_BYTES = 128 << 20
-_MOST_ROWS = 65_536  # of one emitted batch
+_MOST_ROWS = 65_536  # of an emitted batch
 _MOST_BYTES = 16 << 20
 
 

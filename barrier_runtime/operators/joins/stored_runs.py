@@ -1,10 +1,10 @@
 """Runs of join buffers: rows in the order of lookups, in snapshots and files. See docs/design/joins-and-lookups.md.
 
-In a snapshot each run is a value, written once; bits, written each time, say which rows live and have matched. Runs are
-encoded off the loop. At another parallelism each subtask takes the rows of its key groups from all runs.
+In a snapshot each run is a value, encoded off the loop and written once; bits, written each time, say which rows live
+and have matched. At another parallelism each subtask takes the rows of its key groups from all runs.
 
-All runs of an operator, both sides, have a share of the slot's memory (`SlotMemory.hold`). When they outgrow the share,
-the oldest are written to files and mapped; the kernel caches their pages as memory allows.
+All runs of an operator have a share of the slot's memory (`SlotMemory.hold`). When they outgrow the share, the oldest
+are written to files and mapped.
 
     a run        event                                       result
     in memory    the runs outgrow their share                on disk: its rows, keys, times and order; not which live
@@ -13,7 +13,7 @@ the oldest are written to files and mapped; the kernel caches their pages as mem
     either       a snapshot                                  unchanged; the snapshot has its rows, under the same name
     on disk      the process dies                            the file is gone; rows come from a snapshot
 
-A file belongs to a single run and has no name, so it vanishes with the run, however the run ends.
+A file belongs to a single run and has no name, so it vanishes with the run.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -181,7 +181,7 @@ class RowRun:
 
 
 def pairs(starts: Ints, ends: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
-    """Returns (row, position) for every position in [start, end) of each row, at most `most` at once."""
+    """Yields (row, position) for every position in [start, end) of each row, at most `most` at once."""
     counts = ends - starts
     total = int(counts.sum())
     if not total:
@@ -197,7 +197,7 @@ def pairs(starts: Ints, ends: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
         yield row, starts[row] + number - (until - counts)[row]
 
 
-VALUE = "runs"  # name of the snapshot value
+VALUE = "runs"  # of the snapshot value
 
 
 class StoredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -1,11 +1,11 @@
 """Joins with a changing table: the right stream holds upserts and deletes by key of the table.
 
-The *versioned* join sees the table as of the row's event time. It is an as-of join in which a version may delete the
-key: a left row waits until the watermark has passed its time, so neither the order of arrival nor a replay matters.
+The *versioned* join sees the table as of the row's event time: an as-of join in which a version may delete the key, so
+neither the order of arrival nor a replay matters.
 
 The *newest* join sees the table as of the row's arrival: a left row is emitted at once, and not held. A change kills
-the held row of its key, and is held unless it is a delete. The interleaving of two streams is arbitrary, so a replay
-may give other rows; decided results stay.
+the held row of its key, and is held unless it is a delete. A replay may give other rows, since the interleaving of the
+streams is arbitrary; decided results stay.
 """
 
 from collections.abc import Sequence
@@ -141,7 +141,6 @@ def _of_keys(run: RowRun, keys: Ints) -> tuple[Ints, Ints]:
 
 
 def _removes(rows: pa.RecordBatch, at: Ints, deleted: str | None) -> Bools:
-    """Which of the rows `at` are deletes."""
     if deleted is None:
         return np.zeros(len(at), np.bool_)
     flags: Bools = pc.fill_null(rows.column(deleted).take(pa.array(at)), False).to_numpy(zero_copy_only=False)

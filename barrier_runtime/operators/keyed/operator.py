@@ -115,10 +115,10 @@ class KeyedOperator(KeyedLife):
         self._fixed = len(columns)
         self._declared = schema
         self._seen: pa.Schema | None = None  # the input's schema, once a batch has arrived
-        self._bound: pa.Schema | None = None  # the columns the state depends on
+        self._bound: pa.Schema | None = None  # the columns that the state depends on
         self._bound_bytes = b""
         self._state_columns: tuple[str, ...] = ()
-        self._state_types: dict[str, str] = {}  # of the columns, where known
+        self._state_types: dict[str, str] = {}  # where known
         self._going_to_ms: int | None = None  # event time to which the operator is still advancing
         self._timers_from_ms: Mapping[str, int] = {}  # see `Progress`
 

@@ -30,8 +30,8 @@ from barrier_runtime.state.snapshots.snapshot import SHARED, OperatorSnapshot, v
 from barrier_runtime.state.values.timed_table import ExpirySweep
 from barrier_runtime.state.versioned import VersionedDecoder
 
-VALUE = "progress"  # name of the snapshot value
-COLUMNS = SHARED + "columns"  # name of the snapshot value with `StateColumns`
+VALUE = "progress"  # of the snapshot value
+COLUMNS = SHARED + "columns"  # of the snapshot value with `StateColumns`
 
 
 class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -149,7 +149,7 @@ def restored_progress(
 
 
 def _begun_again(progress: Progress) -> Progress:
-    """Returns `progress` without watermarks at the end of input, which later rows may follow."""
+    """Without watermarks at the end of input, which later rows may follow."""
     if progress.watermark_ms != WATERMARK_MAX:
         return progress
     floors = tuple(floor for floor in progress.floors if floor.watermark_ms != WATERMARK_MAX)
@@ -284,7 +284,6 @@ class Reclaiming:
         self._timing.wall.read()
 
     def snapshot(self, checkpoint: int) -> None:
-        """Runs before the state of `checkpoint` is frozen."""
         self.begin()
         if self._compacts:
             self._compacts, self._compacts_after = False, checkpoint

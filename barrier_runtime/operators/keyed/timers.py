@@ -52,8 +52,8 @@ StateKey: TypeAlias = tuple[Any, ...]
 # that timer's sortable key, 1, first and last key group, position.
 Entry: TypeAlias = tuple[Any, ...]
 
-TABLE = "@timers"  # not a possible name of a class attribute
-_FEW_DEAD = 64  # too few to rebuild the heap
+TABLE = "@timers"  # no name of a class attribute
+_FEW_DEAD = 64  # to rebuild the heap
 _HELD = 8_192  # least number of stored timers in memory; a trim leaves as many
 _HELD_OF_GROUP = 4
 _OUTSIDE_SHARE = 8  # the first eighth of the waiting timers outside is held at once, since finding them visits all
@@ -114,7 +114,7 @@ class Timers:
         self._far_ms = _NEVER  # the same while each key group has a mark
         self._outside_ms = _NEVER  # no waiting timer outside is earlier
         self._fired_ms = WATERMARK_MIN  # the latest that fired
-        self._ending = False  # the last timers fire, and `register` does nothing
+        self._ending = False  # last timers fire; `register` does nothing
         self._postponed: list[Entry] | None = None  # set meanwhile, and not to fire yet
         if table.stored:
             self._mark(from_ms, (), first, last, position_of(from_ms))

@@ -1,8 +1,7 @@
 """The wall clock, wake-ups of a slot by that clock, and timers in a table of their own. See docs/design/timers.md.
 
-The slot's loop wakes the slot when the first timer is due. An operator opens off the loop, so no wake-up is set before
-its first turn. `UndoableTimers` undo a failed call's changes before the call is repeated (`state/values/undo` does the
-same for tables).
+An operator opens off the loop, so no wake-up is set before its first turn. `UndoableTimers` undo a failed call's
+changes before the call is repeated (`state/values/undo` does so for tables).
 """
 
 import heapq
@@ -35,7 +34,7 @@ class WallClock:
         self._told_s = steady_s()
 
     def now_ms(self) -> int:
-        """Returns milliseconds since 1970."""
+        """Milliseconds since 1970."""
         wall_ms, steady_s = self._wall_ms(), self._steady_s()
         if wall_ms >= self._told_ms:
             self._told_ms = wall_ms
@@ -164,7 +163,6 @@ class WallTimers(Timers):
                     yield key, timestamp_ms
 
     def _due_of_keys(self) -> dict[StateKey, list[int]]:
-        """Due timers by key, still held."""
         found: dict[StateKey, list[int]] = {}
         taken = []
         while self.next_ms <= self._opened_ms:

@@ -16,7 +16,7 @@ from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.token_bucket import check_rate
 from barrier_runtime.state.errors import InvalidJob
 
-_THREADS = 16  # default number of parallel calls of a plain function
+_THREADS = 16  # parallel calls of a plain function
 _LONGEST_LINGER_MS = 60_000
 
 

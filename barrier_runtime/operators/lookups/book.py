@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Failed:
-    """Result of a row whose key could not be fetched: the error of the last of `attempts`."""
+    """`error`: of the last of `attempts`."""
 
     error: Exception
     attempts: int
@@ -81,7 +81,7 @@ class Effects:
 
 @dataclass
 class Counts:
-    """Totals since the operator was opened."""
+    """Since the operator was opened."""
 
     requests: int = 0
     cache_hits: int = 0  # rows
@@ -104,8 +104,6 @@ class _Section:
 
 
 class _Key:
-    """Key with a pending request, and the waiting rows."""
-
     __slots__ = ("failed", "key", "rows", "since_s")
 
     def __init__(self, key: Hashable, since_s: float) -> None:

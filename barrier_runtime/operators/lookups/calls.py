@@ -34,7 +34,7 @@ class Calls(Protocol):
 
 
 def is_coroutine_function(function: Any) -> bool:
-    """A coroutine function, or an object with an async `__call__`."""
+    """Returns whether `function` is a coroutine function, or an object with an async `__call__`."""
     of_class = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is needed
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(of_class)
 
@@ -87,7 +87,7 @@ class ThreadCalls:
 
 
 def _called(fetch: Callable[[list[Any]], Any], read: Read, request: Request) -> list[Any]:
-    """Runs on a thread."""
+    """On a thread."""
     return read(request.keys, fetch(list(request.keys)))
 
 

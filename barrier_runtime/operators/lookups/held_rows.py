@@ -14,7 +14,7 @@ from barrier_runtime.operators.stored_streams import batches_of, stream_of
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-HELD_VALUE = "lookup-rows"  # name of the snapshot value
+HELD_VALUE = "lookup-rows"  # of the snapshot value
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

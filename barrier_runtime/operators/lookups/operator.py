@@ -45,7 +45,7 @@ from barrier_runtime.operators.user_code import function_name, said, user_error
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 
 HowMissing = Literal["left", "inner", "side"]
-MISSES = "misses"  # tag of the side output
+MISSES = "misses"  # side output
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class LookupOperator(Operator):
         self._counts = Counts()
         self._inbox: deque[tuple[int, list[Any] | None, Exception | None]] = deque()  # filled by any thread
         self._woken = False
-        self._timers: list[float] = []  # heap: times at which the slot will be woken
+        self._timers: list[float] = []  # heap of the slot's wake-ups
         self._input: pa.Schema | None = None
-        self._by_row = False  # batches carry event time per row
+        self._by_row = False
         self._failures = None if settings.on_error == "fail" else Failures(settings.on_error, name, self._said)
 
     def open(self, context: OperatorContext) -> None:

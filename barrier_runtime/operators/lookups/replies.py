@@ -40,8 +40,6 @@ class Cache:
 
 
 class KeptReplies:
-    """Cached replies. `None`: no data for the key."""
-
     __slots__ = ("_entries", "_size", "_ttl_s")
 
     def __init__(self, cache: Cache) -> None:
@@ -113,7 +111,7 @@ class ReplyReader:
         return results
 
     def _are_plain(self, given: Sequence[Any]) -> bool:
-        """Whether all replies can be used unchanged; runs for each row."""
+        """Returns whether all replies can be used unchanged; runs for each row."""
         if not {dict, type(None)}.issuperset(map(type, given)):
             return False
         return not any(column in each for column in self._on for each in given if each)

@@ -52,7 +52,7 @@ class Failures:
             self._output.back_to(0)
 
     def takes(self, error: Exception) -> bool:
-        """Whether `error` is treated as data; other errors end the job."""
+        """Returns whether `error` is treated as data; other errors end the job."""
         return not isinstance(error, BarrierRuntimeError | MemoryError)
 
     def add(
@@ -90,7 +90,6 @@ class Failures:
         )
 
     def flush(self, emit: Emit, emit_ns: int) -> None:
-        """Emits the errors of the batch, which has ended."""
         self._batch = None
         if self._output is not None:
             self._output.flush(emit, emit_ns, self.metrics)

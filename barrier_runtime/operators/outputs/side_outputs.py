@@ -23,7 +23,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 OnError: TypeAlias = Literal["fail", "skip", "side"]
 
-ERRORS = "errors"  # tag of the side output
+ERRORS = "errors"  # side output
 ERROR_SCHEMA = pa.schema(
     [
         ("operator", pa.string()),
@@ -135,7 +135,7 @@ class SideOutputs:
 
 
 class EmittedByCall:
-    """Rows emitted by the current call, dropped before a repetition (`state/values/undo`)."""
+    """Drops rows of the current call before a repetition (`state/values/undo`)."""
 
     def __init__(self, sides: SideOutputs) -> None:
         self._sides = sides
@@ -153,7 +153,7 @@ def send(emit: Emit, name: str, batch: Batch, metrics: MetricGroup) -> None:
         metrics.count(UNREAD_SIDE_ROWS, len(batch))
 
 
-DEAD_LETTERS = "dead letters"  # tag of the side output
+DEAD_LETTERS = "dead letters"  # side output
 
 
 class DeadLetterOperator(Operator):
@@ -185,7 +185,7 @@ class DeadLetterOperator(Operator):
         send(emit, DEAD_LETTERS, batch.only(letters, bad), self._metrics)
 
 
-MAIN = "main"  # name of the output that is no side output
+MAIN = "main"  # the output that is no side output
 
 
 def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: OnError | Retry, where: str) -> dict[str, pa.Schema]:

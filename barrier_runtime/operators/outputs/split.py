@@ -16,11 +16,11 @@ from barrier_runtime.operators.outputs.side_outputs import OnError, send
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
 
-_FAILED = object()  # branch of a row whose function raised
+_FAILED = object()  # row whose function raised
 
 
 class SplitOperator(Operator):
-    """Splits by a Python function of a row; base of the split by expressions."""
+    """By a Python function of a row; base of the split by expressions."""
 
     def __init__(
         self, name: str, function: Callable[[Row], str] | Any, into: Sequence[str], on_error: OnError = "fail"

@@ -1,5 +1,4 @@
-"""`BroadcastState`: a map that every subtask of a connected step holds whole, for rules that hold for all keys.
-Handlers of broadcast inputs write the map, all other handlers read. `broadcast_copy` holds the copies."""
+"""`BroadcastState`: a map that every subtask of a connected step holds whole (`broadcast_copy` holds the copies)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast, overload

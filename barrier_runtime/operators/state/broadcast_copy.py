@@ -1,11 +1,11 @@
 """Copies of broadcast state: one per subtask of an operator, all equal, and one in each snapshot.
 
 Subtask 0 puts the content into its snapshot, and every subtask a hash of its copy; a checkpoint with different hashes
-is neither decided nor restored. At-least-once checkpoints have no single moment: copies may differ, so these carry no
-hash. See docs/design/broadcast-state.md.
+is neither decided nor restored. At-least-once checkpoints have no single moment, so these carry no hash. See
+docs/design/broadcast-state.md.
 
 Entries are held as bytes: a snapshot encodes nothing on the loop, a value that is read is a new object, which no
-function can change in the state of a single subtask, and the hash covers the bytes that a restore will read.
+function can change in a single subtask, and the hash covers the bytes that a restore will read.
 """
 
 import datetime
@@ -23,7 +23,7 @@ from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import SHARED, FileRef, OperatorSnapshot, value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-SUMMARY = f"{SHARED}broadcast"  # name of a snapshot value, which every subtask has
+SUMMARY = f"{SHARED}broadcast"  # snapshot value of every subtask
 _CONTENT = f"{SHARED}broadcast-"  # values of subtask 0, with a number
 _CHUNK_ENTRIES = 1_024  # encoded at once, so that a worker thread keeps the interpreter's lock only briefly
 
@@ -36,8 +36,6 @@ class StoredCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StoredCopies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Summaries of a subtask's broadcast states."""
-
     states: dict[str, StoredCopy]
     version: int = 1
 
@@ -52,7 +50,7 @@ _CHUNKS: dict[Any, msgspec.msgpack.Decoder[Any]] = {
     key: msgspec.msgpack.Decoder(list[tuple[key, bytes]])  # type: ignore[valid-type]
     for key in (int, str, bytes, bool, float, datetime.date, datetime.datetime)
 }
-KEY_TYPES: Mapping[str, type] = {kind.__name__: kind for kind in _CHUNKS}  # as descriptions of states name them
+KEY_TYPES: Mapping[str, type] = {kind.__name__: kind for kind in _CHUNKS}  # as in descriptions of states
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -196,7 +194,6 @@ class BroadcastCopies:
                 copy.put_back()
 
     def add_to(self, capture: Capture) -> None:
-        """Adds the current content to a snapshot."""
         if not self._copies:
             return
         captured = {name: copy.capture() for name, copy in self._copies.items()}

@@ -16,7 +16,7 @@ from barrier_runtime.state.snapshots.value_types import FieldType, ValueType
 
 
 def is_model(kind: Any) -> TypeGuard[type[Any]]:
-    """Whether `kind` is a model class of pydantic 2."""
+    """Returns whether `kind` is a model class of pydantic 2."""
     return (
         isinstance(kind, type)
         and isinstance(getattr(kind, "model_fields", None), Mapping)

@@ -34,7 +34,7 @@ Folded = TypeVar("Folded", bound="_FoldedState")
 
 
 class AggregateFunction(Protocol[In, Acc, Out]):
-    """Functions of an `AggregatingState`. An accumulator may be changed in place, and is returned all the same."""
+    """An accumulator may be changed in place, and is returned all the same."""
 
     def zero(self) -> Acc: ...
     def add(self, accumulator: Acc, value: In, /) -> Acc: ...

@@ -1,5 +1,4 @@
-"""Base of all kinds of state: a handle, declared as a class attribute and bound to the current key.
-Handles do not know keys; all handles of an operator share a `CurrentKey`."""
+"""Base of all kinds of state: a handle, declared as a class attribute and bound to the current key (`CurrentKey`)."""
 
 import sys
 from collections.abc import Callable
@@ -26,7 +25,7 @@ StateKey = tuple[Any, ...]
 
 
 class CurrentKey:
-    """State key of the current row or timer, set before every call. One object per operator."""
+    """Key of the current row or timer, set before every call. One object per operator."""
 
     __slots__ = ("key", "timing", "undo")
 
@@ -73,7 +72,7 @@ class KeyedState:
     def __init__(self, ttl: TTL | None = None) -> None:
         self._ttl = check_ttl(ttl, type(self).__name__)
         self._name = ""
-        self._said = ""  # name in the user's program
+        self._said = ""  # in the user's program
         self._current = CurrentKey()
 
     @property
@@ -92,7 +91,6 @@ class KeyedState:
         vars(instance)[self._name] = value
 
     def assigned(self, value: object) -> InvalidJob:
-        """Error of `self.state = value`, with the remedy."""
         kind = next(each.__name__ for each in type(self).__mro__ if not each.__name__.startswith("_"))
         return InvalidJob(
             f"{short(value)} is assigned to {self._said}, which is {with_article(kind)}: "
@@ -205,7 +203,7 @@ def value_table(
     key_width: int,
     current: CurrentKey,
 ) -> StateTable | TimedTable:
-    """Table of a state with one value per key."""
+    """One value per key."""
     made_new = MadeNew()
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
     table = backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what, undo=current.undo)
@@ -222,7 +220,7 @@ def entries_table(
     key_width: int,
     current: CurrentKey,
 ) -> EntryTable | TimedEntries:
-    """Table of a state with many entries per key."""
+    """Many entries per key."""
     made_new = MadeNew()
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
     table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable, undo=current.undo)

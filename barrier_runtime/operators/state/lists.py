@@ -145,7 +145,7 @@ class ListState(KeyedState, Generic[T]):
 
 
 class _TimedList(ListState[T]):
-    """Bound handle for elements with times, where earlier elements may already be gone."""
+    """Elements with times, where earlier elements may already be gone."""
 
     __slots__ = ()
 
@@ -182,7 +182,7 @@ class _TimedList(ListState[T]):
 
     def __getitem__(self, index: int) -> T:
         if type(index) is not int:
-            return super().__getitem__(index)  # raises
+            return super().__getitem__(index)
         key, entries = self._current.key, self._entries
         at = [each for each, _ in entries.walk(key, reads=False)]
         if not -len(at) <= index < len(at):

@@ -178,7 +178,7 @@ class MapState(KeyedState, Generic[K, V]):
 
 
 class _TimedMap(MapState[K, V]):
-    """Bound handle for entries with times, where stored entries may have expired."""
+    """Entries with times, where stored entries may have expired."""
 
     __slots__ = ()
 
@@ -188,7 +188,7 @@ class _TimedMap(MapState[K, V]):
 
     def __setitem__(self, key: K, value: V) -> None:
         if value is None:
-            super().__setitem__(key, value)  # raises
+            super().__setitem__(key, value)
         entry, accepted = self._as_key(self._name, key), self._type.accepted(self._name, value)
         self._put(self._current.key, entry, accepted)
 

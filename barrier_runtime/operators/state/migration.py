@@ -59,7 +59,6 @@ def version_encoder(encode: Callable[[Any], bytes], version: int) -> Callable[[A
 
 
 def without_version(data: bytes) -> bytes:
-    """Stored value without the mark of its version."""
     return data[_HEAD:] if data[:2] == _MARK else data
 
 
@@ -133,7 +132,6 @@ class _Step:
 
 
 def _parameter_type(function: Callable[[Any], Any]) -> Any:
-    """Annotation of the function's first parameter; None if missing."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
         hints = typing.get_type_hints(function)

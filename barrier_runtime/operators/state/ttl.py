@@ -64,7 +64,7 @@ class TTL:
 
 
 def check_ttl(ttl: Any, says: str) -> TTL | None:
-    """Raises `InvalidJob` if `ttl=` of the state class `says` is not a TTL."""
+    """`says`: the state class. Raises `InvalidJob` if `ttl` is not a TTL."""
     if ttl is not None and not isinstance(ttl, TTL):
         raise InvalidJob(f"{says} ttl={ttl!r}: pass a TTL, such as ttl=TTL(timedelta(hours=1))")
     return ttl
@@ -114,8 +114,6 @@ class _WallTime:
 
 
 class Timing:
-    """Clocks of an operator's states, and the tables whose entries expire."""
-
     def __init__(self, wall_ms: Callable[[], int], watermark_ms: Callable[[], int]) -> None:
         self.event = _EventTime(watermark_ms)
         self.wall = _WallTime(wall_ms)

@@ -1,12 +1,12 @@
 """Entries per key and window, keyed by (keys, window start), with results when the window is over.
 
 A window is over, and emitted, when the watermark reaches its last millisecond. Without an allowed lateness the window
-is then removed, and rows of windows that are over are late. Otherwise the window is kept for that long, and each late
-row emits the window again, so the number of results does not depend on the cuts of batches. Results of a watermark are
-ordered by window and keys, so a replay repeats them in order.
+is then removed, and later rows are late. Otherwise the window is kept for that long, and each late row emits the window
+again, so the number of results does not depend on the cuts of batches. Results of a watermark are ordered by window and
+keys, so a replay repeats them in order.
 
 If the entries outgrow their memory, some are evicted to the key-value store (`ColumnTable`), and loaded one by one for
-their rows. Due entries are then looked up by the start of the window: first entries in memory, in the usual order, then
+their rows. Due entries are then looked up by the start of the window: first those in memory, in the usual order, then
 evicted entries, by key group and key.
 """
 
@@ -47,8 +47,8 @@ class Windows(WindowEntries):
         early = trigger is not None and trigger.tells_early
         super().__init__(operator, told_of_windows(window.bounded, operator.lateness_ms > 0, early))
         self.window = window
-        self.due = ByStart()  # not yet emitted
-        self.kept = ByStart()  # emitted, and kept for late rows
+        self.due = ByStart()  # not emitted
+        self.kept = ByStart()  # emitted, kept for late rows
         self._by_group: Batch | None = None  # rest of a batch already in the order of key groups
         self._loaded = 0  # value of `ColumnTable.loaded` that `bounds` accounts for
         self.held: list[tuple[pa.RecordBatch, Ints]] | None = None  # results that wait, and the row that brings each

@@ -25,7 +25,7 @@ _FAR = -(2**62)
 class WindowAssigner(ABC):
     """Windows of a kind, and the operations that they support."""
 
-    bounded = True  # a window has a start and an end, and rows have a time
+    bounded = True  # windows have a start and an end; rows have a time
     merges = False  # rows make the windows, which may merge: the facts of `KnownWindows` are unknown
     shares_slices = False  # windows consist of slices that other windows share (see `sliding`)
     is_over_when = "the watermark has passed its end"

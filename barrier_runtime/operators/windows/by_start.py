@@ -1,4 +1,4 @@
-"""Windows by start, with their entries of state."""
+"""Windows by start, with their entries."""
 
 import heapq
 from collections.abc import Collection, Iterator

@@ -1,8 +1,8 @@
 """Windows of the calendar of a time zone: days, weeks and months of different lengths.
 
 A window begins with the first instant of its day (its Monday, the first of its month) in the zone and ends at the next
-begin. So a day has 23 or 25 hours when clocks change; if clocks are set forward at midnight, the day begins at the
-first existing time. A date that a zone has skipped is not a window. Begins are computed once by year.
+begin. If clocks are set forward at midnight, the day begins at the first existing time. A date that a zone has skipped
+is not a window. Begins are computed once by year.
 """
 
 import datetime

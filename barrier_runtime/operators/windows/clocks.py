@@ -2,10 +2,9 @@
 
 By *event time* a row has the time in a column, and watermarks from upstream are the current time.
 
-By the *wall clock* a row has the time of its arrival at its subtask: no row is late, and none waits. All rows of a
-batch have the same time. Windows over by then are emitted before these rows, so the watermark of these windows is the
-clock less one millisecond: snapshots, floors, turns and restores treat it like the watermark of event time. Watermarks
-from upstream are only forwarded.
+By the *wall clock* a row has the time of its arrival: no row is late, and none waits. All rows of a batch have the same
+time; windows over by then are emitted before them, so the watermark of these windows is the clock less one millisecond,
+and snapshots, floors, turns and restores treat it like the watermark of event time.
 
     event                   effect
     rows                    windows that are over are emitted, then the rows get the time; a wake-up at the next end
@@ -186,7 +185,7 @@ class _EventTime:
 class _WallTime:
     def __init__(self, operator: Clocked) -> None:
         self._operator = operator
-        self._now_ms = 0  # of the current rows
+        self._now_ms = 0
 
     def opened(self, context: OperatorContext) -> None:
         self._context = context

@@ -22,7 +22,7 @@ from barrier_runtime.operators.windows.firing import EARLY, RETRACTED, TIME, UPD
 from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.state.errors import InvalidJob
 
-_MAX_ROWS = 65_536  # of an emitted batch
+_MAX_ROWS = 65_536
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -53,7 +53,6 @@ class WindowEntries:
         """Reads the windows in the table."""
 
     def _more_state(self) -> Mapping[str, tuple[str, Any]]:
-        """State columns besides those of the aggregates."""
         return {}
 
     def captured(self, capture: Capture) -> None:
@@ -81,7 +80,6 @@ class WindowEntries:
         return False
 
     def _floors_of(self, row_ids: Ints) -> Ints:
-        """Event time of each entry's key group."""
         if not len(row_ids):
             return np.zeros(0, np.int64)
         keys = zip(*self.table.keys_of(row_ids), strict=True)
@@ -188,7 +186,6 @@ class WindowEntries:
         return {name: column[row_ids] for name, column in self.table.columns.items()}
 
     def initial(self, count: int) -> dict[str, npt.NDArray[Any]]:
-        """Accumulators without rows."""
         columns = self.table.columns
         storage = self.plan.storage()
         return {name: np.full(count, initial, columns[name].dtype) for name, (_, initial) in storage.items()}

@@ -67,8 +67,8 @@ def told_of_windows(
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-FEW = 16_384  # row ids that are ordered and processed at once
-FEW_TUPLES = 4_096  # the same for keys other than ints, which take several times as long
+FEW = 16_384  # row ids ordered at once
+FEW_TUPLES = 4_096  # for keys other than ints, which take several times as long
 PART = 8_192  # approximate row ids of a part
 PART_TUPLES = 2_048
 _SAMPLED = 8  # of a part

@@ -33,7 +33,7 @@ from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob
 
-LATE = "late rows"  # tag of the side output
+LATE = "late rows"  # side output
 SLICE_STEPS = 8  # ends a turn even if the clock stands still
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -81,7 +81,7 @@ class WindowOperator(KeyedOperator):
     kind = "window"
     namespaces: ClassVar[Mapping[str, int]] = {"windows": 1, "rows": 2}
     _way: Iterator[None] | None = None  # remaining steps on the way to `_going_to_ms`
-    _rest: Batch | None = None  # rows that `process` gave back
+    _rest: Batch | None = None  # given back by `process`
     _behind_floors = False  # restored on the way, from subtasks at different times
 
     def __init__(
@@ -228,7 +228,7 @@ class WindowOperator(KeyedOperator):
 
     @property
     def is_bound(self) -> bool:
-        """True once there may be windows."""
+        """Returns True once there may be windows."""
         return self._bound is not None
 
     def take_rest(self) -> Batch | None:

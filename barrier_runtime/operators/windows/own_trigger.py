@@ -92,7 +92,7 @@ class OwnTrigger(WindowTrigger):
         return f"by {type(self).__name__}"
 
     def overrides(self, method: str) -> bool:
-        """Whether the subclass overrides `method`."""
+        """Returns whether the subclass overrides `method`."""
         return getattr(type(self), method) is not getattr(OwnTrigger, method)
 
     def rule(self, windows: Any) -> Any:

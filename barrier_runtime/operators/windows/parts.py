@@ -21,8 +21,6 @@ from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
 
 @dataclass(frozen=True)
 class WindowParts:
-    """Parts of `window`, by the column of event times."""
-
     window: WindowAssigner
     column: str
 
@@ -39,8 +37,6 @@ class WindowParts:
 
 @dataclass(frozen=True)
 class Repeats:
-    """Repeats of a key's time, by the column of event times."""
-
     window: Session
     column: str
 

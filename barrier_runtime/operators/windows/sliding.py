@@ -110,7 +110,7 @@ class FormerSlices(Windows):
         super().bind(columns)
 
     def _restored(self) -> None:
-        """Adds each slice to its windows that were not emitted."""
+        """Adds each slice to its windows not yet emitted."""
         table = self.table
         composites = tuple(each for each in self.plan.composites if self._before.issuperset(each.storage()))
         plan = dataclasses.replace(self.plan, composites=composites)

@@ -19,7 +19,7 @@ class TriggerWindow:
     `state`: numbers of this key and window, to be changed in place; checkpoints include them."""
 
     key: Any
-    start_ms: int | None  # None for `Global`
+    start_ms: int | None
     end_ms: int | None
     rows: int  # of the window since it last forgot its rows, the current row included
     state: dict[str, Any]

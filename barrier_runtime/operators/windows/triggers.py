@@ -10,7 +10,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class WindowTrigger(ABC):
-    """Base of triggers: when a window emits results besides its last result."""
+    """Decides when a window emits results besides its last result."""
 
     tells_early = True  # results have columns that number them and mark early results
     rows: int | None = None  # due whenever a window has got so many further rows

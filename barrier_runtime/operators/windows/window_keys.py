@@ -1,4 +1,4 @@
-"""A small number for each key of some entries, so that plain arrays hold a key's sums."""
+"""Small numbers for keys, so that plain arrays hold a key's sums."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,7 +52,6 @@ class WindowKeys:
             self._keys.remove(gone)
 
     def fields(self, numbers: Ints) -> list[Any]:
-        """A sequence per field of the keys."""
         if isinstance(self._keys, IntKeys):
             return list(self._keys.key_batch(numbers))
         return list(zip(*self._keys.key_batch(numbers), strict=True))

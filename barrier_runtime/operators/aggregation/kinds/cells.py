@@ -20,7 +20,7 @@ State = TypeVar("State")
 
 
 class Full(Exception):
-    """A state has no room for a further value."""
+    """No room for a further value."""
 
 
 class CellKind(Protocol[State]):
@@ -50,7 +50,7 @@ class CellKind(Protocol[State]):
 
 @dataclass(frozen=True)
 class Reader:
-    """Output of a cell: `read` gives a result of a state, `array` makes a column of results.
+    """Output of a cell: `read` gives a result, `array` a column of results.
     A result does not change when more values are added to the state."""
 
     key: str  # equal for readers of the same result
@@ -61,8 +61,6 @@ class Reader:
 
 @dataclass(frozen=True)
 class Cells:
-    """Composite (see `composite`) of a column of cells."""
-
     kind: CellKind[Any]
     readers: dict[str, Reader] = field(default_factory=dict)  # of the outputs, by key
 
@@ -135,7 +133,7 @@ class Cells:
         return f"{self.name}.{reader.key}"
 
     def _taken(self, rows: RunningOrder, batch: BatchValues) -> tuple[Sequence[Any], Values]:
-        """Returns the values that count, in the order of `rows.order`, and their positions in that order."""
+        """Returns the values that count and their positions, both in the order of `rows.order`."""
         values, counts = self.kind.values(batch)
         positions = np.arange(len(rows.order)) if counts is None else np.flatnonzero(counts[rows.order])
         order = rows.order[positions].tolist()

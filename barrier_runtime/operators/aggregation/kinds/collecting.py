@@ -22,7 +22,7 @@ from barrier_runtime.state.columns.wide_columns import EMPTY
 COUNT = struct.Struct("<I")
 REMEMBERED = 200_000  # values in sets that are kept besides their bytes
 
-Collected: TypeAlias = tuple[int, bytes]  # number of values, and the values
+Collected: TypeAlias = tuple[int, bytes]  # number of values, values
 
 
 def _opened(cell: bytes) -> Collected:
@@ -40,7 +40,7 @@ def _closed(count: int, data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class ListCell:
-    """The first `limit` values that are not null."""
+    """The first `limit` values, without nulls."""
 
     column: str
     encoding: EncodedValues
@@ -101,7 +101,7 @@ class Recent:
     The last set stays, however large."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, tuple[bytes, KnownValues]] = OrderedDict()  # by the id of the cell
+        self._kept: OrderedDict[int, tuple[bytes, KnownValues]] = OrderedDict()  # by id of the cell
         self._values = 0
 
     def take(self, cell: bytes) -> KnownValues | None:
@@ -112,7 +112,7 @@ class Recent:
         return kept[1]
 
     def keep(self, cell: bytes, values: KnownValues) -> None:
-        self._kept[id(cell)] = cell, values  # while the cell is referenced here, its id is unique
+        self._kept[id(cell)] = cell, values  # keeps the id unique
         self._values += len(values)
         while self._values > REMEMBERED and len(self._kept) > 1:
             _, (_, oldest) = self._kept.popitem(last=False)
@@ -169,7 +169,6 @@ class SetCell:
         return cell
 
     def remember(self, cell: bytes, state: KnownValues) -> None:
-        """Keeps the opened `state` of an unchanged cell."""
         self._recent.keep(cell, state)
 
     def merged(self, earlier: bytes, later: bytes) -> bytes:
@@ -177,7 +176,7 @@ class SetCell:
 
 
 def lists(encoding: EncodedValues, collected: Sequence[Collected]) -> pa.Array:
-    """A list per entry, empty without values."""
+    """One list per entry."""
     offsets = np.zeros(len(collected) + 1, np.int32)
     np.cumsum([count for count, _ in collected], out=offsets[1:])
     values = encoding.array([data for _, data in collected])

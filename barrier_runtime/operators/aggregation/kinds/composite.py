@@ -1,5 +1,5 @@
 """An accumulator of several state columns that change together, in the order of rows.
-The columns have fixed names such as `first.has:price`: kind, part, column."""
+Column names are fixed, such as `first.has:price`: kind, part, column."""
 
 from typing import Protocol
 

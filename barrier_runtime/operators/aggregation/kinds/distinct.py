@@ -28,7 +28,7 @@ from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.row_index import IntKeys
 
 Flags = npt.NDArray[np.bool_]
-_UNUSED_BATCHES = 32  # after so many batches without use an index gives its room to another
+_UNUSED_BATCHES = 32  # an index unused for so many batches gives its room to another
 _WORD_BYTES = 8
 _GAP = bytes(_WORD_BYTES - COUNT.size)  # between two cells, so that all values are aligned
 _NONE = COUNT.pack(0)
@@ -91,8 +91,6 @@ def _found_in(cells: Sequence[bytes], words: Ints) -> Ints:
 
 
 class KnownWords:
-    """Index of the values of a cell."""
-
     __slots__ = ("_bytes", "_index")
 
     def __init__(self, cell: bytes) -> None:
@@ -120,7 +118,7 @@ class Indexes:
     cells too large together, only one has an index."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, tuple[bytes, KnownWords, int]] = OrderedDict()  # by the id of the cell
+        self._kept: OrderedDict[int, tuple[bytes, KnownWords, int]] = OrderedDict()  # by id of the cell
         self._values = 0
         self._batch = 0
 
@@ -142,7 +140,7 @@ class Indexes:
         return KnownWords(cell) if not self._kept or self._values + count <= REMEMBERED else None
 
     def keep(self, cell: bytes, known: KnownWords) -> None:
-        self._kept[id(cell)] = cell, known, self._batch  # while the cell is referenced here, its id is unique
+        self._kept[id(cell)] = cell, known, self._batch  # keeps the id unique
         self._values += len(known)
 
 

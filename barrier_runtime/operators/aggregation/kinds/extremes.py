@@ -23,13 +23,11 @@ from barrier_runtime.operators.aggregation.state_columns import (
 )
 
 _LOWEST = -(2**63)
-_FIRST_ROWS = 8  # rows of each key that are tried before the others are compared with the result
+_FIRST_ROWS = 8  # rows of each key before the others are compared with the result
 
 
 @dataclass(frozen=True)
 class Extremes:
-    """Composite (see `composite`) of the `number` largest or smallest values of `column`."""
-
     column: str
     kind: pa.DataType
     number: int

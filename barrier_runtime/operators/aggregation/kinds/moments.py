@@ -53,7 +53,7 @@ class Moments(RowByRow):
         begins = (held[0][its_group] == 0) & (np.diff(its_group, prepend=-1) != 0)
         shift[its_group[begins]] = values[begins]
         shifts = shift[its_group]
-        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are valid values here
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are valid
             apart = batch.apart(self.column, rows.order[positions], values, shifts)
             found = _welford(apart, its_group, held)
         after = {}
@@ -68,7 +68,7 @@ class Moments(RowByRow):
         ours, theirs = before[count], later[count]
         together = ours + theirs
         share = theirs / np.maximum(together, 1)
-        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are valid values here
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are valid
             apart = (later[shift] - before[shift]) + (later[mean] - before[mean])
             merged = {
                 count: together,

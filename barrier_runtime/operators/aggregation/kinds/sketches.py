@@ -55,7 +55,7 @@ def _content(cell: bytes, of: str) -> bytes:
 
 @dataclass(frozen=True)
 class DistinctSketch:
-    """Approximate number of distinct values: HLL with 4,096 registers, standard error 1.6 %."""
+    """HLL with 4,096 registers: standard error 1.6 %."""
 
     column: str
     encoding: EncodedValues

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from barrier_runtime.operators.base import OperatorContext
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-_SLICE = 16_384  # windows of a turn by the wall clock
+_SLICE = 16_384  # windows of a turn
 
 
 class Changed:
@@ -23,7 +23,7 @@ class Changed:
 
     @property
     def is_used(self) -> bool:
-        """True if there were marks since the last `clear`."""
+        """Returns whether there were marks since the last `clear`."""
         return len(self._marks) > 0
 
     def row_ids(self, first: int = 0) -> Ints:

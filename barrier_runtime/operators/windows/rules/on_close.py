@@ -125,14 +125,13 @@ class OnClose:
         self.is_kept = windows.operator.lateness_ms > 0  # windows that are over are kept
 
     def columns(self) -> Mapping[str, tuple[str, Any]]:
-        """State columns besides those of the aggregates."""
         return {FIRINGS: ("int64", 0)} if self.is_kept else {}
 
     def restored(self) -> None:
         """Called after the table is open."""
 
     def were_over(self, row_ids: Ints) -> Bools:
-        """Which windows, kept for late rows, were emitted when they were over."""
+        """Returns which windows, kept for late rows, were emitted when they were over."""
         over: Bools = self.windows.table.columns[FIRINGS][row_ids] > 0
         return over
 

@@ -267,7 +267,6 @@ class OwnRule(EveryRows):
         )
 
     def _keep(self, asked: Mapping[int, TriggerWindow]) -> None:
-        """Writes the trigger's numbers of these windows into state."""
         row_ids = np.fromiter(asked, np.int64, len(asked))
         for name in self._trigger.state:
             self.windows.table.columns[_STATE + name][row_ids] = [window.state[name] for window in asked.values()]

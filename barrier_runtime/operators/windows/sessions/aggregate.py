@@ -2,9 +2,8 @@
 
 A session is over, emitted and removed when the watermark reaches its end: last time + gap. Until then a row in time may
 touch the session, so results of rows in time do not depend on the watermarks between them. (Flink fires a millisecond
-earlier; there the watermark decides whether a row exactly `gap` after the last row joins the session.) A row behind the
-watermark that touches an open session belongs to it; otherwise the row is late if a session of this row alone would be
-over.
+earlier.) A row behind the watermark that touches an open session belongs to it; otherwise the row is late if a session
+of this row alone would be over.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -289,8 +289,8 @@ class _OneByOne:
         self._done = done
         self._gap_ms = gap_ms
         self._count = len(done.sessions)
-        self._keys: list[int] = []  # of sessions begun here
-        self._spans: dict[int, tuple[int, int]] = {}  # of all sessions seen here
+        self._keys: list[int] = []  # begun here
+        self._spans: dict[int, tuple[int, int]] = {}  # seen here
         self._merges: list[tuple[int, int, int]] = []
 
     def take(

@@ -39,8 +39,8 @@ from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 # state columns
-_TOLD = "told"  # rows in the last result
-_TOLD_LAST = "told_last"  # last time in the last result
+_TOLD = "told"  # in the last result
+_TOLD_LAST = "told_last"  # in the last result
 _OVER = "over"  # 1: emitted when over, without rows since
 
 _FEW = 256  # rows examined together after a row that was taken exactly

@@ -32,7 +32,7 @@ from barrier_runtime.operators.windows.whole.window_rows import CHUNKS, TAIL, Wi
 from barrier_runtime.state.columns.wide_columns import EMPTY, WIDE
 from barrier_runtime.state.errors import InvalidJob
 
-ONE_KEY = "__all_rows__"  # the column
+ONE_KEY = "__all_rows__"
 
 
 class OneKeyOperator(Operator):
@@ -65,11 +65,11 @@ def _without(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 _AT_ONCE = 16  # windows between two looks at the clock
 _SMALL_AT_ONCE = 128  # the same for windows that are read together
-_MAX_ROWS = 65_536  # of an emitted batch
+_MAX_ROWS = 65_536
 _ROWS_OF_ARROW = (pa.Table, pa.RecordBatch)
 _ONE_RESULT = (dict, *_ROWS_OF_ARROW, Mapping)
 StateKey: TypeAlias = tuple[Any, ...]  # the keys, and the start of the window
-Part: TypeAlias = pa.RecordBatch | list[Row]  # of results
+Part: TypeAlias = pa.RecordBatch | list[Row]
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
@@ -157,7 +157,6 @@ class HeldWindows(Windows):
         raise NotImplementedError
 
     def _add_small(self, row_ids: Ints, state_keys: list[StateKey], results: "Results") -> None:
-        """Adds the results of windows whose rows are in memory."""
         raise NotImplementedError
 
     def _results_of(self, row_id: int, state_key: StateKey) -> Iterator[Part]:
@@ -175,7 +174,7 @@ class Applied:
     function: Callable[[Any, TimeWindow, Any], Any]
     output: pa.Schema  # of the function's results
     batches: bool = False  # the function gets an iterator of record batches instead of a table
-    on_error: OnError | Retry = "fail"  # treatment of windows for which the function raises
+    on_error: OnError | Retry = "fail"  # if the function raises
     holds_rows = True
 
     @property
@@ -259,7 +258,7 @@ class AppliedWindows(HeldWindows):
         return list(self._results_for(key, window, given))
 
     def _failed_window(self, failures: Failures, error: Exception, row_id: int, state_key: StateKey) -> None:
-        """Records a failed window, which emits nothing: only the number of rows, which may exceed memory."""
+        """Records a failed window, which emits nothing. Its rows may exceed memory, so only their number is kept."""
         *keys, start_ms = state_key
         end_ms, told = self.window.last_ms(start_ms) + 1, dict[str, Any]({"rows": self._held_rows.count_of(row_id)})
         if self.window.bounded:

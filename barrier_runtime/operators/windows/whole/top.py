@@ -67,7 +67,6 @@ class TopWindows(HeldWindows):
         results.add(self._told(rows, np.array(starts), counts), starts, counts.tolist())
 
     def _told(self, rows: pa.RecordBatch, starts: Ints, counts: Ints) -> pa.RecordBatch:
-        """Rows of consecutive windows in the form of the output."""
         ranks = pa.array(np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) + 1)
         beside = [ranks]
         if self._adds_span:
@@ -130,5 +129,4 @@ class _TopRows(WindowRows):
 
 
 def top_schema(schema: pa.Schema, adds_span: bool) -> pa.Schema:
-    """The input's columns, `window_start` and `window_end` if the step adds them, and `rank`."""
     return pa.schema([*schema, *(SPAN if adds_span else ()), pa.field(RANK, pa.int64())])

@@ -26,11 +26,11 @@ from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.columns.wide_columns import EMPTY, lengths
 from barrier_runtime.state.errors import Corrupt
 
-HELD_ROWS = "rows"  # the state with the chunks
-CHUNKS = "chunks"  # state columns of the window's entry
+HELD_ROWS = "rows"  # state of the chunks
+CHUNKS = "chunks"  # columns of the window's entry
 TAIL = "tail"
-TAIL_BYTES = 1 << 10  # at most
-CHUNK_BYTES = 1 << 18  # approximate size up to which chunks grow
+TAIL_BYTES = 1 << 10
+CHUNK_BYTES = 1 << 18  # approximate
 _FIELDS = 3  # first time, last time, rows
 
 Ints: TypeAlias = npt.NDArray[np.int64]
