@@ -91,6 +91,7 @@ class KeyedState:
         vars(instance)[self._name] = value
 
     def assigned(self, value: object) -> InvalidJob:
+        """Error of `self.state = value`, with the remedy."""
         kind = next(each.__name__ for each in type(self).__mro__ if not each.__name__.startswith("_"))
         return InvalidJob(
             f"{short(value)} is assigned to {self._said}, which is {with_article(kind)}: "
