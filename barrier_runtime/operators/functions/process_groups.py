@@ -87,6 +87,7 @@ class BatchKeys:
 
     @property
     def forgotten(self) -> Ints:
+        """Numbers of the keys to forget, each once."""
         return distinct_ints(np.concatenate([*self._forgotten, np.empty(0, np.int64)])).astype(np.int64)
 
 

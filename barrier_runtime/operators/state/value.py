@@ -144,6 +144,7 @@ class ValueState(KeyedState, Generic[T]):
         return bound
 
     def decoder(self, where: str) -> Callable[[bytes], T]:
+        """Returns bytes -> value."""
         return self._type.decoder(where, self.declared())
 
     def _check_scalar(self, value: Any) -> None:
