@@ -75,7 +75,7 @@ class World:
         return committable
 
     def commit(self, *numbers: int, part: str = "a", sink: Any = None) -> bytes:
-        """Commits a checkpoint of these rows at once."""
+        """Commits a checkpoint of these rows, with a single call."""
         sink = sink or self.sink
         committable = self.staged(sink, numbers, part)
         sink.commit_globally(self.checkpoint, [committable])

@@ -101,7 +101,7 @@ def test_rows_between_two_barriers_all_see_the_rules_before_the_first_barrier(
     phases: list[tuple[int, int]], runs: list[tuple[int, int, int]], rng: random.Random
 ) -> None:
     """Barrier n follows phase n - 1. Each run begins at a decided barrier and crashes a given number of elements after
-    a later move; the interleaving decides between which moves. The last run reads to the end.
+    a later barrier; the interleaving decides between which moves. The last run reads to the end.
     """
     firsts = [0, *itertools.accumulate(count for count, _ in phases)]  # rules before each phase
     numbered = [list(range(firsts[at] + 1, firsts[at + 1] + 1)) for at in range(len(phases))]
