@@ -63,4 +63,4 @@ class RoomOfCarrier(Protocol):
         ...
 
     def complete(self) -> None:
-        """No slot is missing: earlier troubles do not explain why a slot is missing later."""
+        """No slot is missing: earlier troubles do not explain a later loss."""

@@ -37,7 +37,7 @@ class _Running:
 
 
 class ProcessCarrier:
-    """Carrier in processes of this machine. `close` kills those that still run."""
+    """`close` kills the processes that still run."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class ProcessCarrier:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {}  # processes inherit the program's environment
+        return {}
 
     def close(self) -> None:
         with self._lock:

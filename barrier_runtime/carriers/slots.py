@@ -1,9 +1,8 @@
 """All slots of a job: carried by Spark or by processes, started again while the coordinator wants them.
 
 A carrier replaces a single dead slot. This file submits the slots, kills a slot that the coordinator has given up, and
-submits again if a whole submission failed while the coordinator still wants its slots. The first submission has all
-slots that the program starts with. Each slot that is added later has a submission of its own (`AllSlots`), so that the
-program knows whether the slot still runs. When a slot leaves, the submission ends, and a core is free.
+submits again if a whole submission failed. The first submission has all slots that the program starts with. A slot that
+is added later has a submission of its own, so that the program knows whether the slot still runs.
 """
 
 import threading
@@ -22,10 +21,7 @@ _QUIET_S = 60.0  # a submission that lived this long resets the back-off
 
 
 class Submission:
-    """Slots that are submitted together.
-
-    `wanted()` returns the slots that the coordinator still wants, before a failed submission is repeated.
-    """
+    """`wanted()` returns the slots that the coordinator still wants, before a failed submission is repeated."""
 
     def __init__(
         self,
@@ -108,7 +104,7 @@ class AllSlots:
         self._carried_by: dict[_Place, Submission] = {(settings.program, slot): self._first for slot in slots}
         self._standbys: StandbysWanted | None = None  # from the same status
         self._asked = ""  # the last request for standbys,
-        self._awaited: set[_Place] = set()  # and its slots that have not been started yet
+        self._awaited: set[_Place] = set()  # its slots that have not been started yet
         self._joined: set[Submission] = set()  # their slot has belonged to the job, so it leaves without a request
         self._started = 0
 
@@ -117,11 +113,9 @@ class AllSlots:
 
     @property
     def group(self) -> str:
-        """Prefix of the groups of this job's submissions."""
         return _group(next(iter(self._programs.values())))
 
     def learn(self, program: str, graph: bytes) -> None:
-        """Adds a program that the job may continue with."""
         first = self._programs[next(iter(self._programs))]
         self._programs.setdefault(program, replace(first, graph=graph, program=program))
 
@@ -135,7 +129,7 @@ class AllSlots:
     ) -> None:
         """Follows a leading coordinator, whose job has `parallelism` slots of `program` and needs `standbys`.
 
-        `missing`: slots of the job that are not connected. `away`: the missing slots that the carrier does not replace,
+        `missing`: slots of the job that are not connected. `away`: missing slots that the carrier does not replace,
         such as those of a lost host, whose loss Spark notices late.
         """
         self._program, self._parallelism, self._standbys = program, parallelism, standbys
@@ -187,7 +181,6 @@ class AllSlots:
 
     @property
     def submissions(self) -> int:
-        """Number of attempts of the submission that has failed."""
         return next((each.submissions for each in self._all if each.last_failure), self._first.submissions)
 
     def join(self, timeout_s: float) -> bool:

@@ -20,12 +20,12 @@ log = logging.getLogger("barrier_runtime.job")
 
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 1.0  # also the longest pause between two attempts
-_LEAVE_S = 10.0  # of a call that still runs after the end of the job
+_LEAVE_S = 10.0  # after the end of the job
 _Result = TypeVar("_Result")
 
 
 class BatchFunctions:
-    """A context manager that stops the threads at the end."""
+    """Calls batch functions in threads; the end of the context stops these."""
 
     def __init__(self, plan: Plan, store: ObjectStore, make_frame: MakeFrame) -> None:
         self.trouble: Exception | None = None  # why a function is no longer called
@@ -46,7 +46,7 @@ class BatchFunctions:
         ]
 
     def start(self, on_trouble: Callable[[], None]) -> None:
-        """Starts the threads. `on_trouble` is called by a thread whose function has failed for good."""
+        """`on_trouble` is called by a thread whose function has failed for good."""
         self._on_trouble = on_trouble
         for thread in self._threads:
             thread.start()

@@ -1,7 +1,4 @@
-"""Coordinator of a job with slots in other processes: a child process or running daemons.
-
-The address is chosen from options and Spark's settings, before anything starts.
-"""
+"""Coordinator of a job with slots in other processes: a child process or running daemons."""
 
 import contextlib
 import logging
@@ -151,7 +148,7 @@ log = logging.getLogger("barrier_runtime.job")
 
 
 def check_addresses(options: JobOptions) -> None:
-    """Raises `InvalidJob`, before anything starts, for addresses that the executors cannot connect to."""
+    """Raises `InvalidJob` for addresses that the executors cannot connect to."""
     master = options.master if options.spark is None else options.spark.sparkContext.master
     if options.coordinator is None:
         check_before_session(options, master)
@@ -210,7 +207,7 @@ class CoordinatorOfJob:
         return self.client.submit(self._spec, open_store(self._options.checkpoints).url)
 
     def control_addresses(self) -> tuple[tuple[str, int], ...]:
-        """Control addresses of daemons: first the daemon that accepted the job, then others that answer."""
+        """First the daemon that accepted the job, then others that answer."""
         first = (self.submitted.control_host, self.submitted.control_port)
         if not isinstance(self.client, FailoverClient):
             return (first,)
@@ -224,7 +221,7 @@ class CoordinatorOfJob:
         return tuple(dict.fromkeys([first, *others]))
 
     def status(self) -> JobStatus | None:
-        """Status of the job; None while the coordinator restarts. Raises if the coordinator is lost or refuses."""
+        """None while the coordinator restarts. Raises if the coordinator is lost or refuses."""
         return self.next_status(None, 0.0)
 
     def next_status(self, last: JobStatus | None, wait_s: float) -> JobStatus | None:

@@ -1,6 +1,6 @@
 """Display of a run: progress lines, a notebook widget, rows as a table.
 
-A death is reported once: with the length of the recovery, or after 5 s without recovery.
+A death is reported once: with the length of the recovery, or after 5 s.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _NAME = 12  # characters of a sink's name, on terminals of any width
 
 
 class ConditionLog:
-    """Logs troubles of a job for a program whose user does not read the coordinator's log: changes, and each minute."""
+    """Logs changes of troubles, and each minute, for a user who does not read the coordinator's log."""
 
     def __init__(self) -> None:
         self._condition = ""
@@ -50,11 +50,11 @@ class ConditionLog:
 
 
 class Follower:
-    """Turns statuses into lines. `happened` returns each line about deaths and takeovers once."""
+    """`happened` returns each line about deaths and takeovers once."""
 
     def __init__(self) -> None:
         self._ran = False  # earlier deaths are not reported
-        self._told: set[int] = set()  # generations whose recovery has been reported to the end
+        self._told: set[int] = set()  # generations reported to the end
         self._hanging: set[int] = set()  # generations reported as lasting
         self._takeovers = 0
         self._differing: set[int] = set()  # slots with another build that were logged
@@ -117,7 +117,7 @@ class Follower:
         ]
 
     def _rows_per_s(self, status: JobStatus) -> float | None:
-        """Rows per second of all sources, over at least 0.5 s; None if not known yet."""
+        """Over at least 0.5 s; None if not known yet."""
         if self._at is None or status.records < self._at[1]:
             self._at, self._rate = (status.at_ms, status.records), None
         passed_s = (status.at_ms - self._at[0]) / 1000
@@ -162,7 +162,6 @@ def _in_words(status: JobStatus, sink: str) -> str:
 
 
 def _in_brief(status: JobStatus, sink: str) -> str:
-    """Parts of a short line. Latencies are processed/visible."""
     upto, failing, latencies = _of_sink(status, sink)
     parts = [] if upto is None else [f"checkpoint {upto}"]
     if failing:
@@ -230,7 +229,7 @@ class _Plain:
     def __call__(self, status: JobStatus) -> None:
         lines = self._follower.happened(status)
         now_s = time.monotonic()
-        progress = self._follower.lines(status)  # for each status, because the call measures rates
+        progress = self._follower.lines(status)  # the call measures rates
         if now_s - self._told_s >= self._every_s:
             self._told_s = now_s
             lines += progress

@@ -26,8 +26,8 @@ _LONGEST_S = 86_400
 def first_rows(plan: Plan, stream: Input, rows: int, within_s: float | None = None) -> pa.Table:
     """Returns at most `rows` rows that `stream` produces within `within_s` seconds.
 
-    The steps before the stream run in this process with a single subtask, without sinks and checkpoints. Raises the
-    errors of a failed job.
+    The steps before the stream run with a single subtask, without sinks and checkpoints. Raises the errors of a failed
+    job.
     """
     if not isinstance(rows, int) or rows < 1:
         raise InvalidJob(f"show: {rows!r} rows: give a whole number from 1 on")

@@ -1,7 +1,7 @@
 """Handle of a job whose slots are processes of their own: coordinator, slots, and a thread that watches these.
 
 While the coordinator wants the job, dead parts are started again: the coordinator's process by a supervisor, a single
-slot by the carrier, all slots by `AllSlots`. When the program ends, nothing stays behind.
+slot by the carrier, all slots by `AllSlots`.
 """
 
 import contextlib
@@ -166,11 +166,11 @@ class JobHandle(Steered):
     ) -> SavepointTaken | None:
         """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now"). Waits for the end.
 
-        `wait=False` returns at once. Raises as `wait` does.
-        `savepoint`: a folder or URL. The job ends with a savepoint there, which is returned when the job has ended
-        and everything is committed. If the savepoint cannot be written, the job continues and `SavepointFailed` is
-        raised. `drain`: sources end first, so windows and timers fire as at the end of all input, and their rows are
-        committed; for a job that will not continue. A drained job ends even if its savepoint cannot be written."""
+        `wait=False` returns at once. Raises as `wait` does. `savepoint`: a folder or URL of a last savepoint, which is
+        returned when the job has ended and everything is committed. If the savepoint cannot be written, the job
+        continues and `SavepointFailed` is raised. `drain`: sources end first, so windows and timers fire as at the end
+        of all input; for a job that will not continue. A drained job ends even if its savepoint cannot be written.
+        """
         how = how_to_stop(mode, drain, savepoint)
         asked = None if savepoint is None else savepoint_asked(savepoint)
         self._stop_told = self._last.leader if self._last is not None else ""
@@ -255,7 +255,6 @@ class JobHandle(Steered):
             self.close()
 
     def _function_failed(self) -> None:
-        """Ends the waiting of `wait`, which raises the error; the slots end when the handle is closed."""
         self._ended.set()
 
     # ------------------------------------------------------------ for requests
@@ -281,7 +280,7 @@ class JobHandle(Steered):
         self._ended.set()
 
     def _follow(self) -> None:
-        """Does the coordinator's requests to the carrier until the job ends. Raises when that is no longer possible."""
+        """Does the coordinator's requests to the carrier until the job ends, or raises."""
         killed: set[int] = set()
         status: JobStatus | None = None
         while not self._ended.is_set():
@@ -316,7 +315,7 @@ class JobHandle(Steered):
             log.warning("%s", line)
 
     def _look_for_room(self, status: JobStatus) -> None:
-        """Reports holders of cores that missing slots need to the coordinator, for `why` and the page."""
+        """For `why` and the page."""
         now_s = time.monotonic()
         if not status.missing_slots or status.outcome is not None:
             self._room_s = now_s
@@ -340,7 +339,6 @@ class JobHandle(Steered):
                 self._stop_told = status.leader
 
     def _view_of_carrier(self) -> str:
-        """Describes cores and the last failure of the carrier, for slots that did not register."""
         view = self._carrier.described(self._options.parallelism)
         failed, times = self._slots.last_failure, self._slots.submissions
         return f"{view}\nthe slots were submitted {times} time(s), the last failure:\n{failed}" if failed else view

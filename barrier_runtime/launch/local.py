@@ -172,10 +172,7 @@ class Termination:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     async def watched(self, job: Coroutine[Any, Any, JobStatus]) -> JobStatus:
-        """Runs `job` with a handler on the loop, which cancels the job.
-
-        A handler that raises could raise in any task, and the task might handle the exception.
-        """
+        """Runs `job` with a handler that cancels: a handler that raises could raise in any task."""
         if not (self._ours and _in_main_thread()):
             return await job
         loop, running = asyncio.get_running_loop(), asyncio.current_task()
@@ -297,7 +294,7 @@ async def run_graph(
         await asyncio.wait(
             [running, standing_by, *(loop.create_task(slot.closed()) for slot in slots)], timeout=_LEAVE_S
         )
-        # An unfinished write would create files in folders while they are removed.
+        # An unfinished write would create files while folders are removed.
         await asyncio.wait([loop.create_task(runner.quiet())], timeout=_LEAVE_S)
         await asyncio.to_thread(
             workers.drain, _LEAVE_S

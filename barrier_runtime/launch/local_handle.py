@@ -69,7 +69,7 @@ class LocalJobHandle(Steered):
         self._thread = threading.Thread(
             target=self._run, args=(plan, options), name=f"barrier-{plan.name}", daemon=True
         )
-        self._forget = at_end(self._end)  # before the thread starts, so that a job that ends at once is forgotten
+        self._forget = at_end(self._end)  # before the thread starts: a job that ends at once is forgotten
         self._thread.start()
 
     @property
@@ -208,7 +208,7 @@ class LocalJobHandle(Steered):
                 self._running = None
 
     def _ask(self, of: Callable[[JobRunner], _T]) -> _T | None:
-        """Calls `of` on the job's loop; None if the job has ended, or ends before the loop answers."""
+        """Calls `of` on the job's loop; None if the job ends before the answer."""
         with self._lock:
             if self._running is None:
                 return None
@@ -285,5 +285,5 @@ class LocalRequests:
         return self._served
 
 
-_ASKED_S = 30.0  # for an answer of the job's loop, which users' functions may keep busy
-_AT_ONCE_S = 10.0  # for the end of a job that stops at once while the program ends
+_ASKED_S = 30.0  # users' functions may keep the job's loop busy
+_AT_ONCE_S = 10.0  # for a job that stops at once while the program ends

@@ -14,8 +14,6 @@ from barrier_runtime.runtime.slot import Slot
 
 
 class LocalMesh:
-    """All channels between the slots of a process, by identity."""
-
     def __init__(self) -> None:
         self._channels: dict[ChannelId, asyncio.Future[InputChannel]] = {}
 
@@ -37,8 +35,6 @@ class LocalMesh:
 
 
 class LocalDataPlane:
-    """`DataPlane` of a slot in a `LocalMesh`."""
-
     def __init__(self, mesh: LocalMesh, output: type[LocalOutput] = LocalOutput) -> None:
         self._mesh = mesh
         self._output = output

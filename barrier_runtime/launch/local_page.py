@@ -42,7 +42,7 @@ async def with_page(
     ui: bool,
     serves: Callable[[CoordinatorClient], None] = _nobody,
 ) -> T:
-    """Runs the job of `runner`, with the page if `ui`. `serves` receives a client of the page's server."""
+    """`serves` receives a client of the page's server."""
     if not ui:
         return await run()
     async with page_of(runner, store) as client:
@@ -53,10 +53,7 @@ async def with_page(
 
 @asynccontextmanager
 async def page_of(runner: JobRunner, store: ObjectStore) -> AsyncIterator[CoordinatorClient]:
-    """Serves the page of the job that `runner` leads, and yields a client.
-
-    Raises `InvalidJob` if the packages of `[coordinator]` are missing.
-    """
+    """Yields a client. Raises `InvalidJob` if the packages of `[coordinator]` are missing."""
     try:
         from barrier_runtime.coordinator.server.daemon import rest_server
         from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress

@@ -32,7 +32,7 @@ def start(plan: Plan, options: JobOptions) -> JobHandle:
     job = PreparedJob(plan, options)
     check_addresses(options)
     check_travels(job.graph)
-    local_root(options.run_id)  # refuses an untrusted folder here rather than in the slots
+    local_root(options.run_id)  # refuses an untrusted folder here, not in the slots
     store = shared_store(options.checkpoints)
     job.prove(store)
     spark, own_session = options.spark, options.spark is None

@@ -176,7 +176,7 @@ def is_savepoint_url(restore: str) -> bool:
 
 
 def typed(given: Mapping[str, object]) -> dict[str, Any]:
-    """Converts values to the options' types. Raises `InvalidJob` for unknown names and wrong types."""
+    """Raises `InvalidJob` for unknown names and wrong types."""
     unknown = sorted(set(given) - OPTIONS.keys())
     if unknown:
         meant = difflib.get_close_matches(unknown[0], OPTIONS, 1)
@@ -203,7 +203,7 @@ def refuse_for_spark(
 
 
 def is_usable_locally(name: str, *, apart: bool) -> bool:
-    """True if a local run uses the option. Unknown names are refused later. `apart`: see `refuse_for_spark`."""
+    """Unknown names are refused later. `apart`: see `refuse_for_spark`."""
     where = OPTIONS[name].where if name in OPTIONS else "everywhere"
     return where == "everywhere" or (apart and where == "apart")
 
@@ -217,7 +217,7 @@ def usable_locally(of_flow: Mapping[str, object], *, apart: bool = False) -> dic
 
 
 def _typed(option: Option, value: object) -> Any:
-    """Converts `value` to the option's type; paths become text, and a checkpoint may be a number."""
+    """Paths become text, and a checkpoint may be a number."""
     if "PathLike" in option.also and isinstance(value, os.PathLike):
         value = os.fspath(value)
     if option.also == "timedelta" and isinstance(value, datetime.timedelta):
@@ -292,7 +292,7 @@ _FIXED_DELAY_S = 1.0
 
 
 def restart_options(options: OptionValues) -> RestartOptions:
-    """Restart options of the coordinator. Raises `InvalidJob` for contradicting values."""
+    """Raises `InvalidJob` for contradicting values."""
     exponential = options.restart == "exponential_delay"
     delay_s = options.restart_delay
     if delay_s is None:
@@ -366,7 +366,7 @@ def _text(option: Option, value: Any, options: JobOptions) -> str:
 
 
 def shared_store(url: str) -> ObjectStore:
-    """Opens the store of a job on Spark. Raises `InvalidJob` for a store that other processes cannot read."""
+    """Raises `InvalidJob` for a store that other processes cannot read."""
     if url.startswith("memory://"):
         raise InvalidJob(
             f"checkpoints={shown(url)!r} is the memory of one process, a Spark job runs in several: "
@@ -378,6 +378,6 @@ def shared_store(url: str) -> ObjectStore:
 def url_for_slots(url: str) -> str:
     """URL of the same place for processes with another working directory.
 
-    S3 URLs stay as given, with the endpoint that they may name.
+    S3 URLs stay as given: without the endpoint that they may name, slots would write to another S3.
     """
     return url if url.startswith(("s3://", "s3a://")) else open_store(url).url

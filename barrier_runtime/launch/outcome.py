@@ -1,8 +1,8 @@
 """Outcome of a call for a user's program: a job's result, or an error without our frames.
 
 The dozen frames between the user's call and the raising line do not help users, so `plain_errors` removes them (the
-logger `barrier_runtime` shows them at level DEBUG). Protocol violations and corrupt files keep their frames: they need
-a look at our code. `__cause__` is the user's own exception, if any, with the traceback from the user's first frame on.
+logger `barrier_runtime` shows them at level DEBUG), except from protocol violations and corrupt files. `__cause__` is
+the user's own exception, if any, with the traceback from the user's first frame on.
 """
 
 import functools
@@ -30,7 +30,7 @@ from barrier_runtime.state.errors import (
     is_internal,
 )
 
-_ENOUGH = 300  # characters that distinguish an error; long errors are shortened on their way
+_ENOUGH = 300  # long errors are shortened on their way
 
 
 class JobFailed(BarrierRuntimeError):
@@ -81,8 +81,6 @@ class JobResult:
 
 
 class HasPage(Protocol):
-    """Client of a coordinator."""
-
     @property
     def url(self) -> str: ...
 
@@ -113,7 +111,7 @@ def interruption_told(job: str, goes_on: bool) -> Iterator[None]:
 
 
 def how_to_stop(mode: str, drain: bool, savepoint: str | None = None) -> Literal["checkpoint", "drain", "now"]:
-    """Kind of stop to request. Raises `InvalidJob` for contradicting arguments."""
+    """Raises `InvalidJob` for contradicting arguments."""
     if mode not in ("checkpoint", "now"):
         raise InvalidJob(
             f"stop: mode={mode!r}: use 'checkpoint' (after a last one) or 'now'; drain=True ends the sources first"
@@ -189,7 +187,7 @@ def plainly(method: F) -> F:
 
 
 def _wrong_call(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> WrongCall | None:
-    """Error for arguments that do not fit the signature; None if the TypeError came from inside."""
+    """None if the TypeError came from inside."""
     signature = inspect.signature(method)
     try:
         signature.bind(*arguments, **keywords)

@@ -80,7 +80,7 @@ class PreparedJob:
         commit_removed_sinks(self.graph, store, self._options)
 
     def begin_with_savepoint(self, store: ObjectStore) -> None:
-        """If `restore=` names a savepoint, makes the savepoint the job's newest checkpoint, once."""
+        """Makes the savepoint of `restore=`, if any, the job's newest checkpoint, once."""
         options = self._options
         if is_savepoint_url(options.restore):
             done = begin_with_savepoint(
@@ -124,7 +124,7 @@ class PreparedJob:
 
 
 def _replay_begins(plan: Plan, options: JobOptions) -> str:
-    """Beginning of the command that replays rows of this job; empty without lasting checkpoints."""
+    """Empty without lasting checkpoints."""
     if options.checkpoints is None:
         return ""
     program, url = shlex.quote(program_of(plan)), shlex.quote(shown(options.checkpoints))
@@ -132,7 +132,7 @@ def _replay_begins(plan: Plan, options: JobOptions) -> str:
 
 
 def program_of(plan: Plan) -> str:
-    """File and flow for the command line; "app.py:flow" if unknown."""
+    """ "app.py:flow" if unknown."""
     if plan.program:
         return plan.program
     main = sys.modules.get("__main__")
@@ -143,10 +143,9 @@ def program_of(plan: Plan) -> str:
 
 
 def patient_listing(options: JobOptions) -> ListSplits:
-    """Listing of splits for `compile_plan`.
+    """While a server does not answer, the driver waits as long as the restart strategy allows, as slots do.
 
-    While a server does not answer, the driver waits as long as the restart strategy allows, as slots do
-    (`coordinator.checkpoints.failures`); then the last `Unavailable` is raised.
+    Then the last `Unavailable` is raised. See `coordinator.checkpoints.failures`.
     """
     wait_limit_ms = RestartPolicy(restart_options(options)).wait_limit_ms
     allowed = "sets no end" if wait_limit_ms is None else f"allows {wait_limit_ms / 1000:g} s"
@@ -300,13 +299,14 @@ def _page(
 
 
 def check_splits(restored: Mapping[str, RestoredSource], sources: Sequence[SourceSpec]) -> None:
+    """Raises `InvalidJob` if the splits of a source do not allow to continue from `restored`."""
     for spec in sources:
         if spec.name in restored:
             check_none_lost(spec.source, spec.splits, restored[spec.name], f"source {spec.name!r}")
 
 
 def restored_sources(store: ObjectStore, manifest: Manifest) -> Mapping[str, RestoredSource]:
-    """Restored sources by name, each as if a single subtask continued all splits."""
+    """Sources by name, each as if a single subtask continued all splits."""
     having: dict[str, list[OperatorSnapshot]] = {}
     for snapshot in _having(store, manifest, SPLITS_VALUE):
         having.setdefault(snapshot.operator, []).append(snapshot)
@@ -317,7 +317,7 @@ def restored_sources(store: ObjectStore, manifest: Manifest) -> Mapping[str, Res
 
 
 def _sources(sources: Mapping[str, RestoredSource], specs: Mapping[str, SourceSpec]) -> Iterator[str]:
-    """Lines about each source: rows read, and rows left if the source can measure them."""
+    """Rows read, and rows left if the source can measure them."""
     for source, restored in sources.items():
         read = restored.done_rows + sum(each.rows for each in restored.splits.values())
         reached = max([restored.done_ms, *(each.greatest_ms for each in restored.splits.values() if each.rows)])
@@ -346,7 +346,7 @@ def _left(spec: SourceSpec | None, restored: RestoredSource) -> str:
 
 
 def _transactions(store: ObjectStore, manifest: Manifest) -> tuple[str, ...]:
-    """Lines about transactions that are to be committed. A savepoint has none."""
+    """A savepoint has none."""
     found: dict[str, list[int]] = {}
     for each in _having(store, manifest, PENDING_VALUE):
         where = f"sink {each.operator!r}, subtask {each.subtask}"

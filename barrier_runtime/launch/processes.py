@@ -1,8 +1,8 @@
 """Jobs with slots in processes of this machine, without Spark: the program of a job, and the command `slot`.
 
-`run` and `start` begin a job. `join` adds slots of this machine to a job that another program runs. The program is a
-file on this machine, too, so no code crosses the network; storage, secret and the newest description of the job are
-found through the coordinator and the job's log.
+`join` adds slots of this machine to a job that another program runs. The program is a file on this machine, too, so no
+code crosses the network; storage, secret and the newest description of the job are found through the coordinator and
+the job's log.
 """
 
 import signal
@@ -160,7 +160,6 @@ def _settings(
 
 
 def _described(storage: str, status: JobStatus) -> JobSpec:
-    """Description of the run, from the job's log."""
     view = read_log(open_store(storage), Paths(status.job), completes=1, restore=None, run_id=status.run_id)
     if view.fence is None or not isinstance(view.fence.record, Fence) or view.fence.record.spec.run_id != status.run_id:
         raise Unavailable(f"job {status.job} is starting: its log does not describe this run yet; try again")

@@ -1,9 +1,9 @@
 """Requests to the coordinator of a running job: a savepoint, another number of slots, another program.
 
 A restarted coordinator does not know earlier requests, so the waiting program repeats a request, by id, to each new
-leader. A command that replaces the program names a file, and the program that runs the job loads that file in a
-separate process (`tools.load_program`): no code crosses the network except in Spark's closures, the new process has
-none of the old program's modules, and a failure to load is an answer.
+leader. A command that replaces the program names a file, which the program that runs the job loads in a separate
+process (`tools.load_program`): no code crosses the network except in Spark's closures, and the new process has none of
+the old program's modules.
 """
 
 import logging
@@ -80,8 +80,8 @@ def wait_for_change(
 ) -> RescaleStatus:
     """Waits for the change `id` of a running job (number of slots, program) and returns the record.
 
-    `became`: the change, as in "it was rescaled". `stays`: what the job keeps if the change fails. `ask`, `status`: see
-    `wait_until_over`. Raises `failed` when the job continues unchanged, or has ended before.
+    `became`: the change, as in "it was rescaled". `stays`: what the job keeps if the change fails. Raises `failed` when
+    the job continues unchanged, or has ended before.
     """
 
     def over(known: JobStatus) -> RescaleStatus | None:
@@ -100,7 +100,7 @@ def wait_for_change(
 
 
 def ended_before(status: JobStatus, became: str) -> str:
-    """Message that the job ended before the request was done, with the reason unless a person ended the job."""
+    """With the reason, unless a person ended the job."""
     why = "" if status.outcome in ("finished", "cancelled") else f": {status.error or status.reason}"
     return f"job {status.job} ended ({status.outcome}) before {became}{why}"
 
@@ -128,7 +128,7 @@ class SavepointTaken:
 
 
 def savepoint_asked(url: str) -> SavepointAsked:
-    """Request for a savepoint in `url`. A path becomes absolute: the writer runs elsewhere."""
+    """A path becomes absolute: the writer runs elsewhere."""
     if not url.strip():
         raise InvalidJob("the savepoint's folder is empty: give a URL such as s3://bucket/savepoints/orders-1")
     if "://" not in url:
@@ -160,7 +160,7 @@ def wait_for_savepoint(
 ) -> SavepointTaken:
     """Waits until the savepoint is complete and, with `ends`, until the job has ended.
 
-    `ask`, `status`: see `wait_until_over`. Raises `SavepointFailed`, or `Unavailable` after `timeout` seconds.
+    Raises `SavepointFailed`, or `Unavailable` after `timeout` seconds.
     """
 
     def over(known: JobStatus) -> SavepointTaken | None:
@@ -180,7 +180,7 @@ def wait_for_savepoint(
 
 
 def savepoint_of(status: JobStatus, id: str) -> SavepointTaken | None:
-    """The savepoint `id` if complete; None if not yet. Raises `SavepointFailed`."""
+    """None if not complete yet. Raises `SavepointFailed`."""
     found = next((each for each in status.savepoints if each.id == id), None)
     if found is None or found.ended_ms is None:
         return None
@@ -221,7 +221,7 @@ def rescale_asked(parallelism: int, timeout_s: float) -> RescaleAsked:
 def wait_for_rescale(
     job: str, asked: RescaleAsked, ask: Callable[[], object], status: Callable[[], JobStatus | None]
 ) -> Rescaled:
-    """As `wait_until_over`. Raises `RescaleFailed`."""
+    """Raises `RescaleFailed`."""
 
     def stays(found: RescaleStatus) -> str:
         return f"{found.before} slots and not with {found.parallelism}"
@@ -250,14 +250,12 @@ class Replaced:
 
 
 class HasPlan(Protocol):
-    """A `Dataflow`."""
-
     plan: Plan
     options: Any
 
 
 class NewProgram(msgspec.Struct, frozen=True):
-    """A program that is to continue a job: `spec` for the coordinator, `graph` for the slots."""
+    """`spec` is for the coordinator, `graph` for the slots."""
 
     spec: JobSpec
     graph: bytes  # made by `closure.pickled`
@@ -281,7 +279,7 @@ _LOADED = msgspec.msgpack.Decoder(LoadedProgram)
 
 
 def new_program(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> NewProgram:
-    """Compiles a program for slots in other processes. Raises `InvalidJob` if it can never continue the job."""
+    """Raises `InvalidJob` if the program can never continue the job."""
     job = continuing_job(plan, of_flow, order)
     check_travels(job.graph)
     spec = msgspec.structs.replace(job.spec, fingerprint=fingerprint(job.graph, job.spec))
@@ -289,7 +287,7 @@ def new_program(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> 
 
 
 def continuing_job(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> PreparedJob:
-    """Compiles a program for the running job. Raises `InvalidJob` if it can never continue the job."""
+    """Raises `InvalidJob` if the program can never continue the job."""
     if plan.name != order.job:
         raise InvalidJob(f"the flow is called {plan.name!r}, the job {order.job!r}: give the flow the job's name")
     if has_batch_functions(plan):
@@ -326,7 +324,7 @@ def replace_asked(flow: str, timeout_s: float, *, allow_non_restored: bool = Fal
 def wait_for_replace(
     job: str, asked: ReplaceAsked, ask: Callable[[], object], status: Callable[[], JobStatus | None]
 ) -> Replaced:
-    """As `wait_until_over`. Raises `ReplaceFailed`."""
+    """Raises `ReplaceFailed`."""
 
     kept = "the program that it had"
     found = wait_for_change(job, asked.id, ReplaceFailed, "its program was replaced", lambda _: kept, ask, status)
@@ -336,8 +334,8 @@ def wait_for_replace(
 class Programs:
     """Loads requested programs, once per request id, in a separate thread, and reports the results.
 
-    `own`: file and flow that this program was started with, or "". Only this file can be loaded: a holder of the token
-    can have no other code loaded.
+    `own`: file and flow that this program was started with, or "": the only code that a holder of the token can have
+    loaded.
     """
 
     def __init__(
@@ -384,7 +382,7 @@ class Programs:
 
 
 def loaded_apart(order: LoadOrder) -> LoadedProgram:
-    """Loads a program in a separate process, whose death is an error, too."""
+    """The death of the separate process is an error, too."""
     done = subprocess.run(
         [sys.executable, "-m", _LOADER],
         input=msgspec.json.encode(order),
@@ -411,7 +409,7 @@ def _why_not_own(flow: str, own: str) -> str:
 
 
 def _absolute(flow: str) -> str:
-    """Absolute form of "app.py:flow". Links stay: a link may lead to the new release."""
+    """Links stay: a link may lead to the new release."""
     file, _, name = flow.rpartition(":")
     return f"{os.path.abspath(file)}:{name}"
 

@@ -1,7 +1,7 @@
 """Requests that the handle of every running job takes, and the last checkpoint when the program ends.
 
-`JobHandle` sends requests to a coordinator in another process, `LocalJobHandle` to a coordinator in this process. Both
-coordinators are `Requests`, so waiting, repeating and all errors are the same code.
+`JobHandle` and `LocalJobHandle` send requests to a coordinator in another process and in this process. Both are
+`Requests`, so waiting, repeating and all errors are the same code.
 """
 
 import atexit
@@ -59,7 +59,7 @@ class Requests(Protocol):
 
 @plain_errors
 class Steered(ABC):
-    """Base of handles. `_job` is the job as it was started."""
+    """`_job` is the job as it was started."""
 
     _job: PreparedJob
 
@@ -69,11 +69,11 @@ class Steered(ABC):
 
     @abstractmethod
     def _status_now(self) -> JobStatus | None:
-        """Present status; None while the coordinator restarts."""
+        """None while the coordinator restarts."""
 
     @abstractmethod
     def _learn(self, id: str, flow: HasPlan, order: LoadOrder) -> JobSpec:
-        """Compiles `flow` for the running job, and makes the program known to new slots by `id`."""
+        """Makes `flow` known to new slots of the running job by `id`."""
 
     def trigger_checkpoint(self) -> None:
         """Takes a checkpoint in addition to those of the interval."""
@@ -146,7 +146,7 @@ class Steered(ABC):
         return f"<{self.line()}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """Display in notebooks: a widget that updates itself, or the line without ipywidgets."""
+        """A widget that updates itself, or the line without ipywidgets."""
         from barrier_runtime.launch.display import live_widget
 
         widget = live_widget(self)  # type: ignore[arg-type]  # subclasses have status and stop
@@ -154,7 +154,6 @@ class Steered(ABC):
 
 
 def line_of(status: JobStatus) -> str:
-    """Condition, rows and checkpoints of a job, as a line for people."""
     checkpoints = status.checkpoints
     last = "" if checkpoints.last_completed is None else f", the last is {checkpoints.last_completed.checkpoint}"
     return (
@@ -200,7 +199,7 @@ def _end() -> None:
 def end_in_time(job: str, stop: Callable[[], object], ended: Callable[[float], bool]) -> None:
     """Stops a running job after a last checkpoint; logs a line if the job has not ended in time.
 
-    `stop` requests the end and does not wait. `ended` waits for seconds, and returns whether the job has ended.
+    `stop` requests the end without waiting. `ended` waits for seconds, and returns whether the job has ended.
     """
     if ended(0):
         return

@@ -53,7 +53,7 @@ from typing import TypeAlias
 
 from barrier_runtime.data.elements import Barrier, CancelBarrier, EndOfInput
 
-Announced: TypeAlias = Barrier | CancelBarrier | EndOfInput  # elements that alignment handles on arrival
+Announced: TypeAlias = Barrier | CancelBarrier | EndOfInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,8 @@ class InFlightComplete:
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
+    """Call `on_timeout(id)` after `delay_ms`."""
+
     id: int
     delay_ms: int
 
@@ -136,11 +138,11 @@ class Aligner:
         self._token = token
         self._aligned_only = frozenset(aligned_only)
         self._live = set(range(channels))
-        self._ends: set[int] = set()  # channels on which the end arrived
+        self._ends: set[int] = set()
         self._state: NoCheckpoint | Aligning | Recording = NoCheckpoint()
         self._overtook = 0  # the last checkpoint whose barriers were overtaken
         self._triggered: Barrier | None = None
-        self._timed = 0  # the last checkpoint whose timer was started
+        self._timed = 0
         self._timed_out = 0
         self._aborted: set[int] = set()  # ordered by the coordinator or cancelled upstream, above `done`
         self.done = 0  # highest id that was taken or aborted here
@@ -358,7 +360,7 @@ class Aligner:
     def _taken(
         self, state: Aligning, barrier: Barrier, recorded: tuple[int, ...], now_ms: float
     ) -> list[AlignmentEffect]:
-        """Takes the snapshot. `barrier` is as sent to the outputs."""
+        """`barrier` is as sent to the outputs."""
         unblock = self._ended(state)
         snapshot = TakeSnapshot(
             barrier,

@@ -8,8 +8,6 @@ from barrier_runtime.runtime.aligner import Aborted, AlignmentEffect, Announced,
 
 
 class BarrierTracker:
-    """Counts barriers over `channels` input channels of generation `token`."""
-
     _MOST_PENDING = 50  # bounds memory; older checkpoints are aborted first
 
     def __init__(self, channels: int, token: int) -> None:

@@ -30,22 +30,20 @@ from barrier_runtime.state.outside_errors import must_be_mended, of_operator
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot, SnapshotTimes
 from barrier_runtime.state.snapshots.stored_values import store_values
 
-WriteInFlight: TypeAlias = Callable[[InFlightData, Callable[[], None]], tuple[InFlight, ...]]  # see `write_in_flight`
+WriteInFlight: TypeAlias = Callable[[InFlightData, Callable[[], None]], tuple[InFlight, ...]]
 _DRAIN_ENTRIES = 256  # about 0.3 ms of work per slice
 
 
 @dataclass(frozen=True)
 class ValuesStore:
-    """Store of values larger than `small_bytes`, each an object."""
-
     small_bytes: int
-    store: Callable[  # see `store_values`
+    store: Callable[
         [Mapping[str, bytes], Mapping[str, FileRef], Callable[[], None]], tuple[dict[str, bytes], dict[str, FileRef]]
     ]
 
 
 class SnapshotRun:
-    """Snapshot in progress. Call `drain_slice` between batches until it returns False."""
+    """Call `drain_slice` between batches until it returns False."""
 
     def __init__(
         self,
@@ -114,7 +112,7 @@ class SnapshotRun:
             return
         waiting = dict(self._captures)
         for name, capture in self._captures.items():
-            # the last operator stays: the snapshot must not complete within this call
+            # the snapshot must not complete within this call
             if len(waiting) > 1 and self._is_small(capture):
                 del waiting[name]
                 self._took[name] = 0.0, 0.0
@@ -199,8 +197,6 @@ def _cleaned_up(_: Any, error: BaseException | None) -> None:
 
 
 class ExecutionEvents(Protocol):
-    """Events of a generation for its slot, on the loop."""
-
     def acknowledged(
         self,
         checkpoint: int,
@@ -257,7 +253,6 @@ class Checkpointing:
         self._wake = wake
         self._cancelled = False
         self.runs: list[SnapshotRun] = []
-        # Checkpoint -> calls that inform operators of their objects.
         self._to_tell: dict[int, list[Callable[[], None]]] = {}
 
     def begin(
@@ -324,6 +319,7 @@ class Checkpointing:
         self._to_tell.pop(checkpoint, None)
 
     def tell_stored(self, completed: int) -> None:
+        """Informs operators of their objects. Raises errors of operators."""
         try:
             for tell in self._to_tell.get(completed, ()):
                 tell()
@@ -337,6 +333,7 @@ class Checkpointing:
         return [run for run in self.runs if (run.subtask, run.barrier.id) == (subtask, checkpoint)]
 
     def _new_key(self) -> str:
+        """Key of an object, never used before or again."""
         return self._res.paths.data_file(self._token, self._res.uuid, self._res.new_uuid())
 
     def _store_values(

@@ -25,8 +25,8 @@ from barrier_runtime.state.snapshots.stored_values import with_values
 class GenerationExecutors:
     """Executors of a generation.
 
-    Every operator and source has an unhurried executor for work that may take for ever, such as commits, and another
-    for snapshots. Every chain has an executor for rows in flight. Operators that are opened again get new executors.
+    Every operator and source has an unhurried executor, for work that may take for ever such as commits, and another
+    for snapshots; every chain has an executor for rows in flight. Operators that are opened again get new executors.
     """
 
     def __init__(self, workers: WorkerPool, on_error: Callable[[Exception], None]) -> None:
@@ -119,7 +119,7 @@ class OperatorContexts:
         self._wake_from_thread = wake_from_thread
 
     def make(self, chain: int, operator: str, restored: tuple[OperatorSnapshot, ...]) -> OperatorContext:
-        """Creates a context, on a worker thread. `restored`: snapshots of all operators."""
+        """Runs on a worker thread. `restored`: snapshots of all operators."""
         res, options = self._res, self._res.options
         of_operator = [each for each in restored if each.operator == operator]
         own = tuple(with_values(res.store, of_operator, res.transfers_at_once))

@@ -78,7 +78,7 @@ class SinkTrouble:
         self._where = f"sink {name!r} ({kind.__name__}), subtask {subtask}"
 
     def of(self, error: BaseException, doing: str) -> BarrierRuntimeError:
-        """Converts `error`; for a user's sink class the error shows the user's own frames."""
+        """For a user's sink class the error shows the user's own frames."""
         if isinstance(error, BarrierRuntimeError):
             return error
         found = told(error, f"{self._where}: {doing}", _TARGET if doing == OPENING else _ROWS)
@@ -144,6 +144,6 @@ def _text(value: Any) -> str:
         return value
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, datetime.date):  # also datetime
+    if isinstance(value, datetime.date):
         return value.isoformat()
     return msgspec.json.encode(value, enc_hook=str).decode()

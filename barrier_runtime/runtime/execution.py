@@ -61,8 +61,8 @@ from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
-_PAUSED_SLICES = 8  # while sources pause, because few rows wait
-_ADAPT_S = 0.2  # of the windows of channels
+_PAUSED_SLICES = 8  # of captured state at once while sources pause: few rows wait
+_ADAPT_S = 0.2  # interval of adapting the windows of channels
 
 
 class Execution:
@@ -84,7 +84,7 @@ class Execution:
         self._mode = mode
         self._res = resources
         self._events = events
-        self._completed = deploy.checkpoint or 0  # newest
+        self._completed = deploy.checkpoint or 0
         self._cancelled = False
         self.later = GenerationTimers(self._timer, resources.clock.monotonic_s, resources.memory.hold_compactions)
         # set when cancelled and all operators are closed
@@ -232,7 +232,6 @@ class Execution:
         self._guarded(tell)
 
     def lowest_event_time(self, watermark_ms: int) -> None:
-        """Sets the lowest watermark of the job's splits, which limits the splits of this slot."""
         self._telling.answered(watermark_ms)
         for subtask in self.subtasks:
             if subtask.source is not None:
@@ -321,7 +320,6 @@ class Execution:
         return replay_command(self._graph.replay, self._completed, operator, columns, key, rows)
 
     def source_position(self, chain: int) -> str:
-        """Origin of the current batch; "" for chains without a source."""
         source = self._chains.sources.get(chain)
         return "" if source is None else source[1].last_read()
 

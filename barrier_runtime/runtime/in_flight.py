@@ -84,7 +84,7 @@ _ROWS_AT_ONCE = 256  # processed before the slot does anything else
 def write_in_flight(
     data: InFlightData, store: ObjectStore, new_key: Callable[[], str], inline_bytes: int, check: Callable[[], None]
 ) -> tuple[InFlight, ...]:
-    """Stores rows in flight. `check` is called before an upload, and raises for an aborted checkpoint."""
+    """`check` is called before an upload, and raises for an aborted checkpoint."""
     encoded = [(port, part) for port, batches in sorted(data.items()) for part in _encoded(batches)]
     inline = sum(len(part) for _, part in encoded) <= inline_bytes
     key = None
@@ -134,6 +134,7 @@ def read_in_flight(
 
 
 def rows_in_flight(store: ObjectStore, ref: FileRef) -> list[pa.RecordBatch]:
+    """All rows of a file. Raises `Corrupt` for damage."""
     return [batch.rows for batch in _decoded(store, ref)]
 
 

@@ -1,7 +1,7 @@
 """Load of the subtasks of a slot (busy, blocked by receivers, held by a server), and long steps.
 
-Heartbeats contain the totals of the generation; a snapshot contains the increase since the subtask's last snapshot,
-which helps to explain a slow checkpoint. Nothing is measured per row.
+Heartbeats contain the totals of the generation; a snapshot contains the increase since the subtask's last snapshot.
+Nothing is measured per row.
 """
 
 from collections import deque
@@ -20,10 +20,7 @@ _KEPT = 32
 
 @dataclass
 class Load:
-    """Load of a subtask in seconds.
-
-    `busy_s`: in steps that did work; `blocked_s`: while a receiver had no room; `held_s`: while an operator had none.
-    """
+    """Seconds in steps that did work (`busy_s`), without room of a receiver (`blocked_s`) or an operator (`held_s`)."""
 
     busy_s: float = 0.0
     blocked_s: float = 0.0
@@ -49,7 +46,7 @@ class Load:
 
 
 class LongSteps:
-    """Steps that blocked the loop of a slot for long: end, duration and chain of each.
+    """End, duration and chain of each step that blocked the loop for long.
 
     `reading`: a reader of this package needed most of the time, not the program.
     """

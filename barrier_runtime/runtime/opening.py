@@ -28,7 +28,7 @@ _OPEN_AGAIN_MOST_S = 10.0
 
 
 class OpenChains:
-    """Open operators (in order), sources, and restored rows in flight, by chain."""
+    """By chain: open operators in order, sources, and restored rows in flight."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class OpenChains:
         self.operators: dict[int, list[tuple[str, Operator]]] = {}
         self.sources: dict[int, tuple[str, SourceDriver]] = {}
         self._in_flight: dict[int, list[tuple[int, Batch]]] = {}
-        self._restored: tuple[OperatorSnapshot, ...] = ()  # until all chains are open
+        self._restored: tuple[OperatorSnapshot, ...] = ()
         self._opening: list[asyncio.Future[None]] = []
-        self._opened_now: dict[int, tuple[str, float]] = {}  # by chain, with the start
+        self._opened_now: dict[int, tuple[str, float]] = {}  # chain -> operator or source being opened, start
         self._at: dict[int, str] = {}  # chain -> the operator being opened, or the last
         self._cancelled = False
         self._stopped: asyncio.Future[None] = resources.loop.create_future()  # set by `cancel`
@@ -69,20 +69,19 @@ class OpenChains:
 
     @property
     def being_opened(self) -> dict[str, float]:
-        """Operators and sources being opened, with seconds since the start."""
+        """Seconds since the start, by operator or source."""
         now_s = self._res.clock.monotonic_s()
-        opened_now = list(self._opened_now.values())  # worker threads change the dict
+        opened_now = list(self._opened_now.values())  # a copy: worker threads change the dict
         return {name: now_s - since_s for name, since_s in opened_now}
 
     @property
     def records(self) -> int:
-        """Input records of this slot, each counted once however often replayed."""
-        drivers = list(self.sources.values())  # worker threads still add during a restore
+        """Input records; each counts once however often replayed."""
+        drivers = list(self.sources.values())  # a copy: worker threads still add during a restore
         return sum(driver.records for _, driver in drivers)
 
     @property
     def skipped(self) -> dict[str, float]:
-        """Metric of the sources with `mode="at_most_once"`."""
         drivers = list(self.sources.values())
         return {SKIPPED_ROWS.key(name): float(rows) for name, each in drivers if (rows := each.skipped) is not None}
 
@@ -98,14 +97,13 @@ class OpenChains:
 
     @property
     def quiet(self) -> bool:
-        """Returns whether no thread is opening anything."""
         return all(opening.done() for opening in self._opening)
 
     def to_close(self) -> list[tuple[str, Callable[[], None]]]:
         """Names of all open operators and sources with calls that close them. Requires `quiet`."""
         for opening in self._opening:
             if not opening.cancelled():
-                opening.exception()  # the waiter may have been cancelled
+                opening.exception()  # marks the exception as retrieved: the waiter may have been cancelled
         parts = [(name, operator.closing()) for operators in self.operators.values() for name, operator in operators]
         parts += [(name, driver.close) for name, driver in self.sources.values()]
         return [(name, self._contexts.closing(name, close)) for name, close in parts]
@@ -186,7 +184,7 @@ class OpenChains:
             self._contexts.remove_folder(name)
 
 
-Part: TypeAlias = tuple[str, Callable[[], None]]  # name, and the call that closes
+Part: TypeAlias = tuple[str, Callable[[], None]]  # name of an operator or source, and the call that closes it
 
 POLL_S = 0.05  # interval of checks whether work has ended
 

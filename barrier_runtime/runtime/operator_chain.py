@@ -1,7 +1,4 @@
-"""Chain of operators: passes rows, event time and barriers from operator to operator, and out.
-
-An operator may need several turns to reach a watermark, and passes it on afterwards.
-"""
+"""Chain of operators: passes rows, event time and barriers from operator to operator, and out."""
 
 from collections.abc import Callable
 
@@ -51,7 +48,7 @@ class OperatorChain:
     # ------------------------------------------------------------ room
 
     def look(self, since_last_s: float) -> bool:
-        """Notes whether an output or operator has no room, see `Load.looked`, and returns whether this is so."""
+        """Notes whether an output or operator has no room, and returns whether this is so. See `Load.looked`."""
         if self.ended:
             self.load.looked(since_last_s, False, False)
             return False
@@ -103,7 +100,6 @@ class OperatorChain:
         return rest
 
     def took(self, reached: Callable[[], tuple[str, SplitPosition]]) -> None:
-        """Tells a sink that wants positions the position after all rows of a source's batch."""
         if self._takes_positions:
             self.operators[-1][1].reached(*reached())
 
@@ -231,7 +227,6 @@ class OperatorChain:
             operator.on_abort(checkpoint)
 
     def end(self) -> None:
-        """Ends the chain after the end of event time: the operators emit their last rows."""
         for at, (_, operator) in enumerate(self.operators, 1):
             operator.on_end(self._emits[at])
         self.control(EndOfInput())

@@ -41,7 +41,7 @@ _REST_S = 20.0  # longest wait for a compaction
 
 
 class Preparing:
-    """Preparation of a slot, on the loop's thread. `tell` is called when `done` changes."""
+    """For the loop's thread. `tell` is called when `done` changes."""
 
     def __init__(self, resources: SlotResources, tell: Callable[[], None]) -> None:
         self._res = resources

@@ -35,9 +35,9 @@ class SlotResources:
     thresholds: Thresholds = field(
         default_factory=Thresholds
     )  # files of a snapshot that are packed, or inside the manifest
-    transfers_at_once: int = 4  # files of a snapshot moved to or from the object store at the same time
+    transfers_at_once: int = 4  # of a snapshot's files, to or from the object store
     clock: Clock = SYSTEM_CLOCK
     trim_memory: Callable[[bool], None] = PROCESS_HEAP.trim  # True: a generation was dropped since the last call
-    window_bytes: int = MAX_WINDOW_BYTES  # upper bound of bytes in flight on a channel
-    local_output: type[LocalOutput] = LocalOutput  # class of channels inside the slot
+    window_bytes: int = MAX_WINDOW_BYTES
+    local_output: type[LocalOutput] = LocalOutput
     starved_s: Callable[[], float] = lambda: 0.0  # see `host.watchdog`; called on the loop's thread

@@ -14,10 +14,7 @@ from barrier_runtime.state.store.paths import Paths
 
 
 def snapshots_in(store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint: int) -> tuple[OperatorSnapshot, ...]:
-    """All snapshots in the manifest of `checkpoint` that the coordinator named.
-
-    Raises `Corrupt`, naming the object, if the manifest is missing or not the decided manifest of this checkpoint.
-    """
+    """All snapshots in a decided manifest. Raises `Corrupt`, naming the object, if missing or of another checkpoint."""
     data = get_or_none(store, ref.key)
     if data is not None and paths.log_position(ref.key) is not None:
         data = _inside(ref.key, data)

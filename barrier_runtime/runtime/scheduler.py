@@ -1,9 +1,8 @@
 """Scheduler of a slot's subtasks on the event loop: short passes, sinks before sources, never waiting.
 
 A pass runs every subtask that has input and room for output, up to four times if rows are left and rounds are quick.
-The first round of a quick pass runs sources before sinks, so rows reach a sink of the slot in the same pass. Between
-passes the loop serves sockets, timers and messages. Without work the scheduler sleeps until a channel, a trigger or a
-source's schedule wakes it.
+The first round of a quick pass runs sources before sinks, so rows reach a sink of the slot in the same pass. Without
+work the scheduler sleeps until a channel, a trigger or a source's schedule wakes it.
 
 Rows of a source with due times wait for other rows, because a pass costs about the same for one row as for fifty: four
 durations of a pass, between half of the latency target (the rest is for the way to a sink) and all of it; half of that
@@ -25,11 +24,11 @@ _ROUNDS_S = 0.0005  # of a pass; a round that has begun is finished
 _MOST_ROUNDS = 4
 _LONG_STEP_S = 2.0  # reported: no socket or timer was served meanwhile
 _BETWEEN_SHARE = 0.5  # of the last pass, for small work between passes
-_REST = 4.0  # durations of a pass for which rows wait for others
+_REST = 4.0  # durations of a pass for which rows wait
 _LEAST_REST = 0.5  # share of the latency target
 _JOINS = 0.5  # share of that time, after which rows join rows from elsewhere
 _SMOOTHING = 0.2  # of the duration of a pass
-_LOOK_S = 0.001  # the last pass before a pause looks, too
+_LOOK_S = 0.001  # between looks at blocked subtasks; the last pass before a pause looks, too
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Scheduler:
     ) -> None:
         self._loop = loop
         self._latency_target_s = latency_target_s
-        self._source_pass_s = 0.0  # of passes with rows of a source, smoothed
+        self._source_pass_s = 0.0  # duration of passes with rows of a source, smoothed
         self._gathering_ns = self._gathering()
         self._now_s = clock.monotonic_s
         self.source_time = SourceTime(clock)
@@ -76,7 +75,7 @@ class Scheduler:
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self.long_steps = LongSteps()
-        self._looked_s: float | None = None  # time of the last look at blocked subtasks
+        self._looked_s: float | None = None  # last look at blocked subtasks
         self._held = False
         self._longest: LongestStep | None = None  # since the last call of `take_longest`
 
@@ -93,7 +92,6 @@ class Scheduler:
             self._loop.call_soon(self._pass)
 
     def wake_by_input(self) -> None:
-        """Wakes the slot for an element in a channel, which a running pass still notices."""
         self._came = True
         if not self._scheduled and not self._stopped:
             self._scheduled = True
@@ -165,7 +163,7 @@ class Scheduler:
         return False
 
     def _round(self, subtasks: list[Subtask], now: float, deadline: float) -> tuple[bool, bool]:
-        """Steps each of `subtasks` once. Returns whether a subtask worked (or time is over), and a source did."""
+        """Steps each once. Returns whether a subtask worked (or time is over), and whether a source did."""
         worked = polled = False
         for subtask in subtasks:
             self._stepping = subtask
@@ -194,7 +192,6 @@ class Scheduler:
         return False
 
     def _gathering(self) -> int:
-        """Nanoseconds for which rows wait for others."""
         target_s = self._latency_target_s
         return int(1e9 * min(target_s, max(_REST * self._source_pass_s, _LEAST_REST * target_s)))
 
@@ -232,7 +229,6 @@ class Scheduler:
         return False
 
     def _look(self, now: float) -> None:
-        """Notes the subtasks without room, which count as waiting until the next look."""
         since_s = 0.0 if self._looked_s is None else now - self._looked_s
         self._looked_s = now
         if self._held:

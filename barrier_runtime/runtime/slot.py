@@ -62,7 +62,7 @@ from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
 
 log = logging.getLogger("barrier_runtime.slot")
-PEER_LOST = "peer_lost"  # of a log record that only reports another process's death
+PEER_LOST = "peer_lost"  # field of a log record that only reports another process's death
 
 _LATENCY_EVERY_HEARTBEATS = 4
 _MAX_TEXT = 100_000  # characters of an error
@@ -78,7 +78,7 @@ class SlotIdentity:
     data_host: str
     data_port: int
     died: dict[int, str] = field(default_factory=dict)  # workers of this host killed by a signal: pid -> "SIGSEGV"
-    program: str = ""  # as in `JobSpec`
+    program: str = ""
     versions: dict[str, str] = field(default_factory=dict)  # of this process; empty: not compared
 
 
@@ -99,7 +99,7 @@ class Slot:
         self._phase = "idle"
         self._execution: Execution | None = None
         self._deploying: asyncio.Task[None] | None = None
-        self._closing: list[asyncio.Future[None]] = []  # of dropped generations
+        self._closing: list[asyncio.Future[None]] = []
         self._untrimmed = False  # the garbage of a dropped generation is not collected yet
         self._highest_checkpoint = 0
         self._last_completed = 0
@@ -111,8 +111,8 @@ class Slot:
         self._stops = False  # the job stops with a triggered checkpoint
         self._paused = 0  # the checkpoint after which sources read nothing
         self._failure: SubtaskFailed | None = None
-        self._told = ""  # of the last failure, whose stack was logged
-        self.trouble: BaseException | None = None  # for a program that runs the slot in its process
+        self._told = ""  # text of the last failure, whose stack was logged
+        self.trouble: BaseException | None = None  # the last error, for a program that runs the slot
         self._restored: Restored | None = None
         self._metrics = MetricRegistry(resources.clock.wall_ns)
         self._preparing = Preparing(resources, lambda: None if self.left.done() else self._say({}))
@@ -230,7 +230,7 @@ class Slot:
             return
         self._restored = Restored(self.token)
         self._send(self._restored)
-        self._res.loop.call_soon(self._trim_memory)  # while other slots are still awaited
+        self._res.loop.call_soon(self._trim_memory)
 
     def _on_prefetch(self, message: Prefetch) -> None:
         self._preparing.order(message, None if self._execution is None else self._execution.later)
@@ -368,7 +368,7 @@ class Slot:
         key = sink_key(operator, subtask)
         self._committed[key] = max(checkpoint, self._committed.get(key, 0))
         if self._ended or self._stops:
-            self._tell_figures()  # the job may end with this commit: the last report is complete
+            self._tell_figures()  # the job may end with this commit: the last report must be complete
         self._send(Committed(self.token, checkpoint, operator, subtask))
 
     def commit_failing(self, checkpoint: int, operator: str, subtask: int, attempts: int, error: str) -> None:

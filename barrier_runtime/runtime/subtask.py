@@ -43,14 +43,14 @@ from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 _ELEMENTS_PER_STEP = 16  # then other subtasks and the sockets have their turn
-_STEP_NS = 2_000_000  # longest step
+_STEP_NS = 2_000_000
 _HELD_UP_MS = 10  # a barrier waits for timers; then rows before the barrier are stored
 
 
 class SubtaskHost(Protocol):
     def now_ms(self) -> float: ...
     def now_ns(self) -> int: ...
-    def starved_ns(self) -> int: ...  # for a processor, this thread; costs some microseconds
+    def starved_ns(self) -> int: ...  # waiting of this thread for a processor; costs some microseconds
     def source_ns(self) -> int: ...  # as `now_ns`, but never jumps
 
     def captured(
@@ -104,7 +104,7 @@ class Subtask:
         self._said_idle = False
         self._chunk = SourceChunk()
         self._ahead = False  # rows were taken without room
-        self._all_in = False  # the inputs have ended
+        self._all_in = False
         self._host = host
         self._replay = deque(replay)
         self._in_flight = InFlightWriter(inputs)
@@ -199,7 +199,8 @@ class Subtask:
         """Continues the advance of event time, then takes the barriers that are next on their channels.
 
         Rows that the operator gave back, and rows in the queues, come before later barriers. If the requested
-        checkpoint `overtakes_timers`, its barriers overtake these rows after `_HELD_UP_MS` in all queues.
+        checkpoint `overtakes_timers` and event time still advances, its barriers overtake these rows after
+        `_HELD_UP_MS` in all queues.
         """
         self._advance_further()
         if self._ending:

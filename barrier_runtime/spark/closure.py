@@ -40,7 +40,7 @@ def check_travels(graph: JobGraph) -> None:
 
 
 def pickled(graph: JobGraph) -> bytes:
-    """Graph pickled for Spark's closure. Call `check_travels` before, whose errors name the operator."""
+    """Call `check_travels` before, whose errors name the operator."""
     dumped: bytes = _cloudpickle().dumps(graph)
     return dumped
 
@@ -72,7 +72,7 @@ def _source_file(module: str) -> Path | None:
 
 
 def ship_by_value(module: ModuleType) -> None:
-    """Has functions and classes of a user's `module`, which no worker can import, pickled by value."""
+    """Pickles functions and classes of a user's `module` by value, because no worker can import it."""
     _cloudpickle().register_pickle_by_value(module)
 
 
@@ -85,7 +85,7 @@ def _cloudpickle() -> Any:
 
 
 def _cloudpickle_alone() -> Any:
-    """The package itself, for slots without Spark."""
+    """Works without Spark."""
     try:
         return import_module("cloudpickle")
     except ImportError as error:

@@ -29,7 +29,6 @@ def died_lately() -> dict[int, str]:
 
 
 def told(died: Mapping[int, str]) -> None:
-    """Adds deaths that another parent of workers has recorded."""
     _found.update(died)
 
 

@@ -1,17 +1,16 @@
 """A Spark DataFrame as a bounded source: the query runs once, and the partitions become Parquet files.
 
 Slots are Spark tasks that live as long as the job, so they cannot be the tasks of a query. A query that runs again may
-produce other rows or another order, so positions in the result would be meaningless. Therefore Spark writes the rows to
-the job's storage before the job starts, and the object `current.json` beside them lists the valid files with their
-sizes. The object is created once per job (put-if-absent), so a restart, also of the whole program, reads the same
-bytes. Only a fresh start (`restore="none"`) runs the query again.
+produce other rows or another order, so positions would be meaningless. Therefore Spark writes the rows to the job's
+storage before the job starts, and the object `current.json` beside them, created once per job (put-if-absent), lists
+the valid files with their sizes. Only a fresh start (`restore="none"`) runs the query again.
 
     driver dies before `current.json`       the files are unknown; the next run stages again
     driver dies after `current.json`        the next run finds the object and does not run the query
     two drivers at once                     both stage; the second to finish uses the rows of the first
     a task of the query runs twice          each attempt writes under another name; Spark accepts a single attempt
 
-Split names contain the id of their staging, and a checkpoint has everything to continue the splits. So a run that
+Split names contain the id of their staging, and a checkpoint has everything to continue the splits, so a run that
 stages again, but never leads the job, changes nothing. The driver deletes the files of all stagings when the job has
 finished; files of a job that never finishes are deleted with the folder `<job>/sources`.
 """
@@ -46,7 +45,7 @@ FROM_SPARK = (4, 2)  # to_arrow_schema takes a time zone
 
 
 def refusal(subject: str, found: str, needed: tuple[int, int]) -> str | None:
-    """Refusal of PySpark `found` for `subject`; None for a release that is new enough."""
+    """None for a release that is new enough."""
     major, minor = (int(part) for part in found.split(".")[:2])
     if (major, minor) >= needed:
         return None
@@ -101,7 +100,6 @@ class StagedFrame:
         self._files: list[FoundFile] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for the slots, without the DataFrame."""
         return {**self.__dict__, "_dataframe": None}
 
     def __repr__(self) -> str:
@@ -231,9 +229,9 @@ def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
 
 
 def write_partitions(dataframe: Any, schema: pa.Schema, url: str, prefix: str, where: str) -> list[WrittenFrames]:
-    """Runs the query; writes a Parquet object `<prefix><name>` per partition with rows, in their order.
+    """Writes a Parquet object `<prefix><name>` per partition with rows, in their order; without rows a single object.
 
-    Without any rows there is a single object without rows. Raises `InvalidJob` when the query fails.
+    Raises `InvalidJob` when the query fails.
     """
     writer = _PartitionWriter(schema, url, prefix, forwarded_environment())
     rows = _collected(dataframe.mapInArrow(writer, _WRITTEN), where)
@@ -243,7 +241,7 @@ def write_partitions(dataframe: Any, schema: pa.Schema, url: str, prefix: str, w
 
 
 class _PartitionWriter:
-    """Writes partitions in Spark's workers. Every attempt of a task writes under a new name."""
+    """Runs in Spark's workers. Every attempt of a task writes under a new name."""
 
     def __init__(self, schema: pa.Schema, url: str, prefix: str, environment: dict[str, str]) -> None:
         self._schema = schema
@@ -292,7 +290,7 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _collected(dataframe: Any, where: str) -> list[Any]:
-    """Collects all rows. Cancels a query whose tasks fail repeatedly: a session for slots would retry for ever."""
+    """Cancels a query whose tasks fail repeatedly: a session for slots would retry for ever."""
     context = dataframe.sparkSession.sparkContext
     tag = f"barrier-runtime-stage-{uuid.uuid4().hex}"
     ended = threading.Event()

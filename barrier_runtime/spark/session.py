@@ -1,7 +1,7 @@
 """Spark session of a job, made or checked; checks of Java and of the workers' Python.
 
-A slot must be replaced alone and at once. Hence many task failures are allowed, and there is no speculation, no dynamic
-allocation, no waiting for locality, no reuse of workers.
+A slot must be replaced alone and at once: many task failures are allowed, without speculation, dynamic allocation,
+waiting for locality, and reuse of workers.
 """
 
 import os
@@ -24,7 +24,7 @@ _REMEDY = (
 
 
 def check_java() -> int:
-    """Major version of Spark's Java. Raises `InvalidJob` if Java is missing or too old."""
+    """Raises `InvalidJob` if Java is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):
@@ -57,7 +57,6 @@ def check_worker_python(program: str, path: str) -> None:
     if found is None:
         raise InvalidJob(f"Spark's workers would run {program}, which is not there: {remedy}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))}
-    # These modules import the packages that a slot needs, too.
     command = [found, "-c", "import barrier_runtime.spark.task, barrier_runtime.coordinator.wire.framing"]
     tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     if tried.returncode != 0:
@@ -66,7 +65,7 @@ def check_worker_python(program: str, path: str) -> None:
 
 
 class DataFrames:
-    """Makes DataFrames of `spark`. Rows keep the order of a subtask's file, as far as Spark does."""
+    """Rows keep the order of a subtask's file, as far as Spark does."""
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
@@ -123,10 +122,9 @@ def local_master(master: str) -> str:
 
 
 def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str = "") -> Any:
-    """Makes a SparkSession with our settings.
+    """Raises `InvalidJob` without Java, without pyspark, or if another context is live.
 
-    Raises `InvalidJob` without Java, without pyspark, or if another context is live. `checkpoints`: URL of the job's
-    store, whose client the worker daemon imports.
+    `checkpoints`: URL of the job's store, whose client the worker daemon imports.
     """
     check_java()
     try:
@@ -156,10 +154,7 @@ def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str 
 
 
 def _quieten(spark: Any) -> None:
-    """Silences Spark's loggers, which would print two Java stacks for each replaced slot.
-
-    Messages of slots, with Python tracebacks, still go to standard error.
-    """
+    """Silences Spark's loggers, which would print two Java stacks for each replaced slot."""
     log4j = spark.sparkContext._jvm.org.apache.logging.log4j
     for name in _NOISY_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
@@ -188,7 +183,6 @@ def check_session(spark: Any, parallelism: int) -> None:
 
 
 def forwarded_environment() -> dict[str, str]:
-    """Environment variables by which Spark's workers find the same object store."""
     return {name: os.environ[name] for name in _FORWARDED if name in os.environ}
 
 
@@ -204,7 +198,7 @@ def jvm_trouble(spark: Any) -> Unavailable | None:
 
 
 def stop_session(spark: Any) -> None:
-    """Stops a session that we made. pyspark would raise if the JVM has ended."""
+    """pyspark would raise if the JVM has ended."""
     if jvm_trouble(spark) is None:
         spark.stop()
 

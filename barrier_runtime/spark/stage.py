@@ -1,8 +1,8 @@
 """Carrier of slots on Spark: plain `mapPartitions` stages, in which Spark replaces a single dead task.
 
-While slots are missing, `RoomOfJob` asks Spark for the number of cores and their holders: running jobs of this
-application and, on a standalone cluster, other applications on the master's page (`spark.master.ui.port`, 8080; omitted
-if the page does not answer). Other cluster managers are not asked.
+While slots are missing, `RoomOfJob` asks Spark for the cores and their holders: running jobs of this application and,
+on a standalone cluster, other applications on the master's page (`spark.master.ui.port`, 8080). Other cluster managers
+are not asked.
 """
 
 import json
@@ -46,7 +46,7 @@ class FailedTask:
 
 
 class SparkCarrier:
-    """Carrier in tasks of a Spark session. `own_session`: `close` stops the session."""
+    """`own_session`: `close` stops the session."""
 
     def __init__(self, spark: Any, *, own_session: bool) -> None:
         self._spark = spark
@@ -114,10 +114,10 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
 
 
 _MASTER = re.compile(r"spark://([^:/,\s]+):(\d+)")
-_NEWEST_TASKS = 64  # of a stage, whose errors are read
+_NEWEST_TASKS = 64
 _ASKED_S = 1.0
 _MOST_BYTES = 4_000_000
-_OURS = "barrier-runtime "  # of applications and jobs, see `session`
+_OURS = "barrier-runtime "
 
 
 class RoomOfJob:
@@ -130,7 +130,6 @@ class RoomOfJob:
         self.complete()
 
     def complete(self) -> None:
-        """No slot is missing: errors of tasks launched before do not explain why a slot is missing later."""
         self._complete_ms = time.time_ns() // 1_000_000
         self._failing = ""
 
@@ -173,7 +172,7 @@ def room(spark: Any, group: str) -> Room:
 
 
 def cores_of_application(spark: Any) -> int:
-    """Cores of all live executors, or of the local master."""
+    """Of all live executors, or of the local master."""
     context = spark.sparkContext
     executors = context._jsc.sc().statusStore().executorList(True)
     found = [executors.apply(index) for index in range(executors.size())]
@@ -196,7 +195,6 @@ def _jobs(spark: Any) -> Iterator[Any]:
 
 
 def _failed_tasks(spark: Any, job: Any) -> Iterator[FailedTask]:
-    """Failed attempts of a Spark job among the newest of each stage."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
     store = spark.sparkContext._jsc.sc().statusStore()
@@ -219,10 +217,7 @@ def _group_of(job: Any) -> str:
 
 
 def cluster_of(master: str, ui_port: int, application: str) -> "tuple[int, Counter[str]] | None":
-    """Cores of a standalone cluster, and the cores of other applications by name.
-
-    None for other clusters, or if the master's page does not answer.
-    """
+    """Cores of a standalone cluster, and of other applications by name; None for other clusters or without answer."""
     found = _MASTER.match(master)
     if found is None:
         return None
@@ -252,7 +247,7 @@ _OF_THE_JVM = re.compile(r"\n\s*at [\w.$]+[\w.$/<>]*\(")
 _DAEMON = "Error from python worker:"  # before the output of a Python that ended at the start
 _DAEMON_ENDS = "PYTHONPATH was:"
 _CLASS = "SQLSTATE:"  # after the output of Python
-_ORDERED = "leaves its job to another process"  # of `task.result_of`: a process that another replaced
+_ORDERED = "leaves its job to another process"
 
 
 def why_slots_fail(failed: Iterable[FailedTask], since_ms: int) -> str:

@@ -43,7 +43,7 @@ class BarrierStateSource(DataSource):  # type: ignore[misc]
 
 
 class _Wanted:
-    """Parsed options, with a fixed checkpoint number, so that all partitions read the same checkpoint."""
+    """The checkpoint number is fixed: all partitions read the same checkpoint."""
 
     def __init__(self, options: Any) -> None:
         given = dict(options)

@@ -69,7 +69,7 @@ class SlotPlace:
 
 
 def slot_place(options: SlotOptions, environment: Mapping[str, str], own_address: Callable[[], str]) -> SlotPlace:
-    """Place of a slot. `own_address()`: the host's address on the network of the coordinator.
+    """`own_address()`: the host's address on the network of the coordinator.
 
     `environment`: of the executor's host; takes precedence over the options of the job.
     """
@@ -116,7 +116,7 @@ class SlotSettings:
 
 
 def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int, str, str]:
-    """Runs slot `slot` in this process; (slot, outcome, reason) when the coordinator has ended the slot."""
+    """Returns (slot, outcome, reason) when the coordinator has ended the slot."""
     _check_encryption(settings.control_addresses)
     sockets = _sockets_of_spark(os.getpid())
     if not faulthandler.is_enabled():  # reports of Spark's own handler name the fault
@@ -167,7 +167,7 @@ def without_expected_stacks(record: logging.LogRecord) -> bool:
 
 
 def without_lost_peers(record: logging.LogRecord) -> bool:
-    """Filter of log handlers for people: drops records of connections whose other side died.
+    """Drops records of connections whose other side died.
 
     The driver logs the death and the recovery; the failure itself is in the job's status.
     """
@@ -184,10 +184,7 @@ def _sockets_of_spark(pid: int) -> list[int]:
 
 
 def result_of(slot: int, shutdown: Shutdown) -> tuple[int, str, str]:
-    """Result of the Spark task. Raises for a slot that must leave while the job continues.
-
-    Spark would regard a task that returns as done, and never start the slot again.
-    """
+    """Raises for a slot that must leave while the job continues: Spark would never start again a task that returns."""
     if shutdown.outcome == "replaced":
         raise Unavailable(f"slot {slot} leaves its job to another process: {shutdown.reason}")
     return slot, shutdown.outcome, shutdown.reason
@@ -325,14 +322,14 @@ async def _run(
 
 
 def loaded_graph(settings: SlotSettings) -> JobGraph:
-    """Program of a slot. A replacing program is unpickled here, so that the slot can report errors."""
+    """A replacing program is unpickled here, so that the slot can report errors."""
     if isinstance(settings.graph, JobGraph):
         return settings.graph
     return cast(JobGraph, pickle.loads(settings.graph))  # from Spark's closure, like any other function
 
 
 async def _cannot_run(slot: int, task_attempt: int, slot_uuid: str, settings: SlotSettings, why: str) -> Shutdown:
-    """Reports why the program cannot run, and leaves: the job continues without this program."""
+    """The job continues without this program."""
     left: asyncio.Future[Shutdown] = asyncio.get_running_loop().create_future()
 
     def handle(message: object) -> None:
@@ -384,7 +381,7 @@ def _link_broke(left: "asyncio.Future[Shutdown]", linking: "asyncio.Task[None]")
 
 @contextlib.contextmanager
 def lent_environment(variables: dict[str, str]) -> Iterator[None]:
-    """Sets variables that are unset here while the slot runs: the next job in this process may use another endpoint."""
+    """Sets unset variables while the slot runs: the next job in this process may use another endpoint."""
     lent = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(lent)
     try:

@@ -69,9 +69,9 @@ def _preload_s3() -> None:
 def forget_archives() -> None:
     """Removes the finders of zip archives, which saves 0.4 s of a slot's start.
 
-    PySpark is imported from an archive, by a finder per folder. Every worker begins with `importlib.invalidate_caches`,
-    and then each finder reads the whole directory of the archive again. A finder that is needed again is made from the
-    directory in memory.
+    PySpark is imported from an archive, by a finder per folder, and after `importlib.invalidate_caches`, with which
+    every worker begins, each finder reads the whole directory of the archive again. A finder that is needed again is
+    made from the directory in memory.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):

@@ -207,7 +207,7 @@ class _Run:
         self._next_id = 1 + max((int(row[column]) for row in target.read(0)), default=0)
 
     def play_all(self, between_calls: int | None, inside_calls: int | None, seeds: Iterable[int]) -> None:
-        """Plays all scenarios. The undisturbed runs come first: they count the crash points of later runs."""
+        """The undisturbed runs come first: they count the crash points of later runs."""
         lived = {plan: self.play(straight(plan)) for plan in PLANS}
         between = [
             each
@@ -232,7 +232,7 @@ class _Run:
         return Certificate(self.sink, guarantee, self.scenarios, self.crashes, self.observations, seconds)
 
     def play(self, scenario: Scenario) -> Counter[str]:
-        """Plays a scenario; returns the numbers of the first generation's crash points. Raises `NotCertified`."""
+        """Returns the numbers of the first generation's crash points. Raises `NotCertified`."""
         if self._reset is not None:
             self._reset()
         self.scenarios += 1

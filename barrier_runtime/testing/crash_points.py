@@ -41,7 +41,6 @@ class CrashPoints:
         self._at = at
 
     def reach(self, kind: str) -> bool:
-        """Counts a point; returns whether this is the chosen point."""
         number = self.reached[kind]
         self.reached[kind] = number + 1
         return (kind, number) == self._at
@@ -131,7 +130,7 @@ class Lines:
 
 
 class _InHalves:
-    """File whose writes arrive in two halves; the process may die in between."""
+    """The process may die between the two halves of a write."""
 
     def __init__(self, file: Any, lines: Lines, name: str) -> None:
         self._file = file

@@ -1,8 +1,8 @@
 """Environment of a scenario: a small stream, checkpoints, a decision log, and successive generations.
 
-The environment acts as source and coordinator. Rows are written again from the position of the newest decided
-checkpoint; the next generation reuses ids of undecided checkpoints (as a coordinator may); no checkpoint of a
-generation is decided after a newer generation exists. The reader runs after every step that may change the target. See
+Acts as source and coordinator. Rows are written again from the position of the newest decided checkpoint; the next
+generation reuses ids of undecided checkpoints (as a coordinator may); no checkpoint of a generation is decided after a
+newer generation exists. The reader runs after every step that may change the target. See
 docs/design/certify-and-check.md.
 """
 
@@ -43,7 +43,7 @@ class Target:
     job_store: ObjectStore
     parallelism: int
     rows: int  # of a subtask per checkpoint
-    files: frozenset[str]  # of the sink
+    files: frozenset[str]
     every_line: bool  # also die between two lines of these files
     kill: Callable[[TwoPhaseCommitSink], None] | None
     leftovers: Callable[[], Collection[object]] | None
@@ -84,7 +84,7 @@ class Environment:
         self.first: Process | None = None
         self._token = 0
         self._transactions: dict[bytes, list[Written]] = {}
-        self._started_at = 0  # position at which the lineage began
+        self._started_at = 0  # where the lineage began
         self._rounds_before = 0  # rounds of the plan before the lineage began
 
     # ------------------------------------------------------------ generations
@@ -183,7 +183,7 @@ class Environment:
             yield from self.commit(process, restored)
 
     def write(self, process: Process, kind: Round, position: int) -> Generator[bool, None, int]:
-        """Writes the rows of a round and returns the position after them."""
+        """Returns the position after the rows."""
         target = self.target
         count = {"half": target.rows, "empty": 0}.get(kind, target.rows * target.parallelism)
         writers = 1 if kind == "half" else process.parallelism
@@ -329,7 +329,7 @@ class Environment:
         self.judge.observe(seen)
 
     def end(self, process: Process) -> None:
-        """Ends a generation without a crash; everything of the plan must be visible."""
+        """Everything of the plan must be visible."""
         process.close()
         process.drop(None)
         assert self._rounds_done == len(self.plan), "a generation ended before the plan was done"

@@ -68,7 +68,7 @@ class Judge:
         self.transactions: list[Written] = []
 
     def observe(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Compares the visible rows with the transactions. Raises `Broken`."""
+        """Raises `Broken` if the visible rows do not fit the transactions."""
         promise = self._promise
         mine = [row for row in rows if self._first_id <= row[promise.id_column] < self.end_id]
         seen = [int(row[promise.id_column]) for row in mine]

@@ -25,7 +25,7 @@ def _call(number: int) -> Point:
 
 
 def _pre_committed(environment: Environment) -> Process:
-    """Generation that opened, recovered and pre-committed a round, which is not decided."""
+    """A round is pre-committed, not decided."""
     process = environment.start()
     environment.run(environment.open(process))
     environment.run(written_and_sealed(environment, process))
@@ -41,7 +41,7 @@ def written_and_sealed(environment: Environment, process: Process) -> Iterator[b
 
 
 def _leave_pending(environment: Environment, rounds: int, parallelism: int = 0) -> None:
-    """Runs a generation that dies with `rounds` decided transactions uncommitted and one undecided."""
+    """Leaves `rounds` decided transactions uncommitted and one undecided."""
     process = environment.start(parallelism)
     environment.run(environment.live(process, rounds, flush=False))
     environment.run(written_and_sealed(environment, process))
@@ -53,10 +53,7 @@ def _closed_by(process: Process) -> list[tuple[Written, bytes]]:
 
 
 def _repeated_commits(environment: Environment) -> None:
-    """Repeats commits: at once, later, by another generation, and older commits after newer commits.
-
-    T6 and T11 of docs/behaviours.md.
-    """
+    """Repeats commits: at once, later, by another generation, and older after newer (T6, T11 of docs/behaviours.md)."""
     first = environment.start()
     environment.run(environment.live(first, flush=False))
     done = _closed_by(first)
@@ -351,9 +348,9 @@ def _stall(environment: Environment, at: int, steps: int) -> None:
 def _stalled(
     environment: Environment, at: int, steps: int, parallelism: int = 0, successor_parallelism: int = 0
 ) -> tuple[Process, tuple[Process, Iterator[bool]] | None]:
-    """Stalls a process at crash point `at`; after `steps` steps of its successor it continues as a zombie.
+    """After `steps` steps of its successor the stalled process continues as a zombie.
 
-    Returns the process and its successor; None: the process had fewer crash points.
+    Returns the process and its successor; None: the process had fewer crash points than `at`.
     """
     successor: list[tuple[Process, Iterator[bool]]] = []
 

@@ -157,14 +157,12 @@ class Place:
     make_sink: Callable[[], TwoPhaseCommitSink]
     make_store: Callable[[str], ObjectStore]
     job_store: ObjectStore
-    note: Callable[[str], None]  # adds a step to the report
+    note: Callable[[str], None]
     began: Callable[[Written], None]
     committed: Callable[[Sequence[bytes]], None]  # from now on these must be visible
 
 
 class _Executor:
-    """Executor that runs a piece of blocking work on request."""
-
     def __init__(self) -> None:
         self.waiting: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
 
@@ -203,7 +201,7 @@ class _Reports:
 
 
 class _Hand:
-    """A subtask: the chain that ends in the sink, and the work that waits."""
+    """The chain that ends in the sink, and the work that waits."""
 
     def __init__(self, sink: WatchedSink) -> None:
         self.sink = sink
@@ -227,7 +225,7 @@ class _Hand:
         return self.chain.operators[-1][1]
 
     def work(self) -> bool:
-        """Runs a piece of waiting work, or passes some decided rows to the sink. False: nothing was left to do."""
+        """Runs a piece of waiting work, or passes decided rows to the sink. False: nothing was left to do."""
         if self.executor.waiting:
             self.executor.run_one()
             return True
@@ -340,7 +338,6 @@ class Process:
         return [each for each in self.written if each.subtask == subtask][-1]
 
     def capture(self, subtask: int, checkpoint: int) -> dict[str, Capture]:
-        """Runs the synchronous part of a snapshot, by operator."""
         hand = self.hands[subtask]
         if hand.is_stored:
             self.open_transaction(subtask).checkpoint = checkpoint
@@ -361,7 +358,7 @@ class Process:
         return [hand.executor.work_of_one() for hand in self.hands]
 
     def settle(self, subtask: int, through: int, *, globally: bool = False) -> Iterator[None]:
-        """Runs the subtask's waiting work step by step until checkpoint `through` is committed."""
+        """Until checkpoint `through` is committed."""
         hand = self.hands[subtask]
         for attempt in range(_ATTEMPTS):
             while hand.work():
@@ -382,7 +379,6 @@ class Process:
         )
 
     def drop(self, kill: Callable[[TwoPhaseCommitSink], None] | None) -> None:
-        """Drops the process: nothing calls it any more, and the memory is free."""
         for sink in self.sinks:
             if kill is not None:
                 kill(sink.sink)

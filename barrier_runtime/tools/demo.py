@@ -137,7 +137,7 @@ def counted(folder: str) -> str:
 def _prepared(
     folder: str, rows_per_second: float, rows: int | None, run_id: str = ""
 ) -> tuple[PreparedJob, JobOptions]:
-    """Prepares the job, equally in this process and in the processes of slots."""
+    """Equal in this process and in the processes of slots."""
     given: dict[str, Any] = {"run_id": run_id} if run_id else {}
     options = JobOptions.from_keywords(
         {
@@ -184,7 +184,7 @@ def _follow(
 
 
 class _Signals:
-    """Stop by Ctrl-C or SIGTERM with a last checkpoint; a second signal interrupts."""
+    """Ctrl-C or SIGTERM stops with a last checkpoint; a second signal interrupts."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -218,7 +218,7 @@ class _Slots:
         self._attempts += 1
         order = msgspec.structs.replace(order, attempt=self._attempts)
         command = [sys.executable, "-m", "barrier_runtime.tools.demo"]
-        # So that Ctrl-C reaches this process only.
+        # Ctrl-C must reach this process only.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(order))
@@ -229,7 +229,7 @@ class _Slots:
         return [process.pid for _, process in self._running.values()]
 
     def renewed(self) -> Iterator[str]:
-        """Restarts processes that died, with a line for each."""
+        """A line for each process that died and was restarted."""
         for slot, (order, process) in list(self._running.items()):
             code = process.poll()
             if code:

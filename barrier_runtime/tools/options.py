@@ -1,7 +1,4 @@
-"""Flags of `barrier-runtime run` and `explain`, from the table of options.
-
-Every option has a flag and an environment variable, which are read and checked as the option requires.
-"""
+"""Flags of `barrier-runtime run` and `explain`, from the table of options."""
 
 import inspect
 from collections.abc import Callable
@@ -24,7 +21,7 @@ class Given:
 
     flags: dict[str, Any]
     variables: dict[str, Any]
-    sources: dict[str, str]  # of both: the flag or the variable
+    sources: dict[str, str]  # the flag or the variable
 
     def for_run(self, *, local: bool, apart: bool = False) -> dict[str, Any]:
         """Options for a run. Refuses flags that a local run would ignore, and omits such variables: for runs on Spark.

@@ -106,8 +106,6 @@ class SourceTime:
 
 
 class SystemClock:
-    """Clock of this machine, with the best resolution available."""
-
     wall_ns = staticmethod(time.time_ns)
     monotonic_s = staticmethod(time.perf_counter)
     timer = staticmethod(best_timer)

@@ -19,7 +19,7 @@ _NEAR_S = 10.0  # a longer preparation repeats the sign of a move
 
 
 class GenerationTimers:
-    """Timers of a generation, for the loop's thread; `ends_before_move` may be called on any thread.
+    """`ends_before_move` may be called on any thread, everything else on the loop's.
 
     `later(delay_s, callback)` calls back once, unless the generation has ended. `hold(True)` keeps compactions from
     beginning.

@@ -31,12 +31,12 @@ class Heap:
         self._generation_frozen = False
 
     def begin(self) -> None:
-        """Freezes imports, and remains of an earlier slot, before a slot begins."""
+        """Freezes imports, and remains of an earlier slot."""
         self.trim(True)
         gc.freeze()
 
     def trim(self, dropped: bool) -> None:
-        """Collects garbage when a generation has restored, or (`dropped`) was dropped."""
+        """Collects garbage after a restore, or after a generation was dropped (`dropped`)."""
         if dropped and self._generation_frozen:
             gc.unfreeze()
             self._generation_frozen = False

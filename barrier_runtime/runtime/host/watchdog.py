@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-ORPHANED = 77
+ORPHANED = 77  # exit status
 
 
 def inherited_sockets() -> list[int]:

@@ -19,16 +19,16 @@ Done = Callable[[Any, BaseException | None], None]
 
 _SNAPSHOT_THREADS = 16
 _OPENING_THREADS = 64  # a generation whose `open` hangs occupies a thread for ever
-_UNHURRIED_THREADS = 1_024  # a thread per executor with running work; of dropped generations only hanging ones
+_UNHURRIED_THREADS = 1_024  # per executor with running work; of dropped generations only hanging ones
 
 
 class Submit(Protocol):
-    def __call__(self, work: Callable[[], Any], done: Done) -> None: ...
+    def __call__(self, work: Callable[[], Any], done: Done) -> None:
+        """Runs `work` off the loop, then calls `done(result, error)` on the loop."""
+        ...
 
 
 class WorkerPool(Protocol):
-    """Threads of a slot; the simulation has a pool without threads."""
-
     def submit(self, work: Callable[[], Any], done: Done) -> None: ...
 
     async def run(self, work: Callable[[], Any]) -> Any: ...
@@ -49,19 +49,14 @@ class Workers:
         self._on(self._opening, work, done)
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """Runs `work` as `submit` does."""
         return await asyncio.wrap_future(self._opening.submit(work), loop=self._loop)
 
     def executor(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> "WorkerExecutor":
-        """Returns a new sequential executor.
-
-        `on_error` receives exceptions of `done`. `unhurried`: the work may take for ever, as commits may, and uses no
-        thread of snapshots.
-        """
+        """`on_error` receives exceptions of `done`. `unhurried`: work that may take for ever, on separate threads."""
         return WorkerExecutor(partial(self._on, self._unhurried if unhurried else self._snapshots), on_error)
 
     def close(self) -> None:
-        """Closes the pool without waiting: running work is decided or harmless, and the process may soon exit."""
+        """Does not wait: running work is decided or harmless, and the process may soon exit."""
         self._closed = True
         for threads in self._all:
             threads.close()
@@ -93,7 +88,7 @@ class Workers:
 
 
 class WorkerExecutor:
-    """Sequential executor. `retire` drops queued work and ignores the results of running work."""
+    """`retire` drops queued work and ignores the results of running work."""
 
     def __init__(self, submit: Submit, on_error: Callable[[Exception], None]) -> None:
         self._submit = submit
@@ -114,7 +109,7 @@ class WorkerExecutor:
         return self._running or bool(self._waiting)
 
     def retire(self) -> None:
-        """Retires the executor. Work that never ends keeps this executor in memory, but not the user of it."""
+        """Work that never ends keeps this executor in memory, but not the user of it."""
         self._retired = True
         self._waiting.clear()
         self._done = None

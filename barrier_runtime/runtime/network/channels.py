@@ -22,8 +22,6 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class ChannelId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Claims of a data connection."""
-
     token: int
     edge: int
     source_slot: int
@@ -33,9 +31,9 @@ class ChannelId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Broken = Callable[[ChannelId, str], None]
 
 
-_CONTROL_BYTES = 64  # counted per control element
+_CONTROL_BYTES = 64  # per control element
 _FEW_ROWS = 256
-SMALL_ROW_BYTES = 128  # counted per row of a small batch
+SMALL_ROW_BYTES = 128  # per row of a small batch
 _ANNOUNCED = frozenset({Barrier, CancelBarrier, EndOfInput})
 
 
@@ -46,9 +44,8 @@ class PeerLost(ConnectionError):
 class InputChannel:
     """Input channel of a subtask.
 
-    A channel that is `blocked` by alignment is not read, but still fills up to the window. An `empty` channel never has
-    rows. Barriers, cancels and the end are also appended on arrival to `announcements`, shared by all channels of a
-    subtask.
+    A channel that is `blocked` by alignment still fills up to the window. An `empty` channel never has rows. Barriers,
+    cancels and the end are also appended on arrival to `announcements`, shared by all channels of a subtask.
     """
 
     __slots__ = (
@@ -95,7 +92,6 @@ class InputChannel:
 
     @property
     def next(self) -> Element:
-        """Element from which `pop` takes; the channel must be readable."""
         return self._elements[0][0]
 
     @property
@@ -185,7 +181,6 @@ class InputChannel:
             self._on_credit()
 
     def _cut(self, batch: Batch, size: int) -> tuple[Batch, int]:
-        """Splits off the first rows of a batch that would keep the reader busy for long."""
         rows = batch.rows
         count = max(1, rows.num_rows * self.chunk.bytes // size)
         if count >= rows.num_rows:
@@ -267,7 +262,7 @@ class ResultPartition:
     def __init__(
         self, edge: Edge, channels: list[OutputChannel], subtask: int, max_parallelism: int, operator: str = ""
     ) -> None:
-        """`operator`: name of the producer of the rows, for errors."""
+        """`operator`: producer of the rows, for errors."""
         self._edge = edge
         self.tag = edge.tag
         self._channels = channels
@@ -314,13 +309,9 @@ class ResultPartition:
 
 
 class DataPlane(Protocol):
-    """Connections between slots. Jobs in a single process have a data plane without sockets."""
-
     async def listen(self) -> tuple[str, int]: ...
 
-    def expect(self, token: int, channels: dict[ChannelId, InputChannel], broken: Broken) -> None:
-        """Sets the incoming channels of generation `token`."""
-        ...
+    def expect(self, token: int, channels: dict[ChannelId, InputChannel], broken: Broken) -> None: ...
 
     async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel: ...
 

@@ -37,9 +37,9 @@ async def within(seconds: float, awaitable: Awaitable[T]) -> T:
     finally:
         if not waited.done():
             waited.cancel()
-            await asyncio.wait({waited})  # so that no task is left behind
+            await asyncio.wait({waited})
         if waited.done() and not waited.cancelled():
-            waited.exception()  # also if the caller was cancelled at the same time
+            waited.exception()  # marks the exception as retrieved, also if the caller was cancelled
 
 
 _CONNECT_TIMEOUT_S = 2.0  # the kernel would repeat a lost request after 1, 3 and 7 s
@@ -52,7 +52,7 @@ class PacketsLost(Exception):
 
 
 async def reach(protocol: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
-    """Connects. Raises `PacketsLost`, or `OSError` for a refusal."""
+    """Raises `PacketsLost`, or `OSError` for a refusal."""
     loop = asyncio.get_running_loop()
     try:
         await within(_CONNECT_TIMEOUT_S, loop.create_connection(protocol, host, port))
@@ -98,8 +98,8 @@ class DataConnection(asyncio.Protocol):
         self._plane = plane
         self._channel: ChannelId | None = None
         self._reason = ""
-        self._finished = False  # the end of the connection is no failure
-        self.peer = -1  # slot at the other end, once known
+        self._finished = False  # after EndOfInput the end of the connection is no failure
+        self.peer = -1
         self._quiet = 0  # calls of `beat` since bytes came
         self._idle = True  # nothing was sent since the last call of `beat`
         self._read: Callable[[bytes], bytes] = _as_they_are

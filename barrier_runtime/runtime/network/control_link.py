@@ -31,8 +31,6 @@ _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # then the last value, for as long as th
 
 
 class ControlLink(Protocol):
-    """Connection to the coordinator; jobs in a single process have a link without sockets."""
-
     def send(self, message: ToCoordinator) -> None: ...
 
     @property
@@ -42,10 +40,7 @@ class ControlLink(Protocol):
 
 
 class TcpControlLink:
-    """Control link over TCP.
-
-    Calls `on_connected` after each handshake and `on_message` for each message, both on the loop.
-    """
+    """Calls `on_connected` after each handshake and `on_message` for each message, both on the loop."""
 
     def __init__(
         self,
@@ -127,7 +122,7 @@ class TcpControlLink:
         return connection.heard_s is not None
 
     def _note(self, trouble: str) -> None:
-        """Logs a lasting loss in the executor's log, where a person looks for the reason of a missing slot."""
+        """Logs in the executor's log, where a person looks for the reason of a missing slot."""
         self.last_trouble = trouble
         if self._now_s() - self.last_contact >= _LASTING_S and trouble != self._logged:
             self._logged = trouble
@@ -199,7 +194,7 @@ class _ControlConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self.proven.done():
             self.proven.set_exception(ConnectionError(self._trouble or f"closed by the coordinator ({error})"))
-            self.proven.exception()  # the waiter may have given up
+            self.proven.exception()  # marks the exception as retrieved: the waiter may have given up
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -208,7 +203,6 @@ class _ControlConnection(asyncio.Protocol):
             self.transport.write(self._framing.frame(payload))
 
     def close(self) -> None:
-        """Closes after written data has been sent."""
         self.transport.close()
 
     def abort(self) -> None:

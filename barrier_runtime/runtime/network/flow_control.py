@@ -6,7 +6,7 @@ barrier is never far behind. A reader that keeps up gets the largest window, whi
 empty. The first window lies in between: a slow reader must not start with a minute's work.
 
 A *chunk* is the part of a batch that is processed at once: about `CHUNK_NS` of work, so that a slow operator does not
-hold up barriers, sockets and timers. Neither time without a processor counts nor the fixed cost of a chunk: two long
+hold up barriers, sockets and timers. Time without a processor and the fixed cost of a chunk do not count: two long
 chunks of different sizes show the cost per byte.
 """
 
@@ -19,7 +19,7 @@ CHUNK_NS = 20_000_000
 _LONG_NS = CHUNK_NS // 10
 MIN_CHUNK_BYTES = 1024
 _FIRST_BYTES = 256 * 1024
-_FIRST_ROWS = 128  # of a source
+_FIRST_ROWS = 128
 _ROW_BYTES = MIN_CHUNK_BYTES  # that a source's row counts, so that the smallest batch has one row
 # Caches are cold after a restore, but the first rows must leave soon.
 _FIRST_CHUNK_BYTES = 16 * 1024
@@ -28,8 +28,6 @@ _LEAST_IN_A_ROW = 16  # smallest chunks, each long; then a larger chunk shows wh
 
 
 class Window:
-    """Bytes that may be in flight on a channel; `most` is the upper bound."""
-
     __slots__ = ("_least", "_most", "_taken", "bytes")
 
     def __init__(self, most: int = MAX_WINDOW_BYTES) -> None:
@@ -54,16 +52,16 @@ class Window:
 
 
 class Chunk:
-    """Bytes of a batch that are processed at once, by measurement: shrinks at once, grows by steps."""
+    """Size adjusted by measurement: shrinks at once, grows by steps."""
 
     __slots__ = ("_is_long", "_last", "_least", "_long", "_starved_ns", "bytes")
 
     def __init__(self, first: int = _FIRST_CHUNK_BYTES) -> None:
         self.bytes = first
-        self._is_long = False  # only then is reading the starved time worth its cost
+        self._is_long = False  # the last batch; only then is reading the starved time worth its cost
         self._starved_ns = 0
         self._last = 0
-        self._long: tuple[int, int] | None = None  # of an earlier batch, if all since took too long
+        self._long: tuple[int, int] | None = None  # size and duration of an earlier batch, if all since took too long
         self._least = 0  # smallest chunks since
 
     def begin(self, starved_ns: Callable[[], int]) -> None:
@@ -71,7 +69,6 @@ class Chunk:
             self._starved_ns = starved_ns()
 
     def taken(self, size: int) -> None:
-        """Notes the element being processed: a batch of `size` bytes, or 0 for any other element."""
         self._last = size
 
     def taken_along(self, size: int) -> None:
@@ -111,7 +108,7 @@ class Chunk:
 
 
 class SourceChunk(Chunk):
-    """Most rows of a source's next batch. The first batch is small, since rows may be slow."""
+    """The first batch is small, since rows may be slow."""
 
     __slots__ = ()
 

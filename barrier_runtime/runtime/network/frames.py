@@ -78,7 +78,7 @@ _FORMAT = Format(
 
 
 class FrameWriter:
-    """Encodes the elements of a channel, in order. Not shared between connections."""
+    """For a single connection, in order."""
 
     def __init__(self) -> None:
         self._sequence = 0
@@ -151,7 +151,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Decodes the elements of a channel, in order. Raises `FrameError` at the first wrong byte."""
+    """Raises `FrameError` at the first wrong byte. For a single connection, in order."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -242,7 +242,7 @@ class FrameReader:
 
 
 def _payloads(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:
-    """Splits rows into chunks below the cap, whatever the sizes of single rows; each with a row count."""
+    """Chunks below the cap, whatever the sizes of single rows; each with a row count."""
     if rows.num_rows <= 1 or rows.nbytes <= _BYTES_PER_FRAME_TARGET:
         payload = rows.serialize()
         if payload.size <= MAX_PAYLOAD:

@@ -10,7 +10,7 @@ from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES, InputChann
 
 
 class InputQueues:
-    """Input channels of a subtask; the `index` of a channel is the position in `channels`."""
+    """`index` of a channel is the position in `channels`."""
 
     def __init__(self, channels: list[InputChannel]) -> None:
         self.channels = channels
@@ -24,7 +24,6 @@ class InputQueues:
             channel.announcements = self.announcements
 
     def next_announcement(self) -> tuple[int, Announced]:
-        """Takes the next barrier, cancel or end that arrived, whatever the queue still holds before."""
         index, element = self.announcements.popleft()
         if isinstance(element, Barrier):
             self._barrier_behind[index] = element.id
@@ -54,6 +53,7 @@ class InputQueues:
         return all(self.merger.is_over(channel.index) for channel in self.channels if channel.port == port)
 
     def next_readable(self) -> InputChannel | None:
+        """Next readable channel, round robin, so that no input starves another."""
         channels, count = self.channels, len(self.channels)
         for offset in range(count):
             channel = channels[(self._next + offset) % count]
@@ -63,7 +63,6 @@ class InputQueues:
         return None
 
     def next_awaited(self, done: int, wanted: int) -> InputChannel | None:
-        """As `next_readable`, among awaited channels."""
         count = len(self.channels)
         for offset in range(count):
             channel = self.channels[(self._next + offset) % count]

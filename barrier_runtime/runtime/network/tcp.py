@@ -45,7 +45,7 @@ HANDSHAKE_TIMEOUT_S = 10.0
 DEFAULT_TIMEOUT_S: float = OPTIONS["slot_timeout"].default
 _HEARD = 2  # calls of `beat` without a sign of life that are not reported
 _CREDIT = struct.Struct(">Q")  # bytes that may have been sent since the beginning
-MAX_UNPROVEN = 4_096  # every slot opens one at a time
+MAX_UNPROVEN = 4_096  # unauthenticated connections; every slot opens one at a time
 _MOST_WAITING = 16_384  # authenticated, of later generations; a slow slot of a large job has thousands
 _CHECK_NETWORK = "a replacement will be tried; check the network between executors if this repeats"
 _NOT_YET = b"\x02"  # the channel belongs to a later generation
@@ -81,7 +81,7 @@ class TcpDataPlane:
         self._broken: Broken = lambda channel, reason: None
         self._waiting: dict[ChannelId, _Incoming] = {}
         self._lost: dict[ChannelId, str] = {}  # why waiting connections broke, for senders that did not notice
-        self._lines = LineLimit()  # about refused connections
+        self._lines = LineLimit()
         self._unproven: dict[_Incoming, None] = {}  # unauthenticated, in the order of arrival
         # In the order of arrival, because aborts happen in that order.
         self._connecting: dict[_Outgoing, None] = {}  # not admitted yet
@@ -261,7 +261,7 @@ class _Incoming(DataConnection):
         super().__init__(plane)
         self._reader = FrameReader()
         self._target: InputChannel | None = None
-        self._received = 0  # bytes of frames
+        self._received = 0
         self._credit = 0
         self._timeout: asyncio.TimerHandle | None = None
 
@@ -349,8 +349,6 @@ class _Incoming(DataConnection):
 
 
 class _Outgoing(DataConnection):
-    """Upstream end: an `OutputChannel`."""
-
     _plane: TcpDataPlane
     _handshake: Initiator
 
@@ -361,7 +359,7 @@ class _Outgoing(DataConnection):
         self.peer = channel.target_slot
         self._writer = FrameWriter()
         self._wake_writer = wake_writer
-        self._sent = 0  # bytes of frames
+        self._sent = 0
         self._credit = 0
         self._credit_bytes = b""  # incomplete bytes of a credit
         loop = asyncio.get_running_loop()
@@ -401,7 +399,7 @@ class _Outgoing(DataConnection):
         for step in (self.proven, self.ready):
             if not step.done():
                 step.set_exception(ConnectionError(self._reason or f"refused by the other slot ({error})"))
-                step.exception()  # marks the exception as retrieved, because the waiter may have given up
+                step.exception()  # marks the exception as retrieved: the waiter may have given up
         super().connection_lost(error)
 
     @property

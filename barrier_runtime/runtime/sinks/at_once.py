@@ -56,7 +56,7 @@ class _Write:
 
 
 class AtOnce:
-    """Writer of a sink with `writes_at_once`. All methods run on the loop."""
+    """Writer of a sink. All methods run on the loop."""
 
     def __init__(self, sink: TwoPhaseCommitSink, context: OperatorContext) -> None:
         self._sink = sink
@@ -65,8 +65,8 @@ class AtOnce:
         self._listener = context.new_executor()
         self._open: SinkTransaction | None = None  # of the newest rows; None after a barrier
         self._queued: deque[_Write] = deque()  # the first is running, or waits for its next attempt
-        self._sent: deque[_Write] = deque()  # not acknowledged
-        self._heard = 0  # first of `_sent` that the listener waits for; 0: the listener is idle
+        self._sent: deque[_Write] = deque()
+        self._heard = 0  # number of the first of `_sent` that the listener waits for; 0: idle
         self._attempts = 0
         self._pausing = False
         self._closed = False

@@ -170,9 +170,8 @@ class Backoff:
 class SinkDriver:
     """State machine of the table above.
 
-    `name` (job, sink, subtask) is for messages. `part_of_whole`: a global committer makes visible the transactions that
-    all subtasks have committed. `together`: the sink can commit several transactions at once. `only_globally`: a
-    subtask only recovers; the global committer commits.
+    `name` (job, sink, subtask) is for messages. `part_of_whole`: a global committer makes committed transactions
+    visible. `together`: the sink can commit several at once. `only_globally`: a subtask only recovers.
     """
 
     def __init__(
@@ -192,7 +191,7 @@ class SinkDriver:
         self._together = together
         self._only_globally = only_globally
         self._committed: deque[Transaction] = deque()  # stage COMMITTED, oldest first: older than `_pending`
-        self._visible_through = 0  # reported by the global committer
+        self._visible_through = 0
         self._pending: deque[Transaction] = deque()  # closed and not committed, oldest first
         self._open_txn = 1
         self._last_barrier = 0
@@ -260,7 +259,7 @@ class SinkDriver:
         return [PreCommit(txn, checkpoint)]
 
     def precommitted(self, checkpoint: int, committable: bytes | None) -> list[Effect]:
-        """Handles the durable transaction closed by `checkpoint`; None as `committable` means no rows."""
+        """Notes that the transaction of `checkpoint` is durable; None as `committable` means no rows."""
         self._note(f"precommitted({checkpoint})")
         for index, transaction in enumerate(self._pending):
             if transaction.number != RECOVERY_TXN and transaction.checkpoint == checkpoint:
@@ -295,7 +294,7 @@ class SinkDriver:
         return []
 
     def committed(self, checkpoint: int) -> list[Effect]:
-        """Ends the commit under way, also one that found the transactions already committed."""
+        """Ends a commit, also a commit that found the transactions already committed."""
         self._note(f"committed({checkpoint})")
         effects: list[Effect] = []
         for transaction in self._under_way(checkpoint, self._move_when_done()):
@@ -313,7 +312,7 @@ class SinkDriver:
         return effects
 
     def commit_failed(self, checkpoint: int, error: str, now: float) -> list[Effect]:
-        """Ends the commit under way, which raised; the oldest transaction is retried first, for ever."""
+        """The oldest transaction is retried first, for ever."""
         self._note(f"commit_failed({checkpoint}, {error})")
         oldest, *others = self._under_way(checkpoint, Move.COMMIT_FAILED)
         attempts = oldest.attempts + 1
@@ -323,7 +322,7 @@ class SinkDriver:
         return [ReportFailing(oldest.checkpoint, attempts, error), RetryAt(now + self._backoff.delay(attempts))]
 
     def retry(self) -> list[Effect]:
-        """Retries after the time of `RetryAt`; has no effect if no transaction waits for a retry."""
+        """Has no effect if no transaction waits for a retry."""
         self._note("retry()")
         if self._pending and self._pending[0].stage is Stage.BACKOFF:
             return self._start(1)

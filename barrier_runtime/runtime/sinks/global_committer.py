@@ -34,8 +34,6 @@ class CommitAll:
 
 @dataclass(frozen=True, slots=True)
 class ReportGlobally:
-    """Reports that everything up to `checkpoint` is visible, of all subtasks."""
-
     checkpoint: int
 
 
@@ -43,7 +41,7 @@ GlobalEffect: TypeAlias = CommitAll | ReportGlobally | ReportFailing | RetryAt
 
 
 def entries_of_all(sets: Iterable[PendingSet]) -> tuple[PendingEntry, ...]:
-    """Entries of a manifest that are not visible yet, in the order in which they were written."""
+    """Entries that are not visible yet, in the order in which they were written."""
     return tuple(
         sorted((entry for each in sets for entry in each.entries), key=lambda entry: (entry.checkpoint, entry.subtask))
     )
@@ -54,7 +52,7 @@ def entries_read(read: Callable[[], Sequence[OperatorSnapshot]], where: str) -> 
 
 
 class GlobalCommitDriver:
-    """State machine of the table above. `done`: everything up to this checkpoint was visible at the start."""
+    """`done`: everything up to this checkpoint was visible at the start."""
 
     def __init__(self, backoff: Backoff = Backoff(), done: int = 0) -> None:
         self._backoff = backoff

@@ -1,6 +1,6 @@
 """Rows that a sink keeps past a checkpoint, as values of the operator's snapshots.
 
-Snapshots refer to values that a decided checkpoint has stored instead of writing them again; see `Capture`.
+Snapshots refer to values that a decided checkpoint has stored; see `Capture`.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -13,7 +13,7 @@ KEPT = f"{OWN}kept-"  # subtask i of P takes over the values of i % P
 
 
 class KeptRows:
-    """Kept rows of a sink subtask. `values` runs on the pre-commit thread, everything else on the loop."""
+    """Kept rows of a sink: `values` runs on the pre-commit thread, everything else on the loop."""
 
     def __init__(self, sink: TwoPhaseCommitSink, where: str) -> None:
         self._sink = sink
@@ -21,7 +21,7 @@ class KeptRows:
         self._stored: Mapping[str, FileRef] = {}  # of the decided checkpoint
 
     def restore(self, snapshots: Sequence[OperatorSnapshot], subtask: int, parallelism: int) -> None:
-        """Restores kept rows. Raises `InvalidJob` if the sink would lose them."""
+        """Raises `InvalidJob` if the sink would lose rows."""
         mine = [each for each in snapshots if each.subtask % parallelism == subtask]
         kept = [
             {name.removeprefix(KEPT): value for name, value in each.values.items() if name.startswith(KEPT)}
@@ -56,8 +56,6 @@ class KeptRows:
 
 
 class _Stored(Container[str]):
-    """View of `names` by the sink's own names."""
-
     def __init__(self, names: Container[str]) -> None:
         self._names = names
 

@@ -67,7 +67,7 @@ _MOST_STAGINGS = 2  # one running and one waiting, beside the filling buffer
 
 
 class SinkOperator(Operator):
-    """Operator of a sink. `make_sink` makes an unopened sink; `open` calls it once."""
+    """`make_sink` makes an unopened sink; `open` calls it once."""
 
     def __init__(self, name: str, make_sink: Callable[[], TwoPhaseCommitSink]) -> None:
         self._name = name
@@ -80,9 +80,9 @@ class SinkOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         """Checks the target, then commits the transactions that the restored checkpoint decided.
 
-        If the target cannot be reached, the job continues: commits are retried in order. After rescaling the generation
-        starts only when all decided transactions are committed: those of another subtask may hold older rows of keys
-        that this subtask now owns.
+        If the target cannot be reached, the job continues: commits are retried in order, before anything newer. After
+        rescaling the generation starts only when all decided transactions are committed: those of another subtask may
+        hold older rows of keys that this subtask now owns.
         """
         where = f"job {context.job!r}, sink {self._name!r}, subtask {context.subtask}"
         self._context = context
@@ -223,7 +223,7 @@ class SinkOperator(Operator):
         self._do(self._driver.visible(checkpoint))
         self._tell_transactions()
         if self._sink.most_decided is not None:
-            self._context.wake()  # there may be room again
+            self._context.wake()
 
     def on_end(self, emit: Emit) -> None:
         self._sink.end_of_input()
@@ -324,7 +324,7 @@ class SinkOperator(Operator):
         )
 
     def _tell_transactions(self) -> None:
-        """Sets the gauges, a few times per checkpoint; readers compute ages."""
+        """Sets gauges a few times per checkpoint; readers compute ages."""
         metrics, pending = self._context.metrics, self._driver.pending
         oldest = min((self._staged[each.number].began_ms for each in pending if each.number in self._staged), default=0)
         metrics.gauge(TRANSACTIONS_UNDECIDED, self._driver.undecided)
@@ -358,14 +358,14 @@ class SinkOperator(Operator):
             self._do(self._driver.retry())
 
     def _staged_early(self, _: Any, error: BaseException | None) -> None:
-        """Ends an early staging. Failures are only counted: pre-commit stages the rest, and reports failures."""
+        """Failures are only counted: pre-commit stages the rest, and reports failures."""
         self._stagings -= 1
         self._context.wake()
         if error is not None and not self._closed:
             self._context.metrics.count(EARLY_STAGING_FAILED)
 
     def _encoded_early(self, _: Any, error: BaseException | None) -> None:
-        """Ends an early encoding; keeps an error that a person must mend. Pre-commit reports other failures."""
+        """Keeps an error that a person must mend. Pre-commit reports other failures."""
         self._encoding = False
         if isinstance(error, Exception) and must_be_mended(error):
             self._refused = error
@@ -402,7 +402,7 @@ class SinkOperator(Operator):
     # ------------------------------------------------------------ recovery
 
     def _recover_now(self, effects: list[Effect], rescaled: bool) -> None:
-        """Recovers for the first time, in `open`, which may block: usually a request per decided file."""
+        """Runs in `open`, which may block: usually a request per decided file."""
         for effect in effects:
             assert isinstance(effect, Recover), effect  # an empty driver has no other effects
             try:
@@ -432,7 +432,7 @@ class SinkOperator(Operator):
 
     def _settled(self, checkpoint: int, error: BaseException | None) -> None:
         if self._sink.most_decided is not None:
-            self._context.wake()  # there may be room again
+            self._context.wake()
         if error is None:
             self._do(self._driver.committed(checkpoint))
         else:

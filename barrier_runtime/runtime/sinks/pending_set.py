@@ -21,7 +21,7 @@ from barrier_runtime.state.versioned import Format, VersionedDecoder
 PENDING_SET_VERSION = 2  # version 1 has no packed entries, and is still written without them
 _PACKED_FROM = 4 << 10  # bytes; a few entries are read faster unpacked
 _LEVEL = 1
-PENDING_VALUE = PENDING  # name of the value in OperatorSnapshot.values
+PENDING_VALUE = PENDING
 
 
 class PendingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -66,6 +66,7 @@ def decode_pending(data: bytes, where: str) -> PendingSet:
 
 
 def entries_of_subtask(sets: Iterable[PendingSet], subtask: int, parallelism: int) -> tuple[PendingEntry, ...]:
+    """Entries that a subtask has to finish, oldest checkpoint first."""
     mine = [entry for each in sets for entry in each.entries if entry.subtask % parallelism == subtask]
     return tuple(sorted(mine, key=lambda entry: (entry.checkpoint, entry.subtask)))
 

@@ -44,7 +44,7 @@ class PendingSink:
     """Pending transactions of a sink, all decided and not known to be visible."""
 
     name: str
-    value: SinkValue | None  # None: a release that did not describe sinks
+    value: SinkValue | None  # None: written by a release that did not describe sinks
     entries: tuple[PendingEntry, ...]  # oldest first
 
     @property
@@ -70,10 +70,7 @@ class PendingJob:
 
 
 def read_pending(store: ObjectStore, job: str) -> PendingJob:
-    """Reads the pending transactions of a job.
-
-    Raises `InvalidJob` for an unknown job or a newer release's, and `Corrupt` if log or manifest are damaged.
-    """
+    """Raises `InvalidJob` for an unknown job or a newer release's, and `Corrupt` if log or manifest are damaged."""
     paths = Paths(job)
     view = _read_log(store, paths)
     if view.head is None or view.fence is None:
@@ -188,10 +185,7 @@ def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], No
 
 @dataclass(frozen=True)
 class InDoubtResolver:
-    """Resolves a job's pending transactions.
-
-    `factories`: by name, for users' own sinks. `overrides`: settings by sink, in addition to those of the snapshot.
-    """
+    """`factories`: by name, for users' own sinks. `overrides`: settings by sink, beside those of the snapshot."""
 
     store: ObjectStore
     pending: PendingJob
@@ -199,7 +193,7 @@ class InDoubtResolver:
     overrides: Mapping[str, Mapping[str, Any]]
 
     def opened(self, sink: PendingSink, token: int) -> TwoPhaseCommitSink:
-        """Opens the sink as the only subtask, which owns all entries. Raises `InvalidJob` if no sink can be made."""
+        """Opens the only subtask, which owns all entries. Raises `InvalidJob` if no sink can be made."""
         made = self._made(sink)
         made.open(
             SinkContext(

@@ -40,7 +40,7 @@ class Ahead:
             self._fill()
 
     def has_come(self, split: OpenSplit) -> bool:
-        """True if `split`, which is next, can be polled. Raises the error of the preparation."""
+        """True if `split` can be polled. Raises the error of the preparation."""
         if split.id in self._later and all(future.done() for _, future in self._begun.values()):
             self._begin(split)  # despite `_MOST`: the turns of the prepared splits may come later
         if split.id not in self._begun or not self._begun[split.id][1].done():
@@ -86,13 +86,13 @@ def _close(reader: SplitReader, _: Future[None]) -> None:
 log = logging.getLogger(__name__)
 
 DAY_MS = 86_400_000
-FAR_MS = DAY_MS  # event times beyond are logged
+FAR_MS = DAY_MS  # ahead of the clock
 
 
 def tell_of_far_row(
     context: OperatorContext, where: str, split: OpenSplit, column: str, times: pa.Array, now_ms: int
 ) -> None:
-    """Logs and counts the first far event time in `times`, the event times of the last rows of `split`."""
+    """Logs and counts the first far event time in `times`, of the last rows of `split`."""
     known = event_times_ms(times.drop_null())
     first = int(np.argmax(known > now_ms + FAR_MS))
     at = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))[first]

@@ -44,12 +44,12 @@ _SMALL_VALUE = 4_096 // RECORD_BYTES  # names in a value inside the manifest
 
 
 class FinishedSplits:
-    """Names of finished splits as values of snapshots, on the slot's loop; only merging runs elsewhere."""
+    """Names as values of snapshots, on the slot's loop; only merging runs elsewhere."""
 
     def __init__(self, names: NameSet, executor: SequentialExecutor) -> None:
         self._names = names
         self._executor = executor
-        self._stored: Mapping[str, FileRef] = {}  # of the decided checkpoint
+        self._stored: Mapping[str, FileRef] = {}
         self._merging = False
 
     def size_of(self, id: str) -> int | None:
@@ -95,7 +95,7 @@ class FinishedSplits:
 
 @dataclass
 class Assignment:
-    splits: list[Split]  # to be read, or read further
+    splits: list[Split]
     finished: NameSet
     done_rows: int  # of finished splits
     done_ms: int

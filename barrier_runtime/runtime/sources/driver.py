@@ -66,7 +66,7 @@ from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavai
 _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts
 _POLL_NS = 10_000_000  # interval of discovery, if no rows are due earlier
 _POLL_WAKING_NS = 500_000_000
-_WAITING_NS = 1_000_000_000  # for a split that waits for slower splits; the slot is woken earlier
+_WAITING_NS = 1_000_000_000  # for a split that waits for slower splits; the slot is woken when the split may be read
 _FOLLOWS_NS = 50_000_000  # between looks whether inputs that are read first have ended
 _WAITING_AT_ONCE = 256  # splits that wait for bytes; later splits are not polled
 _REOPEN_S = 1.0  # before a discovered split that failed to open is opened again
@@ -79,11 +79,11 @@ class SourceDriver:
     def __init__(self) -> None:
         self._queue: list[_Place] = []  # heap of all unfinished splits, by event time
         self._numbers = itertools.count()
-        self._kept: dict[str, OpenSplit] = {}  # unfinished splits that snapshots contain
+        self._kept: dict[str, OpenSplit] = {}  # in snapshots
         self._kept_rows = 0
         self._lingering: list[OpenSplit] = []  # finished; the reader waits for the decision on its end
         self._finished: FinishedSplits
-        self._done_rows = 0  # in finished splits
+        self._done_rows = 0
         self._done_ms = WATERMARK_MIN
         self._discovery: Discovery | None = None
         self._discovering: DiscoveringSource | None = None
@@ -95,7 +95,7 @@ class SourceDriver:
         self._made: dict[str, SplitReader] = {}  # from the worker to the loop
         self._looked_ns = 0
         self._look_again_ns = _POLL_NS
-        self._told_ns = -DAY_MS * 1_000_000  # last watermark sent to the operators
+        self._told_ns = -DAY_MS * 1_000_000  # of the last watermark sent to the operators
         self._turn = 0
         self._ended_early = False
         self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the last returned batch
@@ -110,7 +110,7 @@ class SourceDriver:
         self._ends: Ends | None = None  # with `mode="at_most_once"`
         self._soonest_ns: int | None = None  # rows of another split are due then, from the last pass
         self._earlier_ended: Callable[[], bool] | None = None  # while inputs that are read first have not ended
-        self._bucket: TokenBucket | None = None  # of `max_rows_per_second`
+        self._bucket: TokenBucket | None = None
         self._readers: frozenset[int] = frozenset()  # subtasks that share the limit
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
@@ -183,7 +183,7 @@ class SourceDriver:
                 prepared += 1
 
     def wait_for_slower(self, max_drift_ms: int) -> None:
-        """Limits how far the event time of a split may be ahead of the job's slowest split.
+        """Limits event time to `max_drift_ms` ahead of the job's slowest split.
 
         Until `lowest_in_job` is called, only splits without rows are read.
         """
@@ -225,7 +225,7 @@ class SourceDriver:
         return sum(filter(None, known)) if any(rows is not None for rows in known) else None
 
     def poll(self, now_ns: int, max_rows: int | None = None) -> Batch | None:
-        """Returns rows of a split that are available and due, or None. Never waits."""
+        """Rows of a split that are available and due, or None. Never waits."""
         if self._ended_early:
             return None
         self._polled_ns = now_ns
@@ -349,8 +349,8 @@ class SourceDriver:
     def next_due_ns(self, gathering_ns: int = 0) -> int | None:
         """Time of the next poll, or None to poll as soon as possible.
 
-        Known if every unfinished split has a due time (plus `gathering_ns`, for which rows wait for others); at most
-        the next look of the discovery.
+        Known if every unfinished split has a due time (plus `gathering_ns`, for which rows wait for others), and no
+        later than the next look of the discovery.
         """
         if self._ended_early:
             return None
@@ -433,7 +433,6 @@ class SourceDriver:
         return split.id, split.rows - rows, split.rows - 1
 
     def last_read(self) -> str:
-        """Origin of the batch of the last `poll`, for messages; "" without a batch."""
         latest = self.last_rows()
         if latest is None:
             return ""
@@ -519,7 +518,7 @@ class SourceDriver:
         return (*split.order, next(self._numbers), split)
 
     def _counted(self) -> Iterator[OpenSplit]:
-        """Unfinished splits that may hold the watermark back: all without empty polls for the idle timeout."""
+        """Unfinished splits that may hold the watermark back: all except silent splits; unpolled splits count."""
         every, timeout_ns = self._spec.idle_timeout_ms is None, self._timeout_ns
         return (split for *_, split in self._queue if every or split.silent_for_ns() <= timeout_ns)
 

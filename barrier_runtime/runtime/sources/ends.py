@@ -74,7 +74,6 @@ class Ends:
                 self._placed[id] = split, checkpoint
 
     def completed(self, checkpoint: int) -> bool:
-        """Makes splits readable; returns whether there were any."""
         readable = [split for split, first in self._placed.values() if _PLACED < first <= checkpoint]
         for split in readable:
             split.held = False

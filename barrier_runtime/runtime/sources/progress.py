@@ -4,8 +4,6 @@ Unfinished splits of a discovering source include their payload, so that a resto
 splits are kept in a `NameSet` for ever, because a forgotten split would be read twice. The runs of the set are separate
 values, stored once; every checkpoint writes the names added since the last run again. A split of a fixed list that was
 never polled is in no snapshot.
-
-A restored subtask looks names up in the sets of all subtasks, but stores only a share.
 """
 
 import zlib
@@ -28,19 +26,19 @@ PROGRESS_VERSION = 2  # version 1: names of finished splits have no mark
 
 class SplitProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     rows: int  # rows returned so far, each counted once
-    greatest_ms: int  # greatest event time seen
+    greatest_ms: int
     finished: bool
     position: msgspec.Raw = NO_POSITION  # the reader's position, JSON; null after the end
     payload: bytes = b""  # of splits that may be unlisted at a restore
     at_end: bool = False  # of a growing source: everything available was read
-    skipped: int = 0  # by `mode="at_most_once"`, beside `rows`
+    skipped: int = 0  # rows passed over by `mode="at_most_once"`, beside `rows`
 
 
 class SourceProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Value of a source in a snapshot: progress by split id, and totals of finished splits."""
 
     splits: dict[str, SplitProgress]
-    done: list[str] = msgspec.field(default_factory=list)  # of releases before `NameSet`
+    done: list[str] = msgspec.field(default_factory=list)  # ids of finished splits, of older releases
     done_rows: int = 0
     done_ms: int = WATERMARK_MIN  # greatest event time in finished splits
     finished: int = 0  # records in this snapshot's values of finished splits
@@ -52,13 +50,13 @@ _PROGRESS = VersionedDecoder(_FORMAT, msgspec.json.Decoder(SourceProgress))
 
 
 class RestoredSource:
-    """Combined snapshots of a source. `where` is for messages.
+    """Combined snapshots of a source. Names are looked up in the sets of all subtasks; only a share is stored.
 
     `done_rows` and `done_ms` of finished splits are not known per split: one subtask takes over those of a snapshot.
     """
 
     def __init__(self, snapshots: tuple[OperatorSnapshot, ...], subtask: int, parallelism: int, where: str) -> None:
-        self.splits: dict[str, SplitProgress] = {}  # unfinished
+        self.splits: dict[str, SplitProgress] = {}
         self.own: set[str] = set()  # of this subtask at the checkpoint
         self.done_rows = 0
         self.done_ms = WATERMARK_MIN
@@ -89,13 +87,13 @@ class RestoredSource:
                 if own:
                     self.own.add(id)
         everything = merged([listed.added(), *records])
-        self.ended = len(everything)  # finished
+        self.ended = len(everything)
         mine, others = everything.share(subtask, parallelism if self.complete else 1)
         self.finished = NameSet([mine], [others])
 
 
 def _finished(values: Mapping[str, bytes], progress: SourceProgress, where: str) -> list[bytes]:
-    """Records of finished splits. Raises `Corrupt` if their number differs from `progress`."""
+    """Raises `Corrupt` if the number of finished splits differs from `progress`."""
     count, of_each = progress.finished, RECORD_BYTES if progress.version > 1 else FORMER_RECORD_BYTES
     found = [data for name, data in values.items() if name == FINISHED_VALUE or name.startswith(RUN_VALUE)]
     size = sum(map(len, found))

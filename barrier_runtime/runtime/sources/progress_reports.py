@@ -12,11 +12,11 @@ from barrier_runtime.runtime.sources.driver import SourceDriver
 LOOK_S = 0.05
 _SELDOM_S = 1.0
 _LONGEST_SPLIT = 200  # characters of an id in a report
-_IDLE_TOLD = 4  # splits in a report
+_IDLE_TOLD = 4
 
 
 def held_back(driver: SourceDriver) -> HeldBack:
-    """Report of a source with event time: idle splits, and the split that holds back the watermark here."""
+    """Idle splits, and the split that holds back the watermark here."""
     split, watermark_ms = driver.least_far()
     idle, idle_count = driver.idle_splits(_IDLE_TOLD)
     told = tuple(each[:_LONGEST_SPLIT] for each in idle)
@@ -24,7 +24,7 @@ def held_back(driver: SourceDriver) -> HeldBack:
 
 
 class EventTimeTelling:
-    """Schedule of reports: `due` before a report, `answered` after the coordinator's answer."""
+    """`due` before a report, `answered` after the coordinator's answer."""
 
     def __init__(self) -> None:
         self._told: Mapping[str, HeldBack] | None = None
@@ -47,5 +47,4 @@ class EventTimeTelling:
             self._answer_ms, self._wait_s, self._next_s = lowest_ms, LOOK_S, 0.0
 
     def forget(self) -> None:
-        """Forgets the last report: a new coordinator may lead."""
         self._told = None

@@ -44,9 +44,9 @@ class OpenSplit:
         self.finished = False
         self.held = False  # see `ends.Ends`
         self.skipped = progress.skipped if progress else 0
-        self.polled = 0  # turn of the last poll
+        self.polled = 0  # of the last poll
         self.silent_ns: int | None = None  # first poll without rows since the last rows
-        self.asked_ns = 0  # time of the last poll
+        self.asked_ns = 0
         self.prepared = True  # False: the reader belongs to `Ahead`
         self.position_meanwhile: msgspec.Raw | None = None
         self.ended_in: int | None = None  # of a listener: the first checkpoint with the split's end
@@ -58,7 +58,10 @@ class OpenSplit:
         self.rows += rows
 
     def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
-        """Notes a poll without rows. After a pause of the idle timeout without polls the silence starts again."""
+        """Notes a poll without rows.
+
+        A split not polled for the idle timeout may have had rows meanwhile: the silence starts again.
+        """
         if self.silent_ns is None or now_ns - self.asked_ns > timeout_ns:
             self.silent_ns = now_ns
         self.asked_ns = now_ns

@@ -99,7 +99,7 @@ def _batch(source: str, rows: Any, schema: pa.Schema) -> pa.RecordBatch:
     return RowWriter(where, schema, remedy).batch(list(rows)) if rows else no_rows(schema)
 
 
-_SHOWN = 400  # characters of a row
+_SHOWN = 400
 
 
 @dataclass(frozen=True)

@@ -47,14 +47,14 @@ from barrier_runtime.testing.simulation.loop import WALL_START_NS, OutOfSteps, S
 from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
 
 MAX_PARALLELISM = 16  # key groups
-_START_NS = WALL_START_NS + 200_000_000  # time of the first row
+_START_NS = WALL_START_NS + 200_000_000  # first row
 _LENGTHS_NS = (500_000_000, 1_000_000_000)  # splits differ in speed
 # About eight during the input.
 _CHECKPOINTS = {"interval_ms": 120, "min_pause_ms": 20, "timeout_ms": 5_000, "retained": 2}
 _WITHIN_S = 120.0  # virtual time until the job must have ended
 _AFTERWARDS_S = 1.0  # remains of dead programs may still act
 _MAX_STEPS = 5_000_000
-_CALL_US = (200, 3_000)  # duration of a sink's call
+_CALL_US = (200, 3_000)  # of a sink's call
 _HEARD: dict[type[Any], str] = {
     Deploy: "restore",
     Start: "start",

@@ -53,7 +53,7 @@ _MEMORY_BYTES = 8 << 20  # of operators; state is in `lsm_kv`
 
 
 class WatchedStore(MemoryStore):
-    """Store that reports every effect, in order, of the process `actor`."""
+    """Reports every effect, in order, of the process `actor`."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class SlotTask:
 
 @dataclass
 class Program:
-    """Start of the user's program: a run, with coordinator and slots."""
+    """A run, with coordinator and slots."""
 
     number: int
     spec: JobSpec
@@ -104,7 +104,7 @@ class Program:
     coordinators: list["SimCoordinator"] = field(default_factory=list)
     attempts: int = 0
     others: dict[str, JobGraph] = field(default_factory=dict)  # for a replace, by name
-    standbys: str = ""  # last request for standby slots
+    standbys: str = ""
     outcome: str = ""  # "killed" by the simulated user
     reason: str = ""
 
@@ -156,7 +156,7 @@ class SimCluster:
         self.target: MemoryStore = MemoryStore("target", self.now_ms)
         self._last_ended: Program
         self._names = options.first_name
-        self._processes: set[str] = set()  # names
+        self._processes: set[str] = set()
         self._stopping: Literal["", "checkpoint", "drain"] = ""  # the user wants to end the job
 
     def world_ns(self) -> int:
@@ -185,38 +185,38 @@ class SimCluster:
         return True
 
     def _told(self, runner: JobRunner) -> None:
-        """Called after a coordinator reports the job's end."""
+        """After a coordinator reports the job's end."""
 
     def _failed(self, program: Program, reason: str) -> None:
-        """Called after the job failed."""
+        """After the job failed."""
 
     def _stop(self, runner: JobRunner) -> None:
         if self._stopping:
             runner.stop(self._stopping)
 
     def _look_after(self) -> None:
-        """Called at each poll of the driver."""
+        """At each poll of the driver."""
 
     def _look(self, program: Program, runner: JobRunner) -> None:
-        """Called at each poll for a program with a leader."""
+        """At each poll for a program with a leader."""
 
     def _born(self, process: SimProcess) -> None:
-        """Called after the start of a process."""
+        """After the start of a process."""
 
     def requested(self, actor: str, operation: str, key: str) -> None:
-        """Called before `actor` calls the job's store."""
+        """Before `actor` calls the job's store."""
 
     def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
-        """Called after `actor` has the outcome of `put_if_absent`."""
+        """After `actor` has the outcome of `put_if_absent`."""
 
     def got(self, actor: str, key: str, there: bool | None) -> None:
-        """Called after `actor` has the answer of `get`: whether the object exists; None: an error."""
+        """After `actor` has the answer of `get`: whether the object exists; None: an error."""
 
     def _wrote(self, actor: str, key: str, data: bytes) -> None:
-        """Called after an object was written to the job's store."""
+        """After an object was written to the job's store."""
 
     def _dropped(self, actor: str, key: str) -> None:
-        """Called after an object of the job's store was deleted."""
+        """After an object of the job's store was deleted."""
 
     def _open_target(self, process: SimProcess, url: str) -> ObjectStore:
         return SimStore(self.sim, process, self.target, self.target_faults)
@@ -271,7 +271,6 @@ class SimCluster:
                 self._failed(program, reason)
 
     def _poll(self, _: object = None) -> None:
-        """Simulates the driver's poll: kills tasks, and repeats requests."""
         self.sim.after(POLL_US, self._poll)
         self._look_after()
         for program in self.programs:
@@ -344,7 +343,7 @@ class SimCluster:
             await asyncio.sleep(0.1)
 
     async def _submit(self, program: Program, coordinator: SimCoordinator, directory: JobDirectory) -> None:
-        """Submits the job as the driver does, until a coordinator accepts or refuses it."""
+        """As the driver does, until a coordinator accepts or refuses the job."""
         while program.active:
             try:
                 await directory.submit(program.spec)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from barrier_runtime.testing.simulation.contracts import AnyProcess, Event, Simulated
 
-WINDOW = 64 * 1024  # bytes
+WINDOW = 64 * 1024
 _READ_BYTES = 256 * 1024
 _HIGH_WATER = 64 * 1024  # unless the protocol sets another
 _FIN, _RST = "fin", "rst"
@@ -96,7 +96,7 @@ class SimTransport(asyncio.Transport):
         self._in_flight = 0  # to this end: on the wire, or unread
         self._eof = False
         self._reset: Exception | None = None
-        self.shut = False  # the socket is closed
+        self.shut = False
         self.reset_on_write = False
         # the transport
         self.unsent: deque[bytes] = deque()
@@ -200,7 +200,6 @@ class SimTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def close(self) -> None:
-        """Closes after all written bytes are sent."""
         if self._closing:
             return
         self._closing = True
@@ -258,7 +257,7 @@ class SimTransport(asyncio.Transport):
         self.peer._comes(data)
 
     def _comes(self, what: Any) -> None:
-        """Sends `what` to this end; it arrives after everything sent before."""
+        """Arrives at this end after everything sent before."""
         simulation = self._simulation
         wire = self.wire
         now = simulation.now_us
@@ -392,7 +391,7 @@ class SimTransport(asyncio.Transport):
             self._call("pause_writing")
 
     def _call(self, method: str, *args: Any) -> Any:
-        """Calls the protocol. An error ends the connection and goes to the loop, as in asyncio."""
+        """An error ends the connection and goes to the loop, as in asyncio."""
         try:
             return getattr(self._protocol, method)(*args)
         except Exception as error:

@@ -77,7 +77,6 @@ class Jobs:
         return request.result
 
     def wait(self) -> None:
-        """Yields until an event continues this job."""
         self._hub.switch()
         if self._simulation.closed:
             raise GreenletExit
@@ -118,7 +117,7 @@ class Jobs:
             job.process.jobs.pop(job, None)
 
     def close(self) -> None:
-        """Unwinds unfinished jobs; the world refuses their requests."""
+        """The world refuses requests of unfinished jobs."""
         for process in self._simulation.processes:
             for job in list(process.jobs):
                 if not job.dead:
@@ -127,7 +126,7 @@ class Jobs:
 
 
 class Pool:
-    """Bounded number of simulated threads of a process; first in, first out."""
+    """First in, first out."""
 
     def __init__(self, process: AnyProcess, threads: int, begins_us: int = LATEST_START_US) -> None:
         """A free thread begins work within `begins_us`."""

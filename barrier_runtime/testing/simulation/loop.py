@@ -102,7 +102,6 @@ class Simulation:
         self.run_to(self.now_us + int(seconds * SECOND))
 
     def run_to(self, end_us: int) -> None:
-        """Runs all events up to and including `end_us`."""
         events = self._events
         left = self.max_steps - self.steps
         steps = 0
@@ -151,7 +150,6 @@ class Simulation:
         self._untold.clear()
 
     def trace_hash(self) -> str:
-        """Hash of the trace, the number of steps and the state of the random generator."""
         self._tell()
         whole = self._hash.copy()
         whole.update(repr((self.now_us, self.steps, self.rng.getstate())).encode())
@@ -265,11 +263,10 @@ class SimProcess:
         return SimWorkers(self, threads, begins_us)
 
     def sleep(self, seconds: float) -> None:
-        """Replaces `time.sleep` in blocking jobs."""
         self.simulation.jobs.block(int(seconds * SECOND))
 
     def wait(self, event: threading.Event) -> None:
-        """Replaces `Event.wait` in blocking jobs; another job sets the event."""
+        """Another job sets the event."""
         while not event.is_set():
             self.sleep(_LOOK_S)
 
@@ -278,7 +275,7 @@ class SimProcess:
         self._die("crash")
 
     def leave(self) -> None:
-        """Ends the process orderly: bytes already written are still sent."""
+        """Ends the process; bytes already written are still sent."""
         self._die("leave")
 
     def _die(self, how: str) -> None:
@@ -491,10 +488,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------ blocking work
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
-        """Runs `func` on a simulated thread.
-
-        Only the executor's number of threads and its shutdown matter, which cancels work that has not begun.
-        """
+        """Only the executor's number of threads matters, and a shutdown, which cancels work that has not begun."""
         if executor is not None and executor._shutdown:
             raise RuntimeError("cannot schedule new futures after shutdown")
         future = self.create_future()

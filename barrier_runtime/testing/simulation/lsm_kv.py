@@ -40,7 +40,7 @@ class LsmKv:
     ) -> None:
         self._directory = str(directory)
         self._compact = compact
-        self._content = content  # content of memtable and files
+        self._content = content
         self._memtable: dict[bytes, bytes | None] = {}
         self._live = live  # SSTs, oldest first
         self._next_number = next_number

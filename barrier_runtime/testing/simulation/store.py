@@ -41,7 +41,7 @@ class StoreFaults:
     outage_until_s: float = 0.0  # in virtual time; everything fails, or hangs until the client gives up
     held: str = ""  # calls for keys with this prefix wait until …
     held_until_s: float = 0.0
-    seen: dict[str, int] = field(default_factory=dict)  # occurrences of each fault
+    seen: dict[str, int] = field(default_factory=dict)
     deleted: deque[tuple[int, ObjectInfo]] = field(default_factory=deque)  # recent, for stale lists
 
     def heal(self) -> None:
@@ -167,7 +167,7 @@ class SimStore:
     # ------------------------------------------------------------ requests
 
     def _write(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
-        """Sends a request that may have an effect without an answer."""
+        """For a request that may have an effect without an answer."""
         faults, simulation = self._faults, self._simulation
         if self._strikes("land_late", faults.land_late):
             simulation.jobs.running(operation)
@@ -181,7 +181,7 @@ class SimStore:
         return self._call(operation, key, effect)
 
     def _call(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
-        """Sends a request that may fail without an effect, or be slow."""
+        """For a request that may fail without an effect, or be slow."""
         faults, simulation = self._faults, self._simulation
         self._told(operation, key)
         held_us = int(faults.held_until_s * SECOND) - simulation.now_us

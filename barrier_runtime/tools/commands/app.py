@@ -26,8 +26,6 @@ _WHOLE = 10_000  # longer than any first sentence of a command
 
 
 class Command(TyperCommand):
-    """Command whose `--help` is a list."""
-
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super(TyperCommand, self).format_help(ctx, formatter)  # skips typer's rich help
 
@@ -36,8 +34,6 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Group of commands whose `--help` is a list."""
-
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super(TyperGroup, self).format_help(ctx, formatter)
 
