@@ -69,7 +69,7 @@ class SlotPlace:
 
 
 def slot_place(options: SlotOptions, environment: Mapping[str, str], own_address: Callable[[], str]) -> SlotPlace:
-    """`own_address()`: the host's address on the network of the coordinator.
+    """Place of a slot. `own_address()`: the host's address on the network of the coordinator.
 
     `environment`: of the executor's host; takes precedence over the options of the job.
     """
@@ -322,14 +322,14 @@ async def _run(
 
 
 def loaded_graph(settings: SlotSettings) -> JobGraph:
-    """A replacing program is unpickled here, so that the slot can report errors."""
+    """Program of a slot; a replacing program is unpickled here, so that the slot can report errors."""
     if isinstance(settings.graph, JobGraph):
         return settings.graph
     return cast(JobGraph, pickle.loads(settings.graph))  # from Spark's closure, like any other function
 
 
 async def _cannot_run(slot: int, task_attempt: int, slot_uuid: str, settings: SlotSettings, why: str) -> Shutdown:
-    """The job continues without this program."""
+    """Reports `why`, and leaves: the job continues without this program."""
     left: asyncio.Future[Shutdown] = asyncio.get_running_loop().create_future()
 
     def handle(message: object) -> None:

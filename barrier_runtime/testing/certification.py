@@ -64,7 +64,7 @@ class Certificate:
     guarantee: str
     scenarios: int
     crashes: int  # of generations
-    observations: int  # of the reader
+    observations: int  # calls of the reader
     seconds: float
 
     def __str__(self) -> str:

@@ -183,7 +183,7 @@ class Environment:
             yield from self.commit(process, restored)
 
     def write(self, process: Process, kind: Round, position: int) -> Generator[bool, None, int]:
-        """Returns the position after the rows."""
+        """Writes the rows of a round; returns the position after the rows."""
         target = self.target
         count = {"half": target.rows, "empty": 0}.get(kind, target.rows * target.parallelism)
         writers = 1 if kind == "half" else process.parallelism
@@ -329,7 +329,7 @@ class Environment:
         self.judge.observe(seen)
 
     def end(self, process: Process) -> None:
-        """Everything of the plan must be visible."""
+        """Ends a generation without a crash; everything of the plan must be visible."""
         process.close()
         process.drop(None)
         assert self._rounds_done == len(self.plan), "a generation ended before the plan was done"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Rule = Literal[
-    "lost",  # a decided row is not visible, or never will be
+    "lost",  # a decided row is not visible, or never will be: the commit keeps raising
     "doubled",  # a row is visible more than once
     "undecided visible",  # a row of no decided transaction
     "torn",  # only a part of a transaction or decision
@@ -51,7 +51,7 @@ class Written:
 class Promise:
     exactly_once: bool
     global_committer: bool
-    ordered: bool  # readers get a subtask's rows of a key in order
+    ordered: bool  # readers get a subtask's rows of a key in the order of writing
     shows_early: bool  # upserts with a deterministic replay: undecided rows may be visible
     id_column: str
     key_column: str

@@ -25,7 +25,7 @@ def _call(number: int) -> Point:
 
 
 def _pre_committed(environment: Environment) -> Process:
-    """A round is pre-committed, not decided."""
+    """Generation that pre-committed a round, which is not decided."""
     process = environment.start()
     environment.run(environment.open(process))
     environment.run(written_and_sealed(environment, process))
@@ -303,6 +303,7 @@ def walk(seed: int) -> Scenario:
 
 
 def by_name(name: str) -> Scenario:
+    """Raises `ValueError` for an unknown name."""
     if name in SINGLE_SCENARIOS:
         return single_scenario(name)
     match name.split():

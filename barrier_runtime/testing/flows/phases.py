@@ -67,6 +67,7 @@ class FlowScenario:
 
 
 def named(name: str) -> FlowScenario:
+    """Raises `ValueError` for an unknown name."""
     parts = name.split("/")
     if len(parts) == 2:
         return FlowScenario(int(parts[0]), int(parts[1]))

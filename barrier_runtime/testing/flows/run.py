@@ -76,7 +76,7 @@ class FlowUnderTest:
     """`make` runs for each simulated process, so closures start fresh, as in production."""
 
     make: Callable[[], Flow]
-    inputs: Mapping[str, tuple[pa.RecordBatch, ...]]
+    inputs: Mapping[str, tuple[pa.RecordBatch, ...]]  # by source, a batch per split
     sinks: Mapping[str, Callable[[], CheckedSink]]
     parallelisms: Sequence[int]
     checkpoints: Mapping[str, Any] = field(default_factory=dict)  # override those of `check`

@@ -180,43 +180,43 @@ class SimCluster:
         slot.handle(message)
 
     def _refused(self, program: Program, coordinator: SimCoordinator, error: InvalidJob) -> bool:
-        """False: the driver tries again."""
+        """Handles the refusal of a job. False: the driver tries again."""
         self._ended(program, "failed", str(error))
         return True
 
     def _told(self, runner: JobRunner) -> None:
-        """After a coordinator reports the job's end."""
+        """Called after a coordinator reports the job's end."""
 
     def _failed(self, program: Program, reason: str) -> None:
-        """After the job failed."""
+        """Called after the job failed."""
 
     def _stop(self, runner: JobRunner) -> None:
         if self._stopping:
             runner.stop(self._stopping)
 
     def _look_after(self) -> None:
-        """At each poll of the driver."""
+        """Called at each poll of the driver."""
 
     def _look(self, program: Program, runner: JobRunner) -> None:
-        """At each poll for a program with a leader."""
+        """Called at each poll for a program with a leader."""
 
     def _born(self, process: SimProcess) -> None:
-        """After the start of a process."""
+        """Called after the start of a process."""
 
     def requested(self, actor: str, operation: str, key: str) -> None:
-        """Before `actor` calls the job's store."""
+        """Called before `actor` calls the job's store."""
 
     def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
-        """After `actor` has the outcome of `put_if_absent`."""
+        """Called after `actor` has the outcome of `put_if_absent`."""
 
     def got(self, actor: str, key: str, there: bool | None) -> None:
-        """After `actor` has the answer of `get`: whether the object exists; None: an error."""
+        """Called after `actor` has the answer of `get`: whether the object exists; None: an error."""
 
     def _wrote(self, actor: str, key: str, data: bytes) -> None:
-        """After an object was written to the job's store."""
+        """Called after an object was written to the job's store."""
 
     def _dropped(self, actor: str, key: str) -> None:
-        """After an object of the job's store was deleted."""
+        """Called after an object of the job's store was deleted."""
 
     def _open_target(self, process: SimProcess, url: str) -> ObjectStore:
         return SimStore(self.sim, process, self.target, self.target_faults)
@@ -343,7 +343,7 @@ class SimCluster:
             await asyncio.sleep(0.1)
 
     async def _submit(self, program: Program, coordinator: SimCoordinator, directory: JobDirectory) -> None:
-        """As the driver does, until a coordinator accepts or refuses the job."""
+        """Submits the job as the driver does, until a coordinator accepts or refuses."""
         while program.active:
             try:
                 await directory.submit(program.spec)

@@ -2,7 +2,9 @@
 
 Work that production runs on threads (restore, upload, commit, the coordinator's store calls) runs here as jobs of a
 process. A job begins shortly after submission, yields wherever it waits (`block`, a store call), and delivers its
-result on the process's loop. A job of a dead process never continues, a job of a stalled process after the stall.
+result on the process's loop. Between two waits a job runs without interruption.
+
+A job of a dead process never continues, a job of a stalled process after the stall.
 """
 
 import asyncio
@@ -117,7 +119,7 @@ class Jobs:
             job.process.jobs.pop(job, None)
 
     def close(self) -> None:
-        """The world refuses requests of unfinished jobs."""
+        """Unwinds unfinished jobs, whose requests the world refuses."""
         for process in self._simulation.processes:
             for job in list(process.jobs):
                 if not job.dead:
@@ -126,7 +128,7 @@ class Jobs:
 
 
 class Pool:
-    """First in, first out."""
+    """Bounded number of simulated threads; first in, first out."""
 
     def __init__(self, process: AnyProcess, threads: int, begins_us: int = LATEST_START_US) -> None:
         """A free thread begins work within `begins_us`."""

@@ -139,7 +139,7 @@ class Simulation:
     # ------------------------------------------------------------ trace
 
     def trace(self, kind: str, *details: object) -> None:
-        """Details are strings, numbers, bytes and tuples of them, without addresses in their repr."""
+        """Adds an entry. Details are strings, numbers, bytes and tuples of them, without addresses in their repr."""
         self._untold.append((self.now_us, kind, *details))
         if len(self._untold) >= _TRACE_BLOCK:
             self._tell()
