@@ -69,7 +69,7 @@ class CommitReport:
 
 @dataclass(frozen=True)
 class SplitPosition:
-    """Position of a reader, and the rows that the split has returned in all generations."""
+    """Position of a reader, and the number of rows that the split has returned in all generations."""
 
     rows: int
     position: bytes
@@ -172,7 +172,7 @@ class Capture:
 
 
 class Operator:
-    """Base of all operators: stateless, one input, emits only in response to calls."""
+    """Base of all operators: stateless, one input, emits nothing of its own accord."""
 
     def open(self, context: OperatorContext) -> None:
         """Restores state. May block."""

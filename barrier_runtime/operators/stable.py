@@ -276,7 +276,7 @@ class StableOperator(Operator):
         return Capture(parts=parts)
 
     def on_complete(self, checkpoint: int) -> None:
-        """Lets out the items in the snapshot of `checkpoint`."""
+        """Releases the items before the snapshot of `checkpoint`."""
         decided = self._decided
         while self._snapshots and self._snapshots[0][0] <= checkpoint:
             decided = self._snapshots.popleft()[1]

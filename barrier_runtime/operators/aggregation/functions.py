@@ -82,8 +82,8 @@ def count(column: str | None = None) -> Aggregate:
 
 def sum_(column: str, *, widen: bool = False) -> Aggregate:
     """Sum of a column of integers (int64), floats (float64) or decimals (ten more digits, at most 38).
-    A sum that leaves 64 bits, or the digits of its decimal, ends the job, as in Spark. With `widen` the sum of integers
-    is a decimal128(38, 0), which has room for every sum."""
+    An integer sum that leaves 64 bits, or a decimal sum that leaves its digits, ends the job, as in Spark. With `widen`
+    the sum of integers is a decimal128(38, 0), which has room for every sum."""
     return Aggregate("sum", column, widen)
 
 

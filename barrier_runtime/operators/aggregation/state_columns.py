@@ -50,7 +50,7 @@ class Accumulator:
 
     @property
     def ufunc(self) -> np.ufunc:
-        """Combines two values. `fmin` skips NaN and `maximum` keeps it: NaN is the greatest number."""
+        """Function that combines two values. `fmin` skips NaN and `maximum` keeps it: NaN is the greatest number."""
         if self.kind == "min":
             return np.fmin
         return np.maximum if self.kind == "max" else np.add

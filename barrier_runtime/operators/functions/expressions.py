@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Evaluation:
-    """If the flow did not know the columns, SQL is compiled for the rows that arrive."""
+    """Expressions of a step. If the flow did not know the columns, SQL is compiled for the rows that arrive."""
 
     def __init__(self, expressions: "Sequence[Compiled | SqlExpression]", where: str) -> None:
         self._given = list(expressions)

@@ -351,7 +351,7 @@ class JoinOperator(KeyedLife):
         return null, rows if len(rows) else None, times[whole]
 
     def _run(self, rows: pa.RecordBatch, times: Ints, port: int) -> RowRun:
-        """Holds the keys of the run's rows."""
+        """Returns a run of the rows, and holds their keys."""
         codec = self._codecs[port]
         return RowRun.of(rows, self._numbers.hold(codec, codec.arrays(rows)), times)
 

@@ -20,7 +20,7 @@ _FAILED = object()  # row whose function raised
 
 
 class SplitOperator(Operator):
-    """By a Python function of a row; base of the split by expressions."""
+    """Split by a Python function of a row; base of the split by expressions."""
 
     def __init__(
         self, name: str, function: Callable[[Row], str] | Any, into: Sequence[str], on_error: OnError = "fail"

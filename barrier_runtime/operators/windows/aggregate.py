@@ -208,7 +208,7 @@ class Windows(WindowEntries):
                 yield
 
     def _close(self, before: int) -> Iterator[None]:
-        """Removes evictable windows that start before `before`."""
+        """Removes windows that start before `before`, some of whose entries are evicted."""
         for start in self.kept.take_starts(before):
             for row_ids in self.table.entries_of(start):
                 for first in range(0, len(row_ids), FEW):
@@ -225,7 +225,8 @@ class Windows(WindowEntries):
             yield from self._fire_parts(due, emit)
 
     def _fire_starts(self, starts: Iterable[int], emit: Emit, by_floors: bool = False) -> Iterator[None]:
-        """Fires evictable windows; `by_floors`: only those over by the event time of their key group."""
+        """Fires windows with these starts, some of whose entries are evicted.
+        `by_floors`: only those over by the event time of their key group."""
         for start in starts:
             for row_ids in self.table.entries_of(start):
                 row_ids = row_ids[~self._were_over(row_ids)]
