@@ -1,7 +1,7 @@
 """Masks likely secrets in texts of reports and logs: errors of libraries, rows in tracebacks.
 
-The runtime itself writes no secret into a status or a log; errors of users' code and of libraries may contain some.
-Losing a text that only resembles a secret is the lesser harm.
+Errors of users' code and of libraries may contain secrets. Losing a text that only resembles a secret is the lesser
+harm.
 """
 
 import re

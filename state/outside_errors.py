@@ -1,8 +1,7 @@
 """Sorts exceptions of outside libraries: a person must fix the cause, or the call is retried.
 
-Connectors translate known errors into this project's kinds, with a message of their own. `told` alone decides about
-every other exception: if the same rows and settings raise the exception again, the job ends at once; other exceptions,
-such as outages, are retried.
+Connectors translate known errors themselves. `told` decides about all others: if the same rows and settings raise the
+exception again, the job ends at once; other exceptions, such as outages, are retried.
 """
 
 import errno

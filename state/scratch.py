@@ -1,11 +1,10 @@
 """Folders of a process for temporary files, and links to files that never change.
 
-A folder is removed at the end of the work. A folder of a killed process is removed when another process of the same
-user makes a folder with that prefix: a living process holds the lock in its folder, and the kernel releases the lock of
-a dead process.
+A folder of a killed process is removed when another process of the same user makes a folder with that prefix: a living
+process locks the folder, and the kernel releases the lock of a dead process.
 
-A local checkpoint, a restore and a survivor's copy share immutable files by hard links, or copies if the file system
-has no hard links. The names of segments, and of files of side-by-side databases, are defined here.
+Immutable files are shared by hard links, or copies if the file system has no hard links. Defines the names of segments
+and of files of side-by-side databases.
 """
 
 import contextlib

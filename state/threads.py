@@ -1,12 +1,11 @@
 """Threads for blocking work that may never return, and short time slices for urgent threads.
 
 `Threads` makes a thread when none is free, up to a bound; a process that ends waits for no thread. A thread is free
-before the work is reported done, so that a caller that waited for the work needs no other thread.
+before the work is reported done: the waiting caller needs no other thread.
 
 `ask_for_short_slices` is for a thread that rows wait for: a slot's loop, or a reader that feeds the loop. Such a thread
-should run as soon as input arrives, and needs little time. By default competing threads get slices of 1 to 3 ms, most
-of a slow row's latency on shared cores. Linux from 6.12 on schedules a thread with shorter slices sooner, without more
-time in total.
+should run as soon as input arrives. By default competing threads get slices of 1 to 3 ms, most of a slow row's latency
+on shared cores. Linux from 6.12 on schedules a thread with shorter slices sooner, without more time in total.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Decodes everything that is stored with a version: the version first, then all of it, or an error.
 
-A `Format` has the name of a stored thing for messages, the versions that this release reads, and the remedies for other
-versions and for damage. `VersionedDecoder` reads JSON and MessagePack with a field `version`; readers of other formats
-(with a version byte, a magic text, a table) call `Format.check`.
+`VersionedDecoder` reads JSON and MessagePack with a field `version`; readers of other formats (with a version byte, a
+magic text, a table) call `Format.check`.
 
 Typed data, never pickle. Unreadable data is refused with place and remedy, never skipped: a source or operator without
 its value would start over and write rows twice.

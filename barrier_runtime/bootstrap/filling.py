@@ -1,8 +1,8 @@
 """Fills the states of one operator from DataFrames, through the operator's own tables.
 
 The operator is made and opened as in a slot, once per subtask. So the snapshot describes types, keys and time as a
-job's snapshot does; only the entries come in bulk and bypass the cache. Columns of a frame are those of
-`state_tables`: columns of the key, then by the kind of state
+job's does; only the entries come in bulk. Columns of a frame are those of `state_tables`: columns of the key, then by
+the kind of state
 
     value, reducing, aggregating     value
     list                             position (0, 1, …), value

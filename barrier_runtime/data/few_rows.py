@@ -1,7 +1,7 @@
 """A small batch as Python lists: a list of values per column.
 
-Arrow and numpy take some microseconds per call, whatever the number of rows; at 10,000 rows per second a batch has
-five. Up to `MOST_ROWS` rows, the steps that most rows pass (partition, frame, running aggregate, select) work on lists.
+Arrow and numpy take microseconds per call, whatever the number of rows; at 10,000 rows per second a batch has five
+rows. Up to `MOST_ROWS` rows, the steps that most rows pass (partition, frame, running aggregate, select) work on lists.
 All other code uses `Batch.rows`, which converts to Arrow. Both forms give the same rows: see `test_few_rows`.
 
 Numbers, booleans, text, bytes and nulls (None) are Python's; times of all kinds are the numbers that Arrow stores. A

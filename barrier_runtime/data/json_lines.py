@@ -12,8 +12,8 @@
 | lists, structs | arrays, objects                                                                               |
 | maps           | objects; arrays of pairs if keys are nested                                                   |
 
-Arrow reads a block at once. If a column is a map, or if Arrow refuses the block, the block is read line by line, which
-keeps all values or names the line.
+If Arrow refuses a block, or if a column is a map, the block is read line by line, which keeps all values or names the
+line.
 
 Guessed types keep every value that was read. Arrow takes whole numbers beyond 64 bits for floats, and texts like times
 for timestamps without a zone. `guessed_exactly` looks at the values: large whole numbers become unsigned or are

@@ -1,8 +1,8 @@
 """Key columns of a batch as state keys, and back.
 
 A state key is a tuple of None, bool, int, float, str or bytes, which the state's key codec can order and encode. Dates
-are days and timestamps are microseconds, the same numbers that partitioning hashes, because a row and the row's state
-must have the same key group.
+are days and timestamps are microseconds, as in partitioning, because a row and the row's state must have the same key
+group.
 """
 
 from collections.abc import Sequence

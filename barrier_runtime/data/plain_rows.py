@@ -1,9 +1,9 @@
 """Converts dictionary columns and views of text, also nested ones, to columns of their values.
 
-Rows of an edge have plain columns. A dictionary would cost a separate message on every connection, cannot be sorted,
-and is another type, so a subtask would receive other types from the same slot than from others. Arrow cannot take rows
-out of views (`string_view`, `binary_view`, from Polars and Parquet files): a step that takes some of the rows converts
-views to text, and leaves dictionaries unchanged.
+Rows of an edge have plain columns. A dictionary would cost a message on every connection, cannot be sorted, and is
+another type, so a subtask would receive other types from the same slot than from others. Arrow cannot take rows out of
+views (`string_view`, `binary_view`, from Polars and Parquet files): a step that takes some of the rows converts views
+to text, and leaves dictionaries unchanged.
 """
 
 from collections.abc import Callable

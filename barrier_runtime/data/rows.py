@@ -1,10 +1,9 @@
 """Batches as rows (plain dicts) for user functions, and rows back into batches of one fixed schema.
 
-The schema of a function's results is declared by the user or inferred from the first batch, and fixed from then on: a
-channel has one schema. A row that does not fit raises an error with the column, and with `schema=` as the remedy.
+Users declare the schema of a function's results, or the first batch determines it; a channel has one schema. A row that
+does not fit raises an error with the column, and with `schema=` as the remedy.
 
-The state of a row at the yield counts. Rows become columns when their batch ends, so `RowWriter.take` copies at once
-whatever the function could still change.
+Rows become columns when their batch ends, so `RowWriter.take` copies at once whatever the function could still change.
 """
 
 import copy

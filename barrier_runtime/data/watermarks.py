@@ -4,9 +4,9 @@ The watermark is the end of time only when every channel has ended, because an i
 only channels that never have rows have not ended, nothing is emitted: "idle" would let others pass rows that are held
 here for the end.
 
-Channels from subtasks that all receive the same elements are idle `together` or not at all. When rows arrive after a
-silence, one of these subtasks notices first. If the others were still idle, event time would advance with the first
-subtask, past rows that arrive later through the others.
+Channels from subtasks that all receive the same elements are idle `together` or not at all. After a silence one of
+these subtasks notices rows first. If the others were still idle, event time would advance with the first subtask, past
+rows that arrive later through the others.
 """
 
 from collections.abc import Collection, Sequence

@@ -8,8 +8,8 @@ A step follows event time with one of these details (`Detail`):
 - "rows": where a row may be late by times that a step has changed. Windows and joins.
 
 Steps before such a step keep the event time that was reached at each row (`Batch.reached`); a step that takes whole
-batches then takes them in parts of one event time. A step with several inputs cannot keep event time: after it,
-event time is that of the slower input, and the rows of inputs interleave differently from run to run.
+batches then takes them in parts of one event time. After a step with several inputs, event time is that of the slower
+input, and rows of the inputs interleave differently from run to run.
 """
 
 from collections.abc import Sequence

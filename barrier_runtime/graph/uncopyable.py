@@ -1,8 +1,8 @@
 """Finds the variable of a user's function that cannot be copied, such as a lock or a connection.
 
-Pickle's own error ("cannot pickle '_thread.lock' object") does not name the variable. The search covers everything
-that a function refers to: variables of the functions around it, globals of the program, defaults, attributes of its
-object. Libraries' data counts as copyable; nothing is pickled.
+Pickle's own error ("cannot pickle '_thread.lock' object") does not name the variable. The search covers everything that
+a function refers to: outer variables, globals, defaults, attributes of its object. Libraries' data counts as copyable;
+nothing is pickled.
 """
 
 import copyreg

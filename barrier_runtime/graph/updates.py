@@ -1,9 +1,8 @@
 """Columns emitted again with every row of a key: a step that adds them up counts every update.
 
 A running aggregate emits its results so far with each row, a window with early results emits results before its end,
-and a window with an allowed lateness emits results again for late rows. In SQL, or in Flink with retractions, the
-next step sees one value per key; here each update is a row. Columns are followed through the flow by name; `map` and
-similar steps may have renamed them.
+and a window with an allowed lateness emits results again for late rows. Columns are followed through the flow by name;
+`map` and similar steps may have renamed them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping

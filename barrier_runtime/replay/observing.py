@@ -1,7 +1,7 @@
 """Observes one operator of a replay row by row: the key's state before and after, emitted rows.
 
-The operator is the job's own; only its calls are intercepted. Each batch is passed one row at a time, which
-operators cannot distinguish from other batch boundaries, and only rows of the wanted key are passed.
+Each batch is passed one row at a time, which operators cannot distinguish from other batch boundaries, and only rows of
+the wanted key are passed.
 """
 
 from collections.abc import Callable, Mapping, Sequence

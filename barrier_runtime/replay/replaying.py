@@ -1,7 +1,7 @@
 """`replay`: shows row by row how one operator processed the rows of one key between two checkpoints.
 
-The operator gets only the key's state and rows. The steps before the operator run whole, with their state, because
-each of their rows may become a row of the key. Later steps and sinks do not run.
+The operator gets only the key's state and rows. Earlier steps run whole, with their state, because each of their rows
+may become a row of the key. Later steps and sinks do not run.
 """
 
 import pdb as debuggers

@@ -4,9 +4,8 @@
                      │ rows are missing, and none arrives for 30 s: `InvalidJob` names the missing rows
                      │ a function raises: end, with the function's error
 
-The initial state is a stored checkpoint, of which the observed operator gets one key. The job that runs here has a
-log of its own in a temporary folder, and read-only links to the files of one checkpoint in the real job's store. The
-job is never restarted.
+The initial state is a stored checkpoint, of which the observed operator gets one key. The replaying job has a log in a
+temporary folder, and read-only links to the files of one checkpoint. The job is never restarted.
 """
 
 import asyncio

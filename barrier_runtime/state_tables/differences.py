@@ -1,8 +1,8 @@
 """Entries that differ between two checkpoints of one job, or between savepoints of one flow.
 
-Both sides are read in key order, side by side, so memory does not grow with the state; columns are held for one
-subtask at a time. Subtasks with the same files on both sides are not read, so the cost follows the changes. Numbers,
-places and names of files do not matter, nor does the parallelism of either side.
+Both sides are read in key order, so memory does not grow with the state; columns are held for one subtask at a time.
+Subtasks with the same files on both sides are not read, so the cost follows the changes. Numbers, places and names of
+files do not matter, nor does the parallelism of either side.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,9 +9,9 @@ Steps of checkpoint n:
     completed(n) or aborted(n)   on the loop
 
 While the files of n are linked, the key-value store thus holds exactly the state at barrier n. Until then nothing else
-may be written to the store: caches spill later, and `drain` does nothing while a worker is `linking`. Reads are always
-allowed. Segments of columnar tables (`columns/segment_set`) are not in that store: the linking thread takes them from
-the tables, writes them, and links their files next to the store's files.
+is written to the store: caches spill later. Reads are always allowed. Segments of columnar tables
+(`columns/segment_set`) are not in that store: the linking thread takes them from the tables, writes them, and links
+their files next to the store's files.
 
 If barrier m arrives while n is still frozen, the loop finishes n first: drains, flushes and links; the `write` of n
 then only uploads. The remaining frozen entries of an aborted n join m. `write` raises `SnapshotDropped` if the

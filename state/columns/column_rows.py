@@ -1,8 +1,8 @@
 """In-memory entries of a column table: a row id per key, a row over numpy arrays, and marks per row.
 
 `RemovedKeys` holds the keys that were removed since the last freeze. Ended windows are removed a million rows at a
-time, and no row comes for them any more. Their keys wait as arrays; the index, which costs a look-up per key, is made
-only when a key arrives that may be among them.
+time: their keys wait as arrays, and the index, which costs a look-up per key, is made only when a key arrives that may
+be among them.
 
 `Victims` chooses the entries that leave memory next: the least recently used. A hand goes round the row ids, a part at
 a time, and takes entries that were not used since the oldest eighth of all entries; a sample shows which call that is.

@@ -1,8 +1,8 @@
 """Keyed state as columns: every key has a row id, and a value is one row over a few numpy arrays.
 
-For vectorised operators: `row_ids(keys)` once per batch, then plain numpy on `columns`, then `mark_dirty`. Keys of
-ints, of any number of fields, are held without Python objects (see `keys/row_index`) until a key of another type
-arrives. A freeze copies the dirty rows, which are written in two forms:
+Per batch, an operator calls `row_ids(keys)`, changes `columns` by numpy, and calls `mark_dirty`. Keys of ints have no
+Python objects (`keys/row_index`) until a key of another type arrives. A freeze copies the dirty rows, which are written
+in two forms:
 
     segments   while all entries are in memory: a freeze makes a segment (see `segment`), which a worker writes;
                no code runs once per entry
@@ -12,8 +12,8 @@ arrives. A freeze copies the dirty rows, which are written in two forms:
 
 A column of dtype "O" holds bytes of any length (see `wide_columns`). The first eviction makes all rows dirty, so that
 the next snapshot has all of them as entries, and no segment of this table. A `last_first` table returns to segments at
-the first freeze at which no evicted entry is left and less than half of the memory limit is used: that freeze makes a
-segment of all rows, and removes the stored entries.
+the first freeze without evicted entries and with less than half of the memory limit used: that freeze makes a segment
+of all rows, and removes the stored entries.
 """
 
 import sys

@@ -1,9 +1,9 @@
 """Rows of a columnar table as bytes: a *segment*, the unit in which a checkpoint writes such a table.
 
 A segment is a *delta* (rows changed since the segment before, and removed keys) or a *base* (all rows: earlier segments
-do not count). The segments from the last base on, read in order, give the table. All content is in columns, so that no
-code runs once per row: keys of ints as int64 fields, all others as binary values of key group (2 bytes, big endian) and
-encoded key (`key_codec`).
+do not count). The segments from the last base on, read in order, give the table. Content is in columns, without code
+per row: keys of ints as int64 fields, all others as binary values of key group (2 bytes, big endian) and encoded key
+(`key_codec`).
 
     magic, length and CRC-32 of the header (4 bytes each, big endian), header (JSON, see `Header`), then per column its
     bytes by significance (all first bytes, all second bytes, …), as one LZ4 block; the header has their CRC-32

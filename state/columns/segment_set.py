@@ -1,10 +1,10 @@
 """The segments of all columnar tables of one backend.
 
-The thread that links a checkpoint's files calls `write` and `link`, one call at a time. `merge` takes longer, and may
-run meanwhile: merging reads files that do not change, and the result replaces these files only if all of them are still
-in use. A file is listed once it is complete on disk; segments that could not be written wait for the next checkpoint.
-Numbers and names of files are never reused in the life of an incarnation, so that a name identifies the bytes; a
-restore reads files in the order of their numbers.
+The thread that links a checkpoint's files calls `write` and `link`, one call at a time. `merge` may run meanwhile:
+merging reads files that do not change, and the result replaces these files only if all of them are still in use. A file
+is listed once it is complete on disk; segments that could not be written wait for the next checkpoint. An incarnation
+never reuses numbers and names of files, so that a name identifies the bytes; a restore reads files in the order of
+their numbers.
 """
 
 import os

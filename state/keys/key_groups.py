@@ -1,6 +1,6 @@
 """Maps keys to key groups, and key groups to subtasks.
 
-The hash, documented here and tested by vectors, must never change, because all snapshots depend on the hash.
+The hash must never change, because all snapshots depend on the hash.
 
 A field is hashed like this (all arithmetic modulo 2**64):
 

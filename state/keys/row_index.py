@@ -1,8 +1,8 @@
 """Distinct keys of a columnar table, each with a row id: int64 columns, or tuples of any scalars.
 
-`IntKeys` is for keys whose fields are all ints of 64 bits, the usual case: an open-addressing hash table in numpy that
-takes whole arrays at once and has no Python object per key (about 10 ns a row, some 30 bytes a key). `TupleKeys` is a
-dict. A *key batch* is several keys together: an int64 array of shape (fields, keys), or a list of tuples.
+`IntKeys` is for keys of 64-bit ints, the usual case: an open-addressing hash table in numpy (about 10 ns a row, some 30
+bytes a key). `TupleKeys` is a dict. A *key batch* is several keys together: an int64 array of shape (fields, keys), or
+a list of tuples.
 
 A nearly full hash table is replaced, which would take 200 ms for a million keys. A large table therefore gets a
 *successor*, filled in parts whenever keys arrive, before the table is full; searches use the table alone.

@@ -8,8 +8,8 @@ The index has, per data block, the block's place and an upper bound of its keys.
 for the whole file, or two levels: adjacent parts with such entries, followed by a block with the place of each part and
 an upper bound of its keys.
 
-Only places are used: RocksDB reads the blocks and verifies each block's own checksum, so wrongly omitted bytes are
-damage to RocksDB, never another value. An unknown layout raises `UnknownLayout`: then read the whole file.
+RocksDB verifies each block's own checksum, so wrongly omitted bytes are damage to RocksDB, never another value. An
+unknown layout raises `UnknownLayout`: then read the whole file.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
 """Several databases side by side as one key-value store, each with its own `key_ranges`.
 
-A restore at another parallelism opens such databases; while the job runs, the entries of all others move into the
-first, in slices (docs/design/side-by-side-databases.md). Then one database is left, and snapshots have their usual
-form.
+A restore at another parallelism opens such databases; while the job runs, all entries move into the first, in slices
+(docs/design/side-by-side-databases.md).
 
 | state   | databases            | files of a checkpoint                      | ends with                  |
 |---------|----------------------|--------------------------------------------|----------------------------|

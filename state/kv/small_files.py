@@ -1,7 +1,7 @@
 """Places the small, often synced files of a database in memory, if this machine has enough.
 
 A database need not survive a power cut, since only checkpoints count. RocksDB syncs anyway: MANIFEST, CURRENT, OPTIONS,
-IDENTITY and their folder seven times at an open, MANIFEST again at each flush. Meanwhile rocksdict holds the
+IDENTITY and their folder seven times at an open, MANIFEST again at each flush. During each sync rocksdict holds the
 interpreter's lock, for as long as the disk is busy. These files are therefore in /dev/shm (some 100 kB per database);
 the database's own folder has its SST files, RocksDB's event log, and a lock.
 

@@ -3,7 +3,7 @@
 Used before a new generation begins (`coordinator.log.restore_choice`) and when the state is opened.
 
 Entries are migrated when they are rewritten, so entries of several versions coexist, each with the field names of its
-own version. Earlier names of a field are therefore part of the state's description in all later snapshots:
+own version. Earlier names of a field are therefore part of all later descriptions:
 
     checkpoint \\ program    has the field               lacks the field
     has the field           unchanged                   `renamed` decides: read under the new name, or dropped (None).

@@ -1,8 +1,8 @@
 """Local copies of snapshots: hard links that outlive the upload, for restores without the network.
 
-One `LocalCopies` lives in the slot's process across generations. Each copy is in the folder of its incarnation, next to
-the database, so that files can be linked. The copies are a cache: losing a copy costs a download, never state. Used
-from the loop and from worker threads.
+One `LocalCopies` lives in the slot's process, across generations. Each copy is next to the database of the copy's
+incarnation, so that files can be linked. The copies are a cache: losing a copy costs a download, never state. Used from
+the loop and from worker threads.
 """
 
 import shutil

@@ -1,8 +1,7 @@
 """Plans which parts of an operator's snapshots a subtask restores.
 
-At the same parallelism a subtask opens its own snapshot unchanged. Otherwise the subtask reads the snapshots that
-overlap the subtask's range of key groups, and takes the key groups in that range from each. It opens some of their
-databases and copies the others:
+At the same parallelism a subtask opens its own snapshot unchanged. Otherwise the subtask takes key groups from all
+snapshots that overlap the subtask's range. Some databases are opened, others copied:
 
 | the database …                                                        | is                            | as number |
 |-----------------------------------------------------------------------|-------------------------------|-----------|

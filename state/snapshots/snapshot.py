@@ -1,9 +1,9 @@
 """Snapshot of an operator subtask at a barrier: files, small values and in-flight rows.
 
 Pure data (`msgspec` structs, validated on decode, never pickled). A snapshot is enough to restore the operator subtask
-in any process at any later time; nothing else about the subtask is stored.
+in any process at any later time.
 
-Snapshots may be numerous. They are trees without cycles, so Python's collector skips them (`gc=False`).
+Snapshots have no cycles, so Python's collector skips them (`gc=False`).
 """
 
 import msgspec

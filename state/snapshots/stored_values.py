@@ -1,8 +1,7 @@
 """Stores large named values of a snapshot as objects, and reads them back.
 
-A manifest, and every message that contains a snapshot, must stay small whatever an operator stores. A value above a
-limit becomes an object that the snapshot names like its files (`OperatorSnapshot.objects`), with the same kind of name
-and hash, retention and sweep. Runs on worker threads only; deletes nothing.
+Manifests, and messages that contain a snapshot, must stay small. A value above a limit becomes an object that the
+snapshot names like its files (`OperatorSnapshot.objects`). Runs on worker threads only; deletes nothing.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """Object storage by obstore: `gs://` and `abfss://`, and `s3://` together with `s3/by_obstore`.
 
-The only file that imports obstore. Credentials come only from the clouds' default chains (environment, files of their
-tools, identities of machines); no secret is ever in our URLs, settings or messages. The client's own retries are off: a
-conditional put must reach the store once, because a retry could mistake the object of the first attempt for another
-writer's. All other requests are retried here. obstore releases the interpreter's lock during a request.
+The only file that imports obstore. Credentials come only from the clouds' default chains; no secret is ever in our
+URLs, settings or messages. The client's own retries are off: a conditional put must reach the store once, because a
+retry could mistake the object of the first attempt for another writer's. All other requests are retried here. obstore
+releases the interpreter's lock during a request.
 """
 
 import contextlib

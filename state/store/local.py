@@ -1,8 +1,8 @@
 """Object storage in a local or mounted folder: `file://`. Writes are durable when the call returns.
 
-Objects appear whole or not at all: bytes go to a temporary file of this folder, are synced, and get their name by
-`link` (which fails if the name is taken: the linearizable create) or `rename`. Keys cannot leave the folder, not even
-through symbolic links below the folder.
+Objects appear whole or not at all: bytes go to a temporary file, are synced, and get their name by `link` (which fails
+if the name is taken: the linearizable create) or `rename`. Keys cannot leave the folder, not even through symbolic
+links below the folder.
 
 After a power cut, an object is whole and under its name if `put`, `put_file` or `publish` returned, or if
 `put_if_absent` returned CREATED *or EXISTS*: the process that wrote an existing object may have died before syncing.

@@ -1,7 +1,7 @@
 """Object storage in memory: one lock, no clock, no randomness, and faults that a test injects.
 
-Fulfils the contract of `object_store` exactly until a fault strikes, so that tests can stage races and crashes that no
-real store can stage. Faults strike in the order of injection.
+Fulfils the contract of `object_store` until a fault strikes, so that tests can stage races and crashes. Faults strike
+in the order of injection.
 """
 
 import enum

@@ -2,14 +2,14 @@
 
 Checkpoints of older releases list uploads of rows, to be completed after the decision.
 
-Key, id and tags of the parts name an upload. A process that has these can complete the upload at any later time, unless
-somebody aborts it.
+Key, id and tags of the parts name an upload. A process with these can complete the upload later, unless somebody aborts
+it.
 
 A failed or unknown completion is verified at the final key. Right content: done. Other content: `Corrupt`. Absent,
 while the upload exists: retried. If object and upload are both absent, the file is lost, or another process is
-completing the upload: S3 may take a while, during which neither is visible. Therefore only the last of several
-consecutive checks by the same `MultipartUploads` raises `Corrupt`. The caller pauses between checks (commits are
-retried after 0.1 s, 0.2 s, …, some 13 s in total).
+completing the upload: meanwhile S3 may show neither. Therefore only the last of several consecutive checks by the same
+`MultipartUploads` raises `Corrupt`; the caller pauses between checks (commits are retried after 0.1 s, 0.2 s, …, some
+13 s in total).
 """
 
 import contextlib

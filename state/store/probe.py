@@ -1,8 +1,8 @@
 """Probe of a store's conditional create at a start: some S3-compatible stores ignore `If-None-Match`.
 
 Exactly-once depends on the conditional create, so a store that fails is refused with the reason. A store that passes
-gets a note, so that the next start makes a single request instead of a dozen. The note names the probed place, which a
-copy of the store elsewhere does not share, and is valid for 30 days.
+gets a note, so that the next start makes a single request instead of a dozen. The note names the probed place, which no
+copy of the store shares, and is valid for 30 days.
 """
 
 import contextlib

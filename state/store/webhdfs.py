@@ -2,11 +2,10 @@
 
 Needs no libhdfs, no JVM and no extra package (docs/design/object-stores.md).
 
-Bytes go to a temporary file. Once that file is closed, a *rename* of the name node gives the file the final name. The
-option NONE makes the rename a linearizable create: the name node checks and takes the name under one lock, and refuses
-an existing name. OVERWRITE replaces the existing file atomically. Each request is sent once, over a new connection: on
-a kept connection nobody could know whether the name node closed it before or after taking the request. Only answers of
-WebHDFS itself count: a starting name node answers 404 to everything.
+Bytes go to a temporary file, which is closed, then renamed. The option NONE makes the rename a linearizable create: the
+name node refuses an existing name under its lock. OVERWRITE replaces the existing file atomically. Each request is sent
+once, over a new connection: on a kept connection nobody could know whether the name node closed it before or after
+taking the request. Only answers of WebHDFS itself count: a starting name node answers 404 to everything.
 
 The name node applies an edit before the edit is in its journal, and syncs edits in order. Before EXISTS is returned,
 the caller's own temporary file is therefore deleted: once the deletion is answered, the edit that took the name is in

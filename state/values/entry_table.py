@@ -1,21 +1,18 @@
 """Tables with many entries per key, for lists and maps of state.
 
-Each is an entry of the key-value store.
-
 Layout, after key group and state id (`kv/shard`), encoded by `keys/key_codec`:
 
     user key · 0A · entry key  →  the entry's value        0A and 0B are False and True
     user key · 0B              →  C1 and the number of entries, 8 bytes, big endian
 
 The entry key of a list is the element's index (an int); of a map, the map's key. Encoded entry keys sort like their
-values, so a range of the store has the entries of one user key in order, followed by their number. The number exists as
-long as there are entries, so a scan ends there and does not read entries that neighbours have deleted; no MessagePack
-and no pickle begins with C1. The user key alone determines the key group. If elements of a list have expired (see
-`expiry`), 16 more bytes give an index below which there are no elements, and the next index.
+values, so a range of the store has the entries of one user key in order, followed by their number. The number exists
+while there are entries, so a scan ends there and skips entries that neighbours have deleted; no MessagePack and no
+pickle begins with C1. The user key alone determines the key group. If elements of a list have expired (see `expiry`),
+16 more bytes give an index below which there are no elements, and the next index.
 
-One `StateTable` holds all entries, by (*user key, False, entry key) and (*user key, True), with the usual caches,
-freezing, spilling and snapshots. `EntryTable` adds an index of unwritten entries by user key. A walk through the
-entries of a key merges this index with a scan of the store.
+One `StateTable` holds all entries, by (*user key, False, entry key) and (*user key, True). `EntryTable` adds an index
+of unwritten entries by user key. A walk through the entries of a key merges this index with a scan of the store.
 """
 
 from bisect import bisect_right, insort

@@ -9,8 +9,8 @@ The current value of a key is in the first of these that has the key:
     the store
 
 At a barrier `freeze` makes the dirty entries the frozen entries: two assignments. A frozen entry that is read again is
-encoded first, so that user code that changes the value in place cannot reach the snapshot; tables of immutable values
-skip this. None is not a value, but means absent. Key fields keep one type each (1, 1.0 and True are one key here).
+encoded first, so that a change in place cannot reach the snapshot; tables of immutable values skip this. None means
+absent. Key fields keep one type each (1, 1.0 and True are one key here).
 
 `StateTable` bounds the cache by a number of entries and their usual size. `BytesTable` is for values whose sizes differ
 a thousandfold, written once and read about once: `BytesTable` counts the unwritten bytes, and does not cache stored

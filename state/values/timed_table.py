@@ -11,9 +11,9 @@ An entry that is expired for the current row, but live for an earlier time that 
 late row is judged at the watermark, so the results do not show whether a sweep has run. In event time a write never
 shortens a life: after rows of 10:05 and 10:01, in either order, an entry counts from 10:05.
 
-A sweep reads the stored entries in slices between turns of the loop, each slice from the end of the slice before, with
-pauses: sweeping a large state takes many turns, whatever the rate of rows and checkpoints. Unwritten changes are looked
-up before a deletion, so a refreshed entry stays; the next sweep finds it in the store.
+A sweep reads the stored entries in slices with pauses between turns of the loop, each slice from the end of the slice
+before. Unwritten changes are looked up before a deletion, so a refreshed entry stays; the next sweep finds it in the
+store.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -4,17 +4,16 @@ Layout, after key group and state id (`kv/shard`), encoded by `keys/key_codec`:
 
     time (ms, an int) · user key  →  01
 
-The user key alone determines the key group, so rescaling treats timers like any other state. There is no second index
-by key: setting, deleting or firing a timer needs time and key, which the caller has.
+The user key alone determines the key group, so rescaling treats timers like any other state.
 
 Unwritten timers are in the dicts of `StateTable`, by (time, user key). Nothing is read before a write, since setting a
-timer twice makes one entry, and written timers are not cached. The last timers that were set, and that nobody holds in
+timer twice makes the same entry; written timers are not cached. The last timers that were set, and that nobody holds in
 memory, may be in two lists, `times` and `keys`, and are written from there, unless the dicts have a timer of that time
 and key. All methods except those that set timers first move the lists into the dicts (`_fold`), so that the lists never
 contain a timer that was deleted later.
 
-`KnownKeys` caches the encoded beginning of recent stored keys, key group and user key. For user keys with many entries,
-encoding costs more than the rest of a write.
+`KnownKeys` caches the encoded beginning of recent stored keys: for user keys with many entries, encoding costs more
+than the rest of a write.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

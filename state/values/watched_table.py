@@ -1,8 +1,8 @@
 """A debugging table that notices values changed in place and not stored, and shared objects.
 
-The price is an encoding of every value that is read. An unstored change exists only in the cache of this process, and
-is lost at a restart, an eviction or a rescaling. A clean value that is handed out (or made as a default) is therefore
-kept with its encoding until the key is written or the next barrier arrives, which compares the two.
+Every value that is read is encoded. An unstored change exists only in the cache of this process, and is lost at a
+restart, an eviction or a rescaling. A clean value that is handed out (or made as a default) is therefore kept with its
+encoding until the key is written or the next barrier arrives, which compares the two.
 
 An object that is stored for two keys is refused: until a restart, a change for one key would change the other.
 """

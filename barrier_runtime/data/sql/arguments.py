@@ -9,7 +9,7 @@ as deep as it has terms. Expressions are therefore built flat.
 
 Arrow computes all branches of a `CASE` for all rows. So that `CASE WHEN b <> 0 THEN a / b END` does not fail if b is 0,
 parts that may fail get nulls for rows that do not need them (`Needed`). In a long chain of conditions that may fail
-themselves only the first conditions count, because each condition contains all conditions before it.
+only the first conditions count, because each contains all before it.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """The functions that a SQL expression may call, each as an Arrow expression of its arguments.
 
 A row of a table has a class of the parser's tree, the names of its arguments, and the function that makes the Arrow
-expression. Functions without a row are refused by name.
+expression.
 """
 
 import re

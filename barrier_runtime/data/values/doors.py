@@ -1,6 +1,6 @@
 """Conversion of values per type of column: keeps a value or gives the reason of a refusal.
 
-`into_columns` has the table.
+The table is in `into_columns`.
 """
 
 import datetime

@@ -1,7 +1,7 @@
 """Python values as Arrow columns: values are kept exactly, or refused with place and reason.
 
-All values of users, payloads and deserialisers become columns by `column_of`. Arrow's own conversion cuts fractions,
-omits keys that a struct lacks, and more; this module decides per type of column:
+All values of users, payloads and deserialisers become columns by `column_of`. Arrow's own conversion cuts fractions and
+omits unknown keys; this module decides per type of column:
 
 | column            | kept                                               | refused                                    |
 |-------------------|----------------------------------------------------|--------------------------------------------|
@@ -23,8 +23,8 @@ omits keys that a struct lacks, and more; this module decides per type of column
 None, `pandas.NaT`, `pandas.NA` and numpy's NaT are null. A subclass counts as its base class: an `IntEnum` as int. The
 door of each level's type converts the values of that level of a list, struct or map.
 
-In values decoded from JSON (`column_of_json`), text stands for values that have a type in Python: times (RFC 3339,
-ISO 8601, see `stored_times`) become the number that the column stores, and `NaN`, `Infinity` and `-Infinity` floats.
+In values decoded from JSON (`column_of_json`), text stands for values that have a type in Python: times (RFC 3339, ISO
+8601, see `stored_times`) become the number that the column stores, and `NaN`, `Infinity` and `-Infinity` floats.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set

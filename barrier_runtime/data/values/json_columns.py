@@ -1,7 +1,7 @@
 """JSON values as columns, for values that Arrow's reader of JSON does not read, or does not keep.
 
 Arrow reads into the `wire_type` of a column, and `from_wire` makes the column: times of day, dates, durations and
-binary are read as text. `columns_of_lines` reads line by line, with Python's decoder, and numbers as digits. That is
+binary are read as text. `columns_of_lines` reads line by line, with Python's decoder, and numbers as digits. This is
 ten times slower, reads everything (maps too), and names the line of a value that is not kept.
 """
 
