@@ -7,11 +7,10 @@
     DECLINED (a subtask refused) · EXPIRED (timed out) · ABORTED (the generation ended, or the manifest could not be
     written) · SUBSUMED (a newer one completed first)
 
-An illegal move raises `ProtocolViolation` with the recent history. Late, duplicate and unknown acks are ordinary: they
-are counted, and have no other effect.
+An illegal move raises `ProtocolViolation` with the recent history. Late, duplicate and unknown acks are only counted.
 
-Every subtask receives values whose names begin with `SHARED` at a restore. If several subtasks have such a value with
-different bytes, the checkpoint is never decided.
+A restore gives every subtask the values whose names begin with `SHARED`. If subtasks differ in the bytes of such a
+value, the checkpoint is never decided.
 """
 
 import enum
@@ -57,7 +56,7 @@ class AckEffect(enum.Enum):
     NEW = "new"
     LAST = "last"
     DUPLICATE = "duplicate"
-    LATE = "late"  # the checkpoint does not collect acks any more
+    LATE = "late"  # no more acks are collected
     UNKNOWN_SUBTASK = "unknown subtask"
 
 
@@ -73,7 +72,7 @@ class Checkpoint:
     phase: CheckpointPhase = CheckpointPhase.TRIGGERED
     acks: dict[SubtaskId, Ack] = field(default_factory=dict)
     acked_ms: dict[SubtaskId, int] = field(default_factory=dict)  # arrival of each ack
-    history: list[tuple[int, CheckpointPhase]] = field(default_factory=list)  # (time, phase entered)
+    history: list[tuple[int, CheckpointPhase]] = field(default_factory=list)  # (time, entered phase)
 
     def move(self, to: CheckpointPhase, now_ms: int) -> None:
         if to not in MOVES[self.phase]:
@@ -86,7 +85,6 @@ class Checkpoint:
         self.history.append((now_ms, to))
 
     def ack(self, ack: Ack, now_ms: int) -> AckEffect:
-        """Takes a subtask's snapshot."""
         if self.phase is not CheckpointPhase.TRIGGERED:
             return AckEffect.DUPLICATE if ack.subtask in self.acks else AckEffect.LATE
         if ack.subtask not in self.expected:
@@ -107,7 +105,7 @@ class Checkpoint:
 
     @property
     def all_ended(self) -> bool:
-        """Returns whether every snapshot was taken after the end of input: this is the final checkpoint."""
+        """Returns whether every snapshot was taken after the end of input: the final checkpoint."""
         return self.all_acked and all(ack.ended for ack in self.acks.values())
 
     @property
@@ -119,7 +117,7 @@ class Checkpoint:
 
 
 def disagreement(snapshots: Iterable[OperatorSnapshot]) -> str:
-    """Returns why a checkpoint of these snapshots is not decided; "" if it may be decided."""
+    """Returns why a checkpoint of these snapshots is not decided; "" if valid."""
     first: dict[tuple[str, str], tuple[int, object]] = {}
     for snapshot in snapshots:
         content: dict[str, object] = {**snapshot.values, **{name: ref.sha256 for name, ref in snapshot.objects.items()}}
@@ -144,13 +142,13 @@ def disagreement(snapshots: Iterable[OperatorSnapshot]) -> str:
 
 
 _ABORTED_KNOWN = 256
-_RETRY_MS, _LONGEST_RETRY_MS = 100, 10_000  # pause before a requested checkpoint, after failures in a row
+_RETRY_MS, _LONGEST_RETRY_MS = 100, 10_000  # before a requested checkpoint, after failures in a row
 
 
 class Triggering(enum.Enum):
     PERIODIC = "periodic"
-    ON_REQUEST = "on request"  # only requested checkpoints: final or stopping
-    HELD = "held"  # none: the sources are ending early, and a half-ended input is no restore point
+    ON_REQUEST = "on request"  # final or stopping
+    HELD = "held"  # the sources are ending early: a half-ended input is no restore point
 
 
 @dataclass(frozen=True)
@@ -168,15 +166,13 @@ class PendingCheckpoints:
         self._token = token
         self._next_id = first_id
         self._open: dict[int, Checkpoint] = {}
-        self._last_triggered_ms = now_ms  # the first trigger is one interval after the start
+        self._last_triggered_ms = now_ms  # the first trigger comes after an interval
         self._last_ended_ms: int | None = None
         self._requested = False
         self._failures = 0  # in a row
         self.triggering = Triggering.PERIODIC
-        self.ignored: Counter[str] = Counter()  # by reason, acks and declines without effect
-        self._aborted: deque[int] = deque(maxlen=_ABORTED_KNOWN)  # ended undecided, for late acks
-
-    # ------------------------------------------------------------ triggering
+        self.ignored: Counter[str] = Counter()  # acks and declines without effect, by reason
+        self._aborted: deque[int] = deque(maxlen=_ABORTED_KNOWN)  # undecided, for late acks
 
     @property
     def next_id(self) -> int:
@@ -196,7 +192,7 @@ class PendingCheckpoints:
         return self._requested
 
     def trigger_at(self) -> int | None:
-        """Returns the time of the next trigger; None if the limit is reached or no checkpoint is requested."""
+        """Returns the time of the next trigger; None: limit reached, or nothing requested."""
         if len(self._open) >= self._options.max_concurrent or self.triggering is Triggering.HELD:
             return None
         moments = [self._requested_at()] if self._requested else []
@@ -210,7 +206,8 @@ class PendingCheckpoints:
     def _requested_at(self) -> int:
         """The first retry of a failed checkpoint is due at once, later retries after pauses that double.
 
-        The end of the input requests a failed checkpoint again without end if many failures are tolerated."""
+        With many tolerated failures the end of the input requests a failed checkpoint again without end.
+        """
         if self._failures < 2 or self._last_ended_ms is None:
             return self._last_triggered_ms
         return self._last_ended_ms + min(_RETRY_MS << min(self._failures - 2, 30), _LONGEST_RETRY_MS)
@@ -238,8 +235,6 @@ class PendingCheckpoints:
             deadlines.append(trigger)
         return min(deadlines, default=None)
 
-    # ------------------------------------------------------------ messages of slots
-
     def get(self, checkpoint: int) -> Checkpoint | None:
         return self._open.get(checkpoint)
 
@@ -254,11 +249,11 @@ class PendingCheckpoints:
         return Acked(effect, checkpoint)
 
     def is_aborted(self, checkpoint: int) -> bool:
-        """Whether the checkpoint ended undecided in this generation and process, among the last 256."""
+        """Whether the checkpoint ended undecided here and in this generation, among the last 256."""
         return checkpoint in self._aborted
 
     def decline(self, checkpoint_id: int, subtask: SubtaskId, now_ms: int) -> Checkpoint | None:
-        """Takes a refusal; returns the checkpoint that ends because of the refusal, if any."""
+        """Takes a refusal; returns the checkpoint that ends thereby, if any."""
         checkpoint = self._open.get(checkpoint_id)
         if checkpoint is None or checkpoint.phase is not CheckpointPhase.TRIGGERED or subtask not in self._expected:
             self.ignored["late or unknown decline"] += 1
@@ -266,16 +261,14 @@ class PendingCheckpoints:
         self._end(checkpoint, CheckpointPhase.DECLINED, now_ms)
         return checkpoint
 
-    # ------------------------------------------------------------ progress
-
     @property
     def deciding(self) -> bool:
-        """Returns whether the next record of the log is the COMPLETE of a pending checkpoint."""
+        """Returns whether the log's next record is the COMPLETE of a pending checkpoint."""
         phases = (CheckpointPhase.PERSISTING, CheckpointPhase.DECIDING)
         return any(checkpoint.phase in phases for checkpoint in self._open.values())
 
     def ready(self) -> Checkpoint | None:
-        """Returns the newest fully acknowledged checkpoint, unless another checkpoint is being decided."""
+        """Returns the newest fully acknowledged checkpoint, unless another is being decided."""
         if self.deciding:
             return None
         acked = [checkpoint for checkpoint in self._open.values() if checkpoint.all_acked]
@@ -295,14 +288,14 @@ class PendingCheckpoints:
         self._end(checkpoint, CheckpointPhase.ABORTED, now_ms)
 
     def abort_all(self, now_ms: int) -> list[Checkpoint]:
-        """Ends all checkpoints of a generation except those in DECIDING, which the log decides."""
+        """Ends all checkpoints of a generation except in DECIDING."""
         ended = list(self._expirable())
         for checkpoint in ended:
             self._end(checkpoint, CheckpointPhase.ABORTED, now_ms)
         return ended
 
     def complete(self, checkpoint: Checkpoint, now_ms: int) -> list[Checkpoint]:
-        """Completes a checkpoint whose decision is appended. Returns the older ones that it subsumes."""
+        """Completes a decided checkpoint. Returns older ones that are subsumed."""
         self._end(checkpoint, CheckpointPhase.COMPLETE, now_ms)
         older = [other for other in self._expirable() if other.id < checkpoint.id]
         for other in older:

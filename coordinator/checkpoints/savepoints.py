@@ -1,26 +1,26 @@
 """Requested savepoints of a job, and the progress of each. Pure.
 
-    WAITING ─ a checkpoint that was triggered after the request completes ─► COVERED ─ all its rows are visible ─►
+    WAITING ─ a checkpoint triggered after the request completes ─► COVERED ─ all rows are visible ─►
     COPYING ─ copied ─► DONE
         └──────────────────────┴──────────────────────┴─ failed, or the job ended first ─► FAILED
 
 | event                        | WAITING                | COVERED               | COPYING      |
 |------------------------------|------------------------|-----------------------|--------------|
-| a checkpoint completes       | COVERED by it          | - (***)               | -            |
-| a generation ends            | waits for the next one | WAITING again         | goes on (*)  |
+| a checkpoint completes       | COVERED                | - (***)               | -            |
+| a generation ends            | waits for the next     | WAITING again         | goes on (*)  |
 | the coordinator dies         | lost (+) (**)          | lost (+) (**)         | lost (+) (**)|
 | the same id is requested     | -                      | -                     | -            |
 | the job ends                 | FAILED                 | FAILED                | FAILED       |
 
 (+) The client requests the savepoint again under the same id; the earlier copy has no savepoint.json.
-(*) A savepoint that the job stops with is WAITING again, even when DONE: the next generation reads on from that
-    checkpoint until it is stopped, and the savepoint must be the state at that stop.
-(**) A savepoint that the job stops with is in the log: the successor has it, WAITING (`job/phases/stopping`).
+(*) A savepoint that the job stops with is WAITING again, even when DONE: the next generation reads on until stopped,
+and the savepoint must be the state at that stop.
+(**) A savepoint that the job stops with is in the log: the successor continues from WAITING (`job/phases/stopping`).
 (***) If sinks take longer than a checkpoint's interval to make rows visible, the newest checkpoint is never visible
-    when the next completes. A savepoint that the job stops with is then covered by the newer checkpoint.
+when the next completes. A savepoint that the job stops with is then covered by the newer checkpoint.
 
-The checkpoint of a savepoint in COVERED or COPYING is held: retention drops it later (`held`). If a process that does
-not lead any more still copies, the successor may delete the files; then the copy fails, without savepoint.json.
+Retention keeps the checkpoint of a savepoint in COVERED or COPYING (`held`). If a former leader still copies, the
+successor may delete the files; the copy then fails, without savepoint.json.
 """
 
 import enum
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.savepoint import SavepointCopy, savepoint_copy
 
-_KEPT = 50  # number of kept requests that are over
+_KEPT = 50  # ended requests
 _MAX_OPEN = 8
 
 
@@ -49,7 +49,7 @@ class SavepointState(enum.Enum):
 
 @dataclass(frozen=True)
 class SavepointRequest:
-    id: str  # the same for the same request, however often a client repeats it
+    id: str  # the same for a repeated request
     url: str  # of the savepoint's folder
     stops: bool = False  # the job stops with this savepoint
 
@@ -60,7 +60,7 @@ class SavepointEntry:
 
     request: SavepointRequest
     asked_ms: int
-    first_checkpoint: int  # the lowest checkpoint id that can cover the request
+    first_checkpoint: int  # the lowest id that can cover the request
     state: SavepointState = SavepointState.WAITING
     manifest: Manifest | None = None
     ended_ms: int | None = None
@@ -86,11 +86,11 @@ class Savepoints:
         self._entries: OrderedDict[str, SavepointEntry] = OrderedDict()
 
     def of_sinks(self, sinks: frozenset[str]) -> None:
-        """Sets the sinks of a replaced program. Copies made so far belong to the old program."""
+        """Sets the sinks of a replaced program. Earlier copies belong to the old program."""
         self._sinks = sinks
 
     def refusal(self, request: SavepointRequest) -> str:
-        """Returns why the request is refused; "" if it is possible, or already known."""
+        """Returns why the request is refused; "" if possible, or already known."""
         known = self._entries.get(request.id)
         if known is not None and known.request.url != request.url:
             return (
@@ -102,7 +102,7 @@ class Savepoints:
         return ""
 
     def ask(self, request: SavepointRequest, first_checkpoint: int, now_ms: int) -> bool:
-        """Adds a request. Returns whether it is new and not refused."""
+        """Adds a request. Returns whether new and not refused."""
         if request.id in self._entries or self.refusal(request):
             return False
         self._entries[request.id] = SavepointEntry(request, now_ms, first_checkpoint)
@@ -127,14 +127,11 @@ class Savepoints:
 
     @property
     def waiting(self) -> bool:
-        """Returns whether a request waits for a checkpoint.
-
-        This checkpoint is aligned, so that any restore is possible.
-        """
+        """Returns whether a request waits for a checkpoint, which is aligned, so that any restore is possible."""
         return bool(self._in(SavepointState.WAITING))
 
     def wants_checkpoint(self, open_ids: Collection[int]) -> bool:
-        """Whether a request waits that none of the pending checkpoints can cover."""
+        """Whether a request waits that no pending checkpoint can cover."""
         newest = max(open_ids, default=0)
         return any(each.first_checkpoint > newest for each in self._in(SavepointState.WAITING))
 
@@ -151,14 +148,14 @@ class Savepoints:
                 entry.state, entry.manifest = SavepointState.COVERED, manifest
 
     def generation_ended(self, next_id: int) -> None:
-        """Lets uncopied savepoints wait for a checkpoint of the next generation."""
+        """Lets uncopied savepoints wait for the next generation."""
         for entry in self._entries.values():
             again = entry.request.stops and entry.state is not SavepointState.FAILED
             if again or entry.state in (SavepointState.WAITING, SavepointState.COVERED):
                 entry.state, entry.manifest, entry.first_checkpoint = SavepointState.WAITING, None, next_id
 
     def due(self, all_through: Callable[[int], bool]) -> tuple[DueCopy, ...]:
-        """Returns copies that can begin now, each once: all rows of their checkpoint are visible."""
+        """Returns copies that can begin, each once: all rows of the checkpoint are visible."""
         copies = []
         for entry in self._in(SavepointState.COVERED):
             assert entry.manifest is not None

@@ -4,8 +4,8 @@
     effects = protocol.handle(Begin(), now_ms)         # carry them out in order, report each answer as an event
     protocol.next_deadline()                           # and send Tick when this moment has come
 
-`Job` holds the facts, the phases (`phases/`) decide, `transitions` lists the legal moves. This module brings events to
-the present phase, and drops messages of another generation, of a replaced process, and of an old link.
+`Job` holds the facts, the phases (`phases/`) decide, `transitions` lists the legal moves. This module drops messages of
+other generations, replaced processes and old links, and brings all other events to the present phase.
 """
 
 import msgspec
@@ -77,7 +77,7 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 STALL_MS = 1_000
-POLL_MS = 5_000  # a leader without an append for this long reads the log's next position
+POLL_MS = 5_000  # interval of reads of the next position by a leader that appends nothing
 
 
 class JobProtocol:
@@ -88,11 +88,9 @@ class JobProtocol:
         self._stood_still = False  # the last tick only reset waiting times
         self._forgave = False  # an event since the last tick reset waiting times
         self._watch = ProgressWatch()
-        self._poll_ms = 0  # when to read the log's next position, while leading
+        self._poll_ms = 0  # while leading
         self._polling = False  # the store has not answered yet
-        self._deadline_ms: int | None = None  # as of the last event
-
-    # ------------------------------------------------------------ queries of the edge
+        self._deadline_ms: int | None = None
 
     @property
     def spec(self) -> JobSpec:
@@ -104,7 +102,7 @@ class JobProtocol:
 
     @property
     def outcome(self) -> Outcome | None:
-        """Outcome of the job; None while the job lives."""
+        """Outcome; None while the job lives."""
         return self._phase.outcome if isinstance(self._phase, Ended) else None
 
     @property
@@ -118,12 +116,12 @@ class JobProtocol:
 
     @property
     def slow_commits(self) -> tuple[SlowCommit, ...]:
-        """Sinks whose commits have been too slow, until they catch up; as of the last event."""
+        """Sinks that commit too slowly, until caught up; as of the last event."""
         return self._watch.slow.known
 
     @property
     def slow_uploads(self) -> tuple[SlowUpload, ...]:
-        """Operators whose uploads have been too slow, until they catch up; as of the last event."""
+        """Operators that upload too slowly, until caught up; as of the last event."""
         return self._watch.slow_uploads.known
 
     def status(self, now_ms: int) -> JobStatus:
@@ -141,7 +139,7 @@ class JobProtocol:
 
     @property
     def lead_position(self) -> int | None:
-        """Position of the newest record by which this process leads; None if it does not lead."""
+        """Position of the newest record by which this process leads; None without leadership."""
         return self._job.led.permit.position if self._job.leads else None
 
     @property
@@ -150,17 +148,17 @@ class JobProtocol:
 
     @property
     def token(self) -> int | None:
-        """Token of the log's generation; None: unknown yet."""
+        """Token of the log's generation; None: unknown."""
         return self._job.log.token
 
     def refuses(self, request: SavepointRequest) -> str:
-        """Returns why this savepoint is refused; "" if it is possible, or already known."""
+        """Returns why this savepoint is refused; "" if possible, or already known."""
         if self.outcome is not None:
             return self._has_ended("restore from its last checkpoint instead")
         return self._job.savepoints.refusal(request)
 
     def refuses_rescale(self, request: RescaleRequest) -> str:
-        """Returns why a rescale or replace is refused; "" if it is possible, or already known."""
+        """Returns why a rescale or replace is refused; "" if possible, or already known."""
         if self.outcome is not None:
             return self._has_ended("start it with another parallelism instead")
         if self._job.stop is not None:
@@ -183,7 +181,7 @@ class JobProtocol:
 
     @property
     def next_position(self) -> int:
-        """Next position of the log, as far as this process knows."""
+        """Next position of the log, as far as known here."""
         return self._job.log.next_position
 
     @property
@@ -192,7 +190,7 @@ class JobProtocol:
 
     @property
     def history_revision(self) -> object:
-        """Opaque version; changes with every event that a successor should know."""
+        """Opaque version; changes with each event that a successor should know."""
         return self._job.record.revision, self._job.commits.noted
 
     @property
@@ -208,7 +206,7 @@ class JobProtocol:
         return msgspec.structs.replace(history, rescales=rescales, savepoints=savepoints, commits=commits_status(job))
 
     def next_deadline(self) -> int | None:
-        """Returns when the next `Tick` is due, on the clock of `now_ms`; None: not before another event."""
+        """Returns when the next `Tick` is due (as `now_ms`); None: not before another event."""
         return self._deadline_ms
 
     def _deadline(self) -> int | None:
@@ -219,8 +217,6 @@ class JobProtocol:
         poll = self._poll_ms if self._may_poll else None
         moments = (silence, self._phase.deadline(self._job), self._watch.next_ms, poll)
         return min((moment for moment in moments if moment is not None), default=None)
-
-    # ------------------------------------------------------------ events
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         job = self._job
@@ -301,14 +297,14 @@ class JobProtocol:
         return self._on_rescale(now_ms)
 
     def _on_rescale(self, now_ms: int) -> Decision | None:
-        """Admits slots once this process leads, so that the driver starts them, in any phase."""
+        """Admits slots in any phase once this process leads, so that the driver starts them."""
         if self._job.leads:
             self._job.rescales.end_fulfilled(now_ms)
             self._job.admit(f"job {self.spec.job} has no such slot")
         return self._phase.on_rescale(self._job, now_ms)
 
     def _on_tick(self, now_ms: int) -> Decision | None:
-        """Handles a tick. A first late tick only resets waiting times; the next does everything overdue."""
+        """A first late tick only resets waiting times; the next does everything overdue."""
         self._forgave = False
         if self._is_late(now_ms) and not self._stood_still:
             self._stood_still = True
@@ -321,12 +317,12 @@ class JobProtocol:
         return self._phase.on_tick(self._job, now_ms)
 
     def _is_late(self, now_ms: int) -> bool:
-        """Whether this process stalled: messages of slots may be unread, so no slot counts as silent yet."""
+        """Whether this process stalled: messages may be unread, so no slot counts as silent yet."""
         return self._deadline_ms is not None and now_ms - self._deadline_ms > STALL_MS
 
     @property
     def _may_poll(self) -> bool:
-        """Returns whether to poll the log; a stalled leader could else wait forever for a successor's slots."""
+        """Returns whether to poll the log; else a stalled leader could wait forever for a successor's slots."""
         return self._job.leads and not self._job.log.in_flight and not self._polling
 
     def _on_answer(self, event: Event, now_ms: int) -> Decision | None:
@@ -355,7 +351,7 @@ class JobProtocol:
             job.savepoints.not_copied(event.id, event.checkpoint, event.error, now_ms)
             return phase.on_savepoint(job, now_ms)
         if isinstance(event, Deleted):
-            if event.error:  # a leak, which the next sweep finds
+            if event.error:  # the next sweep deletes the rest
                 job.record.ignored["deletes that failed; the next sweep makes up for them"] += 1
             return None
         if isinstance(event, HistoryTrouble):
@@ -366,8 +362,6 @@ class JobProtocol:
         if isinstance(event, StoreRefused):
             return phase.on_refused(job, event.error, now_ms)
         return None
-
-    # ------------------------------------------------------------ slots
 
     def _on_registered(self, link: int, register: Register, now_ms: int) -> Decision | None:
         job = self._job
@@ -429,8 +423,6 @@ class JobProtocol:
             job.record.subtask_failed(slot.index, message, now_ms)
         return self._phase.on_message(job, slot, message, now_ms)
 
-    # ------------------------------------------------------------ the log
-
     def _on_log_step(self, step: Appended | Foreign | Repeat | ReadBack | None, now_ms: int) -> Decision | None:
         job = self._job
         if isinstance(step, Appended):
@@ -439,7 +431,7 @@ class JobProtocol:
             if job.leads:
                 job.rescales.end_fulfilled(now_ms)
             if job.leads and after is None:
-                job.delete(SweepPlan())  # deletions that had to wait for this answer
+                job.delete(SweepPlan())  # deletions that waited for this answer
             return after
         if isinstance(step, Foreign):
             return self._phase.on_foreign(job, step, now_ms)

@@ -1,8 +1,8 @@
 """Slots of a job in the coordinator, by index, with process, connection and state.
 
-A link is a connection, a uuid is a process, a task attempt is Spark's number for the process's task. A higher attempt
-of an index replaces a lower attempt; the same uuid on a new link is a survivor. A process that was fenced for silence
-is never accepted again: the coordinator orders it to leave, so that a stalled process ends itself when it wakes up.
+A link is a connection, a uuid a process, a task attempt Spark's number for the process's task. A higher attempt of an
+index replaces a lower attempt; the same uuid on a new link is a survivor. A process fenced for silence is never
+accepted again: the coordinator orders it to leave, so that a stalled process ends on waking up.
 """
 
 from collections import OrderedDict
@@ -45,17 +45,17 @@ class SlotTable:
         self._heartbeat_ms = heartbeat_ms
         self._parallelism = spec.parallelism
         self._slots: dict[int, RegisteredSlot] = {}
-        self._standbys: dict[_Place, RegisteredSlot] = {}  # wait for a generation that includes them
+        self._standbys: dict[_Place, RegisteredSlot] = {}  # for a generation that includes them
         self._awaited: str | None = spec.program  # program of admitted standbys; None: any
-        self._admitted = spec.parallelism  # admitted slots of that program are below this
+        self._admitted = spec.parallelism  # of that program: slots below this
         self._by_link: OrderedDict[Link, RegisteredSlot] = OrderedDict()  # longest unheard first
-        self._cut_off: dict[str, RegisteredSlot] = {}  # uuid -> slot that lost contact, present or former
+        self._cut_off: dict[str, RegisteredSlot] = {}  # uuid -> present or former slot that lost contact
         self._given_up: dict[str, str] = {}  # uuid -> reason
         self._kills: dict[int, KillSlotTask] = {}
-        self._moves: dict[int, KillSlotTask] = {}  # living slots that are wanted on another host
+        self._moves: dict[int, KillSlotTask] = {}  # living slots wanted on another host
         self._known: tuple[KnownSlot, ...] | None = None  # None: to be made from the slots
         self._answered: dict[_Place, str] = {}  # uuid and link whose Register was answered
-        self.room = Room()  # as the driver reported last
+        self.room = Room()  # last report of the driver
         self.forgiven_ms = 0  # the last stall of this coordinator
         self.departed: list[RegisteredSlot] = []  # replaced processes, kept for their latency histograms
 
@@ -63,21 +63,19 @@ class SlotTable:
         return iter(tuple(self._slots.values()))
 
     def is_first_answer(self, slot: RegisteredSlot) -> bool:
-        """Whether the slot's Register on the present connection was not answered before."""
+        """Whether Register on the present connection was not answered before."""
         connection = f"{slot.uuid} {slot.link}"
         before, self._answered[_place(slot.register)] = self._answered.get(_place(slot.register)), connection
         return before != connection
-
-    # ------------------------------------------------------------ standbys
 
     def admit_any(self, parallelism: int) -> None:
         """Admits slots below `parallelism` of any program, while the log is unknown."""
         self._awaited, self._admitted = None, max(parallelism, self._parallelism)
 
     def admit(self, parallelism: int, program: str | None = None) -> tuple[RegisteredSlot, ...]:
-        """Admits slots below `parallelism` of `program` (None: the job's own); new ones stand by.
+        """Admits slots below `parallelism` of `program` (None: the job's); new slots stand by.
 
-        Returns the standbys that are not needed any more.
+        Returns superfluous standbys.
         """
         self._awaited = self._program if program is None else program
         self._admitted = max(parallelism, self._parallelism) if self._awaited == self._program else parallelism
@@ -104,7 +102,7 @@ class SlotTable:
     def resize(self, parallelism: int, program: str = "", *, keep: bool = False) -> tuple[RegisteredSlot, ...]:
         """Sets the job's slots and `program`. Returns the slots that leave.
 
-        With `keep`, slots of the previous program stand by instead.
+        With `keep`, slots of the previous program stand by.
         """
         leaving: tuple[RegisteredSlot, ...] = ()
         awaited, admitted = program, parallelism
@@ -146,8 +144,6 @@ class SlotTable:
     def _present(self, place: "_Place") -> RegisteredSlot | None:
         return self._slots.get(place[1]) if self._is_member(place) else self._standbys.get(place)
 
-    # ------------------------------------------------------------ members
-
     def at(self, index: int) -> RegisteredSlot | None:
         return self._slots.get(index)
 
@@ -165,7 +161,7 @@ class SlotTable:
 
     @property
     def cut_off(self) -> tuple[RegisteredSlot, ...]:
-        """Slots whose process has registered, without a connection now."""
+        """Registered slots without a connection now."""
         return tuple(slot for slot in self._cut_off.values() if self._slots.get(slot.index) is slot)
 
     @property
@@ -177,7 +173,7 @@ class SlotTable:
         )
 
     def absences(self) -> tuple[AbsentSlot, ...]:
-        """Returns the missing slots with their last host; "" and 0 if the slot has never registered here."""
+        """Returns the missing slots with their last host; "" and 0 if never registered here."""
         found = []
         for index in self.missing:
             slot, kill = self._slots.get(index), self._kills.get(index)
@@ -189,7 +185,7 @@ class SlotTable:
 
     @property
     def kills(self) -> tuple[KillSlotTask, ...]:
-        """Requested kills and moves, each listed until a replacement has registered."""
+        """Requested kills and moves, until a replacement has registered."""
         moves = {index: move for index, move in self._moves.items() if self._slots[index].uuid == move.uuid}
         wanted = {**moves, **self._kills}
         return tuple(wanted[index] for index in sorted(wanted))
@@ -226,7 +222,7 @@ class SlotTable:
         slot = RegisteredSlot(index, register, link, now_ms, contact, deployed_token=register.token, latency=latency)
         if self._is_member(place):
             self._slots[index] = slot
-            self._slots = dict(sorted(self._slots.items()))  # sorted here, because iterating is frequent
+            self._slots = dict(sorted(self._slots.items()))  # here, because iterating is frequent
         else:
             self._standbys[place] = slot
         self._by_link[link] = slot
@@ -235,7 +231,7 @@ class SlotTable:
         return Joined(slot, existing)
 
     def expect(self, known: KnownSlot, until_ms: int) -> None:
-        """Adds a process that a predecessor knew; lost if not registered by `until_ms`.
+        """Adds a predecessor's process; lost if not registered by `until_ms`.
 
         The leader may then request the end of the task.
         """
@@ -260,7 +256,6 @@ class SlotTable:
         self._slots, self._known = dict(sorted(self._slots.items())), None
 
     def known(self) -> tuple[KnownSlot, ...]:
-        """Returns the slots, for a successor."""
         if self._known is None:
             self._known = tuple(_known(slot.register) for slot in self)
         return self._known
@@ -277,7 +272,7 @@ class SlotTable:
         return tuple(each for each in seen if each is not None)
 
     def metrics(self) -> Iterator[tuple[str, Mapping[str, float]]]:
-        """Returns the metrics of each process's last heartbeat, by uuid."""
+        """Yields uuid and metrics of each process's last heartbeat."""
         return ((slot.uuid, slot.metrics) for slot in self)
 
     def heartbeat(self, slot: RegisteredSlot, message: Heartbeat, now_ms: int) -> None:
@@ -298,7 +293,7 @@ class SlotTable:
             slot.latency.tell(message.latency, now_ms)
 
     def lost(self, link: Link, now_ms: int) -> RegisteredSlot | None:
-        """Records a lost connection. Returns None if it was not a slot's present connection."""
+        """Records a lost connection. Returns None for a link that is no slot's present connection."""
         slot = self._by_link.pop(link, None)
         if slot is not None:
             slot.link, slot.lost_ms, slot.state = None, now_ms, SlotState.OUT_OF_REACH
@@ -326,7 +321,7 @@ class SlotTable:
     def to_be_killed(self) -> tuple[tuple[RegisteredSlot, int], ...]:
         """Returns unreachable slots (and since when) without a requested kill.
 
-        Kill only while leading: a coordinator that stalled sees every slot gone, to the successor.
+        Kill only while leading: a stalled coordinator sees every slot gone, to the successor.
         """
         return tuple(
             (slot, 0 if slot.uuid in self._given_up else slot.lost_ms or 0)
@@ -341,7 +336,7 @@ class SlotTable:
         return move
 
     def stay(self) -> None:
-        """Withdraws all moves, because the slots hear each other again."""
+        """Withdraws all moves: the slots hear each other again."""
         self._moves.clear()
 
     def is_moving(self, index: int) -> bool:
@@ -353,7 +348,7 @@ class SlotTable:
         return kill
 
     def disconnect(self, slot: RegisteredSlot) -> Link | None:
-        """Forgets the connection and returns the connection for closing."""
+        """Forgets the connection, and returns the link for closing."""
         link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
         slot.gone_ms = slot.last_seen_ms
         self._cut(slot)

@@ -1,11 +1,11 @@
-"""Judgement of a job's stored objects for `fsck`: damaged, missing and left-over ones. Pure.
+"""Judgement of a job's stored objects for `fsck`: damaged, missing and left-over objects. Pure.
 
-`LogWalk` takes every record of the decision log, in order, and judges each by the writer's laws (`log/laws`) and by the
-hash chain. The walk also follows which checkpoints coordinators kept: `must_exist` holds in every possible course,
+`LogWalk` takes every record of the decision log, in order, and judges each by the writer's laws (`log/laws`) and the
+hash chain. The walk follows which checkpoints coordinators kept: `must_exist` holds in every possible course,
 `in_reach` is the most that they may still keep. A missing checkpoint of `must_exist` is damage; neither set is ever
-left over. Records of this release list kept checkpoints; for earlier releases they are inferred.
+left over. For earlier releases' records kept checkpoints are inferred.
 
-`retention` classifies left-over objects, as in the job's own sweep; this package only explains the verdicts.
+`retention` classifies left-over objects, as in the job's sweep; this package explains the verdicts.
 """
 
 from array import array
@@ -55,7 +55,7 @@ class Damage(msgspec.Struct, frozen=True):
 class UnreferencedObject(msgspec.Struct, frozen=True):
     """An object that no retained checkpoint needs.
 
-    `orphan`: the job's sweep would delete it; `kept`: not now; `unknown`: of another origin and never deleted.
+    `orphan`: the job's sweep would delete the object; `kept`: not now; `unknown`: of another origin, never deleted.
     """
 
     key: str
@@ -68,14 +68,14 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     records: int  # of the log
     generation: int
-    checkpoint: int  # the newest complete checkpoint; 0: none
+    checkpoint: int  # newest complete checkpoint; 0: none
     verified: tuple[int, ...] = ()  # checkpoints
-    files: int = 0  # number of hashed ranges of objects, and of files inside manifests
+    files: int = 0  # hashed ranges of objects, and files inside manifests
     bytes: int = 0
     damage: tuple[Damage, ...] = ()
     unreferenced: tuple[UnreferencedObject, ...] = ()
     notes: tuple[str, ...] = ()
-    unreadable: str = ""  # why nothing was checked: a newer release wrote the job
+    unreadable: str = ""  # a newer release wrote the job: nothing was checked
 
 
 class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +92,6 @@ class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Decided:
-    """A complete checkpoint according to the log."""
-
     position: int
     record: Complete
 
@@ -117,10 +115,10 @@ class LogWalk:
         self.finish: Finish | None = None
         self.newest: Decided | None = None  # complete, and not discarded
         self.damage: list[Damage] = []
-        self._previous_sha256: str | None = ""  # None: unknown, because that record was missing or unreadable
+        self._previous_sha256: str | None = ""  # None: that record was missing or unreadable
         self._expected_token = 0
         self._expected_complete = NO_RECORD  # as prior_complete of the next record
-        # per position: the checkpoint that the record decides, 0: none, or _UNREADABLE
+        # per position: decided checkpoint, 0: none, or _UNREADABLE
         self._checkpoint_at = array("q")
         self._token_at = array("q")
         self._floor = 0
@@ -129,8 +127,6 @@ class LogWalk:
         self._must: list[Decided] = []
         self._restore_point: Decided | None = None
         self._lists = False  # the newest FENCE or COMPLETE lists kept decisions
-
-    # ------------------------------------------------------------ facts
 
     @property
     def retained(self) -> int:
@@ -153,19 +149,17 @@ class LogWalk:
         return tuple(all_of_them[position] for position in sorted(all_of_them))
 
     def dropped(self, most: int) -> tuple[Decided, ...]:
-        """Returns the newest decisions that are not in reach, at most `most`."""
+        """Returns the newest decisions out of reach."""
         reach = {each.position for each in self.in_reach}
         return tuple(each for each in self._chain if each.position not in reach)[-most:]
 
     def decided(self, wanted: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
-        """Returns those of these (checkpoint, token) that the log ever decided."""
+        """Returns the (checkpoint, token) in `wanted` that the log ever decided."""
         asked = frozenset(wanted)
         return frozenset(pair for pair in zip(self._checkpoint_at, self._token_at, strict=True) if pair in asked)
 
-    # ------------------------------------------------------------ one record
-
     def feed(self, data: bytes | None) -> None:
-        """Takes the bytes at the next position. None: the position is empty, although later ones are not."""
+        """Takes the bytes at the next position. None: empty, although later positions are not."""
         self.head = position = self.head + 1
         key = self._paths.log_record(position)
         self._checkpoint_at.append(_UNREADABLE)
@@ -196,7 +190,7 @@ class LogWalk:
     def _before(self, position: int, seen: bool) -> Before:
         """Returns the facts before a record. `seen`: whether the previous record was readable.
 
-        After an unreadable record, the next record is accepted once.
+        After an unreadable record, the next is accepted once.
         """
         kept = frozenset(each.position for each in self._kept) if self._lists and seen else None
         return Before(
@@ -215,8 +209,6 @@ class LogWalk:
     def _decides(self, position: int) -> int | None:
         found = self._checkpoint_at[position - FIRST_POSITION]
         return None if found == _UNREADABLE else found
-
-    # ------------------------------------------------------------ kept checkpoints
 
     def _follow(self, position: int, record: Record) -> None:
         if isinstance(record, Fence):
@@ -269,8 +261,7 @@ class LogWalk:
     def _keep(self, positions: tuple[int, ...]) -> None:
         """Takes the log's list of kept decisions.
 
-        The manifest of an earlier release's decision may have been dropped before, unless it was in `must_exist` so
-        far.
+        An earlier release may have dropped the manifest of a decision outside `must_exist`.
         """
         had_to_be = {each.position for each in self._must}
         self._kept = [each for each in map(self._lookup, positions) if each is not None]
@@ -287,7 +278,7 @@ class LogWalk:
         return [self._chain[index - count] for index in range(count)]
 
     def _lookup(self, position: int) -> Decided | None:
-        """Returns the decision at `position`; None: there is none, which was reported."""
+        """Returns the decision at `position`; None: absent, and reported."""
         if position == NO_RECORD or not FIRST_POSITION <= position <= self.head:
             return None
         known = next((each for each in (*self._must, *self._chain) if each.position == position), None)
@@ -298,11 +289,9 @@ class LogWalk:
             return None
         try:
             record = decode_record(self._paths.log_record(position), data)
-        except Corrupt:  # reported at that position
+        except Corrupt:  # reported there
             return None
         return Decided(position, record) if isinstance(record, Complete) else None
-
-    # ------------------------------------------------------------ inside
 
     def _harm(self, key: str, expected: str, found: str, remedy: str) -> None:
         self.damage.append(Damage(key, expected, found, remedy))
@@ -311,9 +300,6 @@ class LogWalk:
 def _among(those: Iterable[Decided], others: Iterable[Decided], also: Decided | None = None) -> list[Decided]:
     positions = {each.position for each in others} | ({also.position} if also is not None else set())
     return [each for each in those if each.position in positions]
-
-
-# ---------------------------------------------------------------- manifests
 
 
 @dataclass(frozen=True)
@@ -326,7 +312,7 @@ class FileRange:
     sha256: str
 
     def damage(self, size: int, sha256: str) -> Damage | None:
-        """Returns the damage, if any, after `size` bytes with this hash were found."""
+        """Returns the damage, if any, after a read of `size` bytes with this hash."""
         if (size, sha256) == (self.size, self.sha256):
             return None
         place = f" from byte {self.offset}" if self.offset else ""
@@ -368,7 +354,7 @@ def read_manifest(paths: Paths, decided: Decided, data: bytes | None) -> Manifes
 
 
 def inline_manifest(decided: Decided) -> Manifest | None:
-    """Returns the manifest inside the record of a decision out of reach; None: missing or unreadable."""
+    """Returns the manifest inside a record, for a decision out of reach; None: missing or unreadable."""
     try:
         data = inline_data(decided.record)
         return None if data is None else decode_manifest(decided.key, data)
@@ -382,7 +368,7 @@ def file_refs(manifest: Manifest) -> Iterator[FileRef]:
 
 
 def inline_damage(key: str, ref: FileRef) -> Damage | None:
-    """Returns the damage of a file inside the manifest stored under `key`, if any."""
+    """Returns the damage of a file inside the manifest `key`, if any."""
     data = ref.inline or b""
     found = (len(data), sha256_hex(data))
     if found == (ref.size, ref.sha256):

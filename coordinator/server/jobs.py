@@ -1,8 +1,8 @@
 """Jobs of a daemon: submitted by drivers, or adopted from the log when a slot connects.
 
-Each run has a `JobRunner`. A new run of a job is led beside the old run until the log fences the old run; this module
-does not decide who may write. If several daemons share a storage, leases keep a daemon from taking over a job with a
-healthy leader: a run is taken over only when the lease is free.
+Each run has a `JobRunner`. A new run of a job is led beside the old run until the log, which alone decides who may
+write, fences the old run. If several daemons share a storage, a run is taken over only when the lease is free, because
+the leader may be healthy.
 """
 
 import asyncio
@@ -61,10 +61,10 @@ class JobDirectory:
         clock: Callable[[], int] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`probe` (blocking) runs once before the first new run is led.
+        """`probe` (blocking) runs once before the first new run is led; None: done before.
 
-        Raises `InvalidJob` for a store that cannot hold a decision log. None: the store was probed before. `leases`:
-        None for a daemon that shares its storage with no other. `clock` and `sleep`: see `JobRunner`.
+        Raises `InvalidJob` for a store that cannot hold a decision log. `leases`: None if no other daemon shares the
+        storage. `clock` and `sleep`: see `JobRunner`.
         """
         self._store = store
         self._daemon_key = daemon_key
@@ -79,10 +79,10 @@ class JobDirectory:
         self._runs: dict[tuple[str, str], JobRunner] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._adopting: dict[str, asyncio.Lock] = {}
-        self._keeping: set[asyncio.Task[None]] = set()  # tasks that keep leases
+        self._keeping: set[asyncio.Task[None]] = set()
         self._started = 0
         self.predecessor: Predecessor | None = None  # set before the first job, if known
-        self.versions: Mapping[str, str] = {}  # of this process, for slots to be compared with; empty: unknown
+        self.versions: Mapping[str, str] = {}  # of this process, to compare slots with; empty: unknown
 
     def secret(self, job: str, run_id: str) -> bytes:
         return job_secret(self._daemon_key, job, run_id)
@@ -107,7 +107,7 @@ class JobDirectory:
         return self._runs.get((job, run_id))
 
     def know(self, runner: JobRunner) -> None:
-        """Adds a run that the caller leads, so that clients read the status and send requests."""
+        """Adds a run that the caller leads, for clients."""
         self._runs[(runner.spec.job, runner.spec.run_id)] = runner
         self._current[runner.spec.job] = runner
 
@@ -147,7 +147,7 @@ class JobDirectory:
                 return NotHere(f"the log or the lease of job {job} can't be read: {error}", fenced=False)
 
     async def leader_elsewhere(self, job: str, run_id: str | None) -> Lease | None:
-        """Returns the lease of another daemon that leads the job (or this run of it).
+        """Returns the lease of another daemon that leads the job (or this run).
 
         Raises `Unavailable` while a run that was led elsewhere has no leader.
         """
@@ -170,7 +170,7 @@ class JobDirectory:
         return None
 
     async def past(self, job: str, run_id: str | None) -> JobStatus | None:
-        """Returns the status of an ended run without a leader, from the store."""
+        """Returns the stored status of an ended run without a leader."""
         view, history = await self._stored(job, run_id or "")
         return past_status(view, history, run_id)
 
@@ -180,7 +180,7 @@ class JobDirectory:
         return led_elsewhere(view, history, f"daemon {lease.leader} at {lease.http} leads this job")
 
     async def elsewhere(self) -> list[Lease]:
-        """Returns leases that other daemons hold, for the first hundred jobs of the store."""
+        """Returns other daemons' leases, for the first hundred jobs of the store."""
         if self._leases is None:
             return []
         try:
@@ -223,7 +223,7 @@ class JobDirectory:
         return None if runner.outcome.outcome == "replaced" else runner
 
     def _displaced(self, runner: JobRunner) -> bool:
-        """Whether another daemon has taken this run's lease before this runner has read that in the log."""
+        """Whether another daemon has taken the lease, before this runner learned that from the log."""
         alive = runner.outcome is None
         return alive and self._leases is not None and self._leases.displaced(runner.spec.job, runner.spec.run_id)
 
@@ -253,13 +253,13 @@ class JobDirectory:
             if lease is not None:
                 raise LedElsewhere(lease)
         submitted = self._live(job, run_id)
-        if submitted is not None:  # submitted meanwhile: two runners of a run would fence each other
+        if submitted is not None:  # two runners of a run would fence each other
             return submitted
         log.info("job %s: adopted from the log, generation %d", job, fence.token)
         return self._start(validated_spec(fence.spec), Origin.ADOPTED, position)
 
     def _check_version(self, job: str, view: LogView) -> None:
-        """Raises `InvalidJob` if a newer release wrote the newest manifest. Damage is left to the leader."""
+        """Raises `InvalidJob` if a newer release wrote the newest manifest. The leader judges damage."""
         decided = DecisionLog(job, view).restore_point
         if decided is not None:
             with contextlib.suppress(Corrupt):
@@ -286,7 +286,7 @@ class JobDirectory:
                 self._probe = None
 
     def _start(self, spec: JobSpec, origin: Origin, claimed: int | None = None) -> JobRunner:
-        """Starts a runner. `claimed`: the log position in the claimed lease."""
+        """`claimed`: the log position in the claimed lease."""
         self._started += 1
         runner = JobRunner(
             spec,

@@ -1,8 +1,8 @@
 """Runs a `JobProtocol` on an asyncio loop: carries out effects, and feeds back answers and time.
 
-All methods belong to the loop's thread. `store_effects` executes store effects and `history_writer` writes figures,
-both on threads. A `SlotLink` hides the connection of a slot: TCP or, in local mode, an object of the same process.
-Retryable errors of the store are retried forever with back-off and shown in the status; they never end the process.
+All methods belong to the loop's thread. `store_effects` and `history_writer` use other threads. A `SlotLink` hides a
+slot's connection: TCP or, in local mode, an object of the same process. Retryable errors of the store are retried
+forever with back-off and shown in the status; they never end the process.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ from barrier_runtime.state.store.use import with_own_use
 
 log = logging.getLogger("coordinator.job")
 
-_LAST_WORD_S = 15.0  # time after which a broken job ends, whatever the store does
+_LAST_WORD_S = 15.0  # a broken job ends then, whatever the store does
 
 
 class SlotLink(Protocol):
@@ -97,13 +97,13 @@ class JobRunner:
         predecessor: Predecessor | None = None,
         versions: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`clock`: wall clock in ms. `sleep` is only used on the threads of the store's pool."""
+        """`clock`: wall clock in ms. `sleep`: on threads of the store's pool only."""
         self._identity = Identity(leader, host, predecessor, versions)
         self._protocol = JobProtocol(spec, self._identity, origin)
         self._log = JobLog(log, spec.job, lambda: self._protocol.token)
         self._ends = NewFailures()
         self._slow_lines = SlowLines()
-        self._ends_of: object = None  # the last examined revision of the history
+        self._ends_of: object = None  # last examined
         store = with_own_use(store)  # a daemon has one store for all jobs
         self._store = store
         self._clock = clock or SteadyClock()
@@ -123,13 +123,13 @@ class JobRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        # waiters, with the status version at their begin
+        # with the status version at the begin of the wait
         self._listening: dict[asyncio.Future[None], tuple[object, ...]] = {}
         self._ended: asyncio.Future[JobEnded] | None = None
         self._broken = ""  # reason of an internal error
-        self._left = False  # `run` was cancelled: this process does not lead any more, whatever slots send
+        self._left = False  # `run` was cancelled: leads no more, whatever slots send
         self.outcome: JobEnded | None = None
-        self.room: Room | None = None  # last report of the program that runs the slots
+        self.room: Room | None = None  # by the program that runs the slots
 
     @property
     def spec(self) -> JobSpec:
@@ -150,7 +150,7 @@ class JobRunner:
 
     @property
     def history_revision(self) -> object:
-        """Opaque version of `history`; changes with each event that a successor should know."""
+        """Opaque version; changes with each event that a successor should know."""
         return self._protocol.history_revision
 
     @property
@@ -160,8 +160,6 @@ class JobRunner:
     @property
     def connected_slots(self) -> int:
         return self._protocol.connected_slots
-
-    # ------------------------------------------------------------ life
 
     async def run(self) -> JobEnded:
         """Leads the job to the end. Cancelling stops leading, without messages to slots."""
@@ -184,7 +182,7 @@ class JobRunner:
             self._threads.close()
 
     async def quiet(self) -> None:
-        """Waits until no store call of this runner is in progress; after `run`."""
+        """Waits, after `run`, until no store call of this runner is in progress."""
         await self._threads.quiet()
 
     def status(self) -> JobStatus:
@@ -200,7 +198,7 @@ class JobRunner:
 
     @property
     def standbys(self) -> StandbysWanted | None:
-        """Slots that the driver has to start."""
+        """Slots for the driver to start."""
         return self._protocol.standbys
 
     @property
@@ -221,13 +219,13 @@ class JobRunner:
         self._post(UserTrigger())
 
     def stop(self, mode: Literal["checkpoint", "drain", "now"], savepoint: SavepointRequest | None = None) -> None:
-        """Stops the job, with `savepoint` if given. Raises `InvalidJob` if the savepoint is impossible."""
+        """Stops the job. Raises `InvalidJob` if the savepoint is impossible."""
         if savepoint is not None:
             self._check_savepoint(savepoint)
         self._post(UserStop(mode, savepoint))
 
     def savepoint(self, request: SavepointRequest) -> None:
-        """Takes a savepoint; the status shows the progress. A repeated request changes nothing.
+        """Takes a savepoint, once per id; the status shows the progress.
 
         Raises `InvalidJob` if the savepoint is impossible.
         """
@@ -240,7 +238,7 @@ class JobRunner:
             raise InvalidJob(refusal)
 
     def rescale(self, request: RescaleRequest) -> None:
-        """Changes the number of slots; the status shows the progress. A repeated request changes nothing.
+        """Changes the number of slots, once per id; the status shows the progress.
 
         Raises `InvalidJob` if the change is impossible.
         """
@@ -258,7 +256,7 @@ class JobRunner:
         self._post(ProgramLoaded(id, spec, error))
 
     def tell_room(self, room: Room) -> None:
-        """Takes the driver's report about free cores for the job's slots."""
+        """Takes the driver's report about free cores."""
         self.room = room
         self._post(SlotsStarting(room))
 
@@ -281,8 +279,6 @@ class JobRunner:
             for waiter, before in self._listening.items():
                 if news != before and not waiter.done():
                     waiter.set_result(None)
-
-    # ------------------------------------------------------------ slots
 
     def slot_connected(self, link: SlotLink, register: Register) -> None:
         if self._broken:
@@ -307,8 +303,6 @@ class JobRunner:
             self._links.pop(number, None)
             self._post(SlotLost(number))
 
-    # ------------------------------------------------------------ the pump
-
     def _post(self, event: Event) -> None:
         if self._left:
             return
@@ -328,7 +322,7 @@ class JobRunner:
 
     def _tell_ends(self) -> None:
         """Logs failures since the last look."""
-        if self.history_revision != self._ends_of and self.has_led:  # without leadership the history is not read yet
+        if self.history_revision != self._ends_of and self.has_led:  # the history is unread without leadership
             self._ends_of = self.history_revision
             for end in self._ends.look(self.history):
                 self._log.info("job %s: %s", self.spec.job, end.text, extra=end.fields)
@@ -344,7 +338,7 @@ class JobRunner:
                 self._log.info("job %s: %s (%s)", self.spec.job, self._protocol.phase, self._protocol.reason or "-")
             for effect in effects:
                 self._carry_out(effect)
-        except Exception as error:  # a broken law or a bug must end this job, visibly, and no other job
+        except Exception as error:  # a bug must end this job, visibly, and no other job
             self._log.exception("job %s: stopped by an internal error", self.spec.job)
             self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
 
@@ -369,7 +363,7 @@ class JobRunner:
             self._spawn(self._record_failure(led_at, reason))
 
     async def _record_failure(self, led_at: int, reason: str) -> None:
-        """Writes FINISH; then the job has ended, with or without that record."""
+        """Writes FINISH; the job has then ended, even without that record."""
         write = partial(write_end, self._store, self.spec, self._identity, led_at, reason, self._clock(), self._sleep)
         try:
             why = await asyncio.wait_for(self._threads.run(write), _LAST_WORD_S)
@@ -380,7 +374,7 @@ class JobRunner:
         self._end(JobEnded("failed", reason))
 
     def _set_timer(self) -> None:
-        """Sets the timer for the next deadline. An earlier timer may stay: an early tick is harmless."""
+        """Sets the timer for the next deadline; an early tick is harmless."""
         deadline = self._protocol.next_deadline()
         if deadline is None or self.outcome is not None or self._ended is None:
             return
@@ -415,7 +409,7 @@ class JobRunner:
     async def _in_store(self, effect: StoreEffect) -> None:
         try:
             event = await self._store_effects.carry_out(effect)
-        except Exception as error:  # a bug: without an answer the job would wait forever
+        except Exception as error:  # a bug: the job would wait forever for an answer
             self._log.exception("job %s: %s went wrong", self.spec.job, type(effect).__name__)
             if self.outcome is None and not self._broken:
                 self._break(f"job {self.spec.job} was stopped by an internal error: {error}")

@@ -1,16 +1,16 @@
 """Latency histograms of all slots, merged: since each process began, and of the last minute. Pure.
 
-A slot sends the whole encoded histogram of the process, so a time span is the difference of two histograms:
-`ReportedHistograms` keeps some of a minute per process. Clients request the status more often than slots send, on the
-coordinator's loop; therefore results are cached by their inputs, and percentiles come from running totals.
+A slot sends the whole encoded histogram of the process; a time span is the difference of two. `ReportedHistograms`
+keeps some of a minute per process. Clients request the status more often than slots send, on the coordinator's loop;
+therefore results are cached by their inputs, and percentiles come from running totals.
 
 `LatencyHour` holds both latencies of each sink over the last hour: a point per minute, kept in the job's history.
 
-Histograms have the layout and encoding of HdrHistogram (V2: compressed, base64): 1 µs to 1 h, three significant digits.
-HdrHistogram's Python library would install packages that no job needs, and a program `dump_hdrh`. Only nonzero counts
-are kept: mostly a few hundred of 23,552.
+Layout and encoding are HdrHistogram's (V2: compressed, base64): 1 µs to 1 h, three significant digits. HdrHistogram's
+Python library would install packages that no job needs, and a program `dump_hdrh`. Only nonzero counts are kept: mostly
+a few hundred of 23,552.
 
-Value `v` has the index `(b << 10) + (v >> b)`, `b` being the bits of `v` above eleven; up to 2,047 that is `v` itself.
+Value `v` has the index `(b << 10) + (v >> b)`, `b` being the bits of `v` above eleven; up to 2,047 the index is `v`.
 """
 
 import base64
@@ -33,20 +33,18 @@ HIGHEST_US = 3_600_000_000
 SIGNIFICANT_DIGITS = 3
 INDICES = 23_552
 HALF_BITS = 10
-COMPRESSED, PLAIN = 0x1C849304 | 0x10, 0x1C849303 | 0x10  # of the second version
-OUTER = struct.Struct(">ii")  # cookie, bytes that follow
+COMPRESSED, PLAIN = 0x1C849304 | 0x10, 0x1C849303 | 0x10
+OUTER = struct.Struct(">ii")  # cookie, following bytes
 HEAD = struct.Struct(">iiiiqqd")  # cookie, bytes of counts, offset, digits, lowest, highest, ratio
 _MOST_BYTES = 1 << 20
 
 
 def lowest_of(index: int) -> int:
-    """Returns the least value with this index."""
     shift = max(0, (index >> HALF_BITS) - 1)
     return (index - (shift << HALF_BITS)) << shift
 
 
 def highest_of(index: int) -> int:
-    """Returns the greatest value with this index."""
     return lowest_of(index + 1) - 1
 
 
@@ -96,7 +94,7 @@ def _encoded_counts(body: bytes) -> Counts:
 
 
 def summed(histograms: Iterable[Counts]) -> list[int]:
-    """Returns the summed counts by index, without trailing zeros."""
+    """Returns sums by index, without trailing zeros."""
     every = [each for each in histograms if each]
     counts = [0] * (1 + max((max(each) for each in every), default=-1))
     for each in every:
@@ -106,7 +104,7 @@ def summed(histograms: Iterable[Counts]) -> list[int]:
 
 
 RECENT_MS = 60_000
-_STEP_MS = 10_000  # between two kept histograms: "the last minute" is up to this much longer
+_STEP_MS = 10_000  # between kept histograms: "the last minute" may be this much longer
 _MAX_ENCODED = 1 << 20
 
 Encoded: TypeAlias = Mapping[str, str]  # "<sink>:processed" or "<sink>:visible" -> a histogram
@@ -115,8 +113,7 @@ Encoded: TypeAlias = Mapping[str, str]  # "<sink>:processed" or "<sink>:visible"
 class ReportedHistograms:
     """Histograms of a process: the newest, and a few of the last minute.
 
-    `began_empty`: the process is known since before the first count; else the first report's counts do not belong to
-    the last minute.
+    `began_empty`: known since before the first count; else the first report's counts are older than the last minute.
     """
 
     def __init__(self, began_empty: bool) -> None:
@@ -134,7 +131,6 @@ class ReportedHistograms:
         self._forget(now_ms)
 
     def before(self, now_ms: int) -> Encoded:
-        """Returns the counts from before the last minute."""
         if now_ms - self._newest_ms > RECENT_MS:
             return self.newest
         self._forget(now_ms)
@@ -146,7 +142,7 @@ class ReportedHistograms:
 
 
 def merged(encoded: Iterable[Encoded]) -> dict[str, LatencyStatus]:
-    """Returns a status per name over all processes, for display, without invalid histograms."""
+    """Returns a status per name over all processes, without invalid histograms."""
     return _statuses(_by_name(encoded), {})
 
 
@@ -172,7 +168,7 @@ def _statuses(newest: Mapping[str, list[str]], before: Mapping[str, list[str]]) 
 
 @lru_cache(maxsize=128)
 def _status_of(newest: tuple[str, ...], before: tuple[str, ...]) -> LatencyStatus | None:
-    """Returns the status of the counts in `newest` that are not in `before`."""
+    """Returns the status of the counts in `newest` but not in `before`."""
     counted = _counts(newest)
     if counted is None:
         return None
@@ -183,7 +179,7 @@ def _status_of(newest: tuple[str, ...], before: tuple[str, ...]) -> LatencyStatu
     return _status(between if min(between, default=0) >= 0 else [max(0, count) for count in between])
 
 
-@lru_cache(maxsize=32)  # entries of 200 kB; for the status of the last minute, whose `before` changes rarely
+@lru_cache(maxsize=32)  # entries of 200 kB, for the last minute, whose `before` changes rarely
 def _counts(texts: tuple[str, ...]) -> list[int] | None:
     """Returns rows by the index of their latency, without trailing zeros."""
     decoded = [counts for counts in map(_decoded, texts) if counts is not None]
@@ -217,19 +213,17 @@ def _status(counts: list[int]) -> LatencyStatus:
 
 
 def _buckets(up_to: Sequence[int]) -> tuple[int, ...]:
-    """Returns the number of rows up to each of `LATENCY_BOUNDS_MS`."""
     return tuple(up_to[min(index, len(up_to) - 1)] for index in _bound_indices())
 
 
 @cache
 def _bound_indices() -> tuple[int, ...]:
-    """Returns the indices of the bounds in the histogram's counts."""
     lowest = [lowest_of(index) for index in range(INDICES)]
     return tuple(bisect_right(lowest, bound * 1000) - 1 for bound in LATENCY_BOUNDS_MS)
 
 
 MINUTES = 60
-_NAMES = 64  # sinks times two; more lines could not be distinguished
+_NAMES = 64  # sinks times two; more lines would not be readable
 
 
 class LatencyHour:
@@ -238,7 +232,6 @@ class LatencyHour:
         self._looked_ms: int | None = None
 
     def remember(self, points: Mapping[str, tuple[LatencyPoint, ...]]) -> None:
-        """Continues with stored points."""
         self._points = {name: deque(of, MINUTES) for name, of in points.items()}
 
     def look(self, processes: Iterable[ReportedHistograms], now_ms: int) -> None:
@@ -255,7 +248,7 @@ class LatencyHour:
                 self._points.setdefault(name, deque(maxlen=MINUTES)).append(point)
 
     def points(self, now_ms: int | None = None) -> dict[str, tuple[LatencyPoint, ...]]:
-        """Returns the points, oldest first; with `now_ms`, only those of the last hour."""
+        """Returns the points, oldest first; with `now_ms`, of the last hour."""
         since_ms = 0 if now_ms is None else now_ms - MINUTES * RECENT_MS
         kept = {name: tuple(each for each in points if each.at_ms > since_ms) for name, points in self._points.items()}
         return {name: points for name, points in kept.items() if points}

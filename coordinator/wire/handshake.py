@@ -6,13 +6,13 @@
       Proof {HMAC(secret, "initiator" + transcript)}  →
       ← frames →          keys = HMAC(HMAC(secret, X25519(X, Y)), direction + transcript)
 
-Both ends know the job's secret, which is never sent. Every MAC covers both nonces, all fields and the free `claims`, so
-nothing can be replayed, and no peer can claim another slot's identity. Before the proof a peer gets no memory beyond
-a small hello. Control and data connections use the same handshake.
+Both ends know the job's secret, which is never sent. Every MAC covers both nonces, all fields and the free `claims`:
+nothing can be replayed, and no peer can claim another slot's identity. Before the proof a peer gets no memory beyond a
+small hello. Control and data connections use the same handshake.
 
-X and Y are public keys that live as long as the connection: frames are encrypted, also against readers who learn the
-secret later. Without X and Y, between loopback addresses, frames carry a MAC and keys come from the secret alone.
-Design and threats: docs/design/wire-encryption.md.
+X and Y are public keys that live as long as the connection: encrypted frames stay secret from readers who learn the
+secret later. Between loopback addresses, without X and Y, frames carry a MAC, with keys from the secret alone. Design
+and threats: docs/design/wire-encryption.md.
 
 Each handshake message is `length u16 BE · MessagePack`; frames: see `framing`.
 """
@@ -40,12 +40,12 @@ _SMALL = struct.Struct(">H")
 
 
 def job_secret(daemon_key: bytes, job: str, run_id: str) -> bytes:
-    """Returns the secret of a run, derived so that a restarted coordinator needs only one key."""
+    """Returns the secret of a run, derived so that a restarted coordinator needs a single key."""
     return hmac.digest(daemon_key, f"job-secret:{job}:{run_id}".encode(), "sha256")
 
 
 class HandshakeFailed(ProtocolViolation):
-    """The peer failed to prove who it is. Close the connection and ignore all bytes."""
+    """The peer gave no proof. Close the connection and ignore all bytes."""
 
 
 _FORMAT = replace(MESSAGES, subject="the handshake of a peer", refusal=HandshakeFailed)
@@ -59,7 +59,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     purpose: Purpose
     claims: bytes
     nonce: bytes
-    key: bytes = b""  # the initiator's public key; empty: frames are not encrypted
+    key: bytes = b""  # public key; empty: frames are not encrypted
 
 
 class _Challenge(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -101,7 +101,7 @@ _PROOF = msgspec.msgpack.Decoder(_Proof)
 class Initiator:
     """The connecting side. Send `hello()`; then pass received bytes to `feed` and send the result.
 
-    `private`: `KEY_BYTES` random bytes to encrypt the connection; empty: no encryption.
+    `private`: `KEY_BYTES` random bytes; empty: no encryption.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Initiator:
         return _small_frame(self._hello)
 
     def feed(self, data: bytes) -> bytes:
-        """Returns bytes to send (maybe none). `session`: set when done; then `unread()` is for the framing."""
+        """Returns bytes to send. `session`: set when done; then `unread()` is for the framing."""
         self._buffer += data
         if self.session is not None:
             return b""
@@ -143,7 +143,7 @@ class Initiator:
             send_key=_mac(root, b"initiator frames", transcript),
             receive_key=_mac(root, b"acceptor frames", transcript),
         )
-        self._private = b""  # nobody can compute the keys of this connection again
+        self._private = b""  # nobody can compute this connection's keys again
         return _small_frame(_Proof(_mac(self._secret, b"initiator", transcript)))
 
     def unread(self) -> bytes:
@@ -151,9 +151,9 @@ class Initiator:
 
 
 class Acceptor:
-    """The listening side. `secret_of` returns the secret for a hello, or None to refuse the peer.
+    """The listening side. `secret_of` returns the secret for a hello; None: refuse.
 
-    `private`: `KEY_BYTES` random bytes for peers that encrypt. `encrypted`: whether other peers are refused.
+    `private`: `KEY_BYTES` random bytes for peers that encrypt. `encrypted`: refuse other peers.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Acceptor:
         self._nonce = nonce
         self._private = private
         self._encrypted = encrypted
-        self._key = b""  # the public key; empty: the connection is not encrypted
+        self._key = b""  # public; empty: not encrypted
         self._purpose = purpose
         self._secret_of = secret_of
         self._buffer = bytearray()
@@ -178,7 +178,7 @@ class Acceptor:
         self.session: PeerSession | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Returns bytes to send (maybe none). `session` is set after the peer's proof."""
+        """Returns bytes to send. `session`: set after the peer's proof."""
         self._buffer += data
         if self.session is not None:
             return b""
@@ -186,7 +186,7 @@ class Acceptor:
             hello = _take(self._buffer, _HELLO)
             if hello is None:
                 return b""
-            if self._buffer:  # a proof needs the acceptor's nonce, so early bytes could only fill memory
+            if self._buffer:  # a proof needs the acceptor's nonce: early bytes could only fill memory
                 raise HandshakeFailed("a peer spoke before it was its turn: connection closed")
             return self._challenge(hello)
         proof = _take(self._buffer, _PROOF)
@@ -250,7 +250,7 @@ def _public(private: bytes) -> bytes:
 
 
 def _root(secret: bytes, private: bytes, peer: bytes) -> bytes:
-    """Returns the key from which the keys of frames are derived: the job's secret, and the exchanged keys if any."""
+    """Returns the key behind the keys of frames: of the job's secret, and of exchanged keys if any."""
     if not private:
         return secret
     from barrier_runtime.coordinator.wire.framing import shared_key
@@ -271,7 +271,7 @@ def _check_nonce(nonce: bytes) -> None:
 
 
 def _fields(message: Hello | _Challenge | _Proof) -> tuple[object, ...]:
-    """Fields on the wire: without a key the message has the length of earlier versions, which can read it."""
+    """Fields on the wire: without a key as long as for earlier versions, which can read that."""
     fields = msgspec.structs.astuple(message)
     return fields if fields[-1] else fields[:-1]
 

@@ -1,7 +1,7 @@
 """Fewer slots while cores are away, and the return to full width. Pure.
 
-A job with the option `at_least` need not wait for slots that stay away. `JobSpec.parallelism` is the present number of
-slots, `JobSpec.full_parallelism` the number to which the job returns (0: the present number). FENCE stores both.
+A job with the option `at_least` need not wait for slots that stay away. FENCE stores `JobSpec.parallelism`, the present
+number of slots, and `JobSpec.full_parallelism`, to which the job returns (0: the present number).
 
 | the job has | event                                                            | next | effect                      |
 |-------------|------------------------------------------------------------------|------|-----------------------------|
@@ -10,7 +10,7 @@ slots, `JobSpec.full_parallelism` the number to which the job returns (0: the pr
 | all, or few | the coordinator stalled                                          | same | that time begins anew       |
 | few         | the generation runs, and no other change is open                 | few  | requests a rescale to all   |
 | few         | new slots are missing, or go                                     | few  | that rescale begins anew    |
-| few         | that rescale failed, or the generation ended                     | few  | requests it again later (+) |
+| few         | that rescale failed, or the generation ended                     | few  | requests again later (+)    |
 | few         | that rescale is done                                             | all  | -                           |
 | all         | slots go again, and stay away                                    | few  | as above, but later (+)     |
 | few         | a user rescales                                                  | all  | that is the new full width  |
@@ -19,12 +19,12 @@ slots, `JobSpec.full_parallelism` the number to which the job returns (0: the pr
 | few         | another coordinator takes over, as the FENCE says                | few  | -                           |
 | few         | the user's program is started again                              | all  | -                           |
 
-(+) A return is requested `degrade_after` after the end of the last one, and twice as long after each further return
-    within 60 times `degrade_after`, up to 16 times as long: a slot that comes and goes must not move the job all the
-    time. The history keeps these ends for a successor.
+(+) A return is requested `degrade_after` after the end of the last return, and twice as long after each further return
+within 60 times `degrade_after`, up to 16 times as long: a slot that comes and goes must not move the job all the time.
+The history keeps these ends for a successor.
 
-Missing slots are counted over all generations since the last that ran, without the time in which no slot was missing:
-a slot that dies during each restore stays away, too. The last slot to go has a quarter of `degrade_after` at least.
+Missing time is summed over all generations since the last that ran: a slot that dies during each restore stays away,
+too. The last slot to go has a quarter of `degrade_after` at least.
 
 The FENCE restores the newest checkpoint, as after any failure. Slots beyond the new number leave, so that Spark can
 give their cores to missing slots below that number. Design: docs/design/rescaling.md.
@@ -39,7 +39,7 @@ from barrier_runtime.coordinator.status.health import some_of
 from barrier_runtime.coordinator.status.status import AbsentSlot
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
-_TIMEOUT_MS = 60_000  # of a return, from the arrival of all new slots
+_TIMEOUT_MS = 60_000  # of a return, once all new slots are there
 _RECENT, _LONGEST = 60, 16  # times `degrade_after`
 
 
@@ -72,7 +72,7 @@ def _by_host(absences: Sequence[AbsentSlot]) -> str:
 
 
 def widening(spec: JobSpec, token: int, ends_ms: Sequence[int], now_ms: int) -> RescaleRequest | None:
-    """Returns the request for full width, if due. `ends_ms`: ends of earlier returns."""
+    """Returns the request for full width, if due. `ends_ms`: of earlier returns."""
     if not is_narrow(spec) or now_ms < _due_ms(spec.degrade_after_ms, ends_ms, now_ms):
         return None
     return RescaleRequest(f"{RETURN}{token}-{now_ms}", full_width(spec), _TIMEOUT_MS)
@@ -86,7 +86,7 @@ def _due_ms(degrade_after_ms: int, ends_ms: Sequence[int], now_ms: int) -> int:
 
 
 def shown(spec: JobSpec) -> str:
-    """Returns text for people on a job with fewer slots; "" at full width."""
+    """Returns text on a job with fewer slots; "" at full width."""
     if not is_narrow(spec):
         return ""
     without = f" without {spec.narrow_because}" if spec.narrow_because else ""

@@ -1,9 +1,8 @@
 """Logins at the page: sessions in a cookie, links that log in once, and a delay after wrong tokens.
 
-Except for `use`, pure: callers pass `now_ms` and random text. Sessions and links are signed with keys made from the
-daemon's token; only the browser keeps a session, so a session survives a killed daemon and is valid at each daemon with
-the same token. A session names no user and cannot be revoked; it ends after twelve hours, or when the daemon gets
-another token.
+Pure, except for `use`: callers pass `now_ms` and random text. Keys made from the daemon's token sign sessions and
+links. Only the browser keeps a session, so a session survives a killed daemon and is valid at each daemon with the same
+token. A session names no user and cannot be revoked, but ends after twelve hours, or when the daemon's token changes.
 
 `use` records used links in the store, so each link works once, whichever daemon is asked or was killed:
 
@@ -13,8 +12,8 @@ another token.
 | exists | opens nothing |
 | unknown, or no answer | opens nothing, and may be used now; try again, or use another link |
 
-Only links with a valid signature reach `use`, so strangers write nothing. Each new record deletes old ones: a storage
-holds the records of two hours at most, a few bytes each.
+Only validly signed links reach `use`, so strangers write nothing. Each new record deletes old records: a storage holds
+those of two hours at most, a few bytes each.
 """
 
 import hashlib
@@ -32,7 +31,7 @@ PREFIX = "_logins/"
 
 
 def use(store: ObjectStore, mark: str, now_ms: int) -> bool:
-    """Records the use of a link. False: used before. Blocks. Raises `Unavailable` if the store is unclear."""
+    """Records the use of a link. False: used before. Blocks. Raises `Unavailable` if unclear."""
     try:
         outcome = store.put_if_absent(f"{PREFIX}{mark}", b"used")
     except OSError as error:
@@ -65,19 +64,17 @@ FREE_ATTEMPTS = 5
 _FIRST_DELAY_MS = 1_000
 _LONGEST_DELAY_MS = 60_000
 _FORGOTTEN_MS = 15 * 60 * 1000
-_CLOCKS_APART_MS = 5 * 60 * 1000  # of two daemons, or of one daemon before and after the clock was set back
+_CLOCKS_APART_MS = 5 * 60 * 1000  # between daemons, or of a daemon whose clock was set back
 _CLIENTS_KEPT = 1_000
 
 
 class _Signed:
-    """Signed text with an expiry time."""
-
     def __init__(self, key: bytes, lasts_ms: int) -> None:
         self._key = key
         self._lasts_ms = lasts_ms
 
     def make(self, nonce: str, now_ms: int) -> str:
-        """Returns signed text. `nonce`: random, without a dot."""
+        """`nonce`: random, without a dot."""
         head = f"{now_ms + self._lasts_ms}.{nonce}"
         return f"{head}.{self._signature(head)}"
 
@@ -100,7 +97,7 @@ class PageSessions:
     def __init__(self, token: bytes) -> None:
         key = hmac.digest(token, b"barrier-runtime page session", "sha256")
         self._signed = _Signed(key, SESSION_MS)
-        # Browsers send cookies to every port of a host, so each daemon's cookie needs a name of its own.
+        # Browsers send cookies to every port of a host: each daemon's cookie needs another name.
         self.cookie = f"barrier-runtime-{hmac.digest(key, b'name', 'sha256').hex()[:8]}"
 
     def begin(self, nonce: str, now_ms: int) -> str:
@@ -108,7 +105,7 @@ class PageSessions:
         return self._signed.make(nonce, now_ms)
 
     def ends_ms(self, value: str, now_ms: int) -> int | None:
-        """Returns the expiry time of a cookie's session; None for a foreign, damaged or expired cookie."""
+        """Returns the expiry time of a cookie's session; None for an invalid or expired cookie."""
         return self._signed.ends_ms(value, now_ms)
 
     def of_cookies(self, header: str, now_ms: int) -> int | None:
@@ -121,7 +118,7 @@ class PageSessions:
 
 
 class LoginLinks:
-    """Links that log in without the token. A link is stored nowhere until used."""
+    """Links that log in without the token, stored nowhere until used."""
 
     def __init__(self, token: bytes) -> None:
         self._signed = _Signed(hmac.digest(token, b"barrier-runtime login link", "sha256"), LINK_MS)
@@ -135,7 +132,7 @@ class LoginLinks:
         return self._signed.is_ours(code)
 
     def mark(self, code: str, now_ms: int) -> str | None:
-        """Returns the name of the record of use, which begins with the expiry time; None for an invalid link."""
+        """Returns the name for the record of use, which begins with the expiry time; None: invalid link."""
         ends = self._signed.ends_ms(code, now_ms)
         return None if ends is None else f"{ends}-{hashlib.sha256(code.encode()).hexdigest()[:32]}"
 
@@ -149,15 +146,15 @@ class _Wrong:
 class LoginThrottle:
     """Delays after wrong tokens, by client address.
 
-    From the fifth wrong token on, each doubles the wait for the next, up to a minute. A right token, which never waits,
-    or a quarter of an hour without an attempt resets the delay.
+    From the fifth wrong token on, each doubles the wait, up to a minute. A right token, which never waits, or a quarter
+    of an hour without an attempt resets the delay.
     """
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[str, _Wrong] = OrderedDict()
 
     def wait_ms(self, client: str, now_ms: int) -> int:
-        """Returns how long this client has to wait before another wrong token is counted and answered."""
+        """Returns the wait before another wrong token of this client is counted and answered."""
         known = self._wrong.get(client)
         if known is None or known.count < FREE_ATTEMPTS:
             return 0

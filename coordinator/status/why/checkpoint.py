@@ -2,14 +2,14 @@
 
     reason = why_checkpoint(record, history, chains)   # None: neither slow nor failed
 
-A checkpoint is slow if it took three times as long as those before it, and at least 300 ms; or 10 s in any case. The
-subtask that acknowledged last is examined, because all others waited for it: the largest part of the time shows where
-to look, and the figures of that subtask show why:
+A slow checkpoint took three times as long as those before, and at least 300 ms; or 10 s. The subtask that acknowledged
+last is examined, because all others waited for that subtask: the largest part of the time shows where to look, the
+subtask's figures why:
 
 | largest part            | cause          | when                                                                    |
 |-------------------------|----------------|-------------------------------------------------------------------------|
 | manifest and log record | `store`        | always                                                                  |
-| any                     | `large_state`  | much more was uploaded than usual, and writing it took a quarter        |
+| any                     | `large_state`  | much more was uploaded than usual, and writing took a quarter           |
 |                         | `skew`         | rows are spread much less evenly than usual, which keeps a slot busy    |
 |                         | `starved`      | the slot got no processor nearly all the time until the snapshot        |
 | writing                 | `precommit`    | most of that was an operator's own blocking work                        |
@@ -17,7 +17,7 @@ to look, and the figures of that subtask show why:
 | any other               | `starved`      | the slot's loop was ready to run most of the time, without a processor  |
 |                         | `step`         | a step of a subtask took most of the time                               |
 |                         | `stalled`      | a heartbeat was late in the slot itself                                 |
-|                         | `partition`    | the slot was silent, or its messages were late, and it did not stall    |
+|                         | `partition`    | the slot was silent, or messages were late, without a stall             |
 |                         | `skew`         | a busy subtask got far more rows than others of the chain               |
 |                         | `server`       | an operator waited for a server                                         |
 |                         | `backpressure` | a busy subtask, or senders that waited for that subtask                 |
@@ -54,9 +54,9 @@ CAUSES = (
 SLOW_MS = 300  # faster checkpoints are never slow
 SLOW_TIMES = 3
 ALWAYS_SLOW_MS = 10_000
-_COMPARED = 50  # checkpoints before this one
-_MOST = 0.5  # share of the time that makes a figure the explanation
-_MUCH = 0.25  # share of a checkpoint that makes unusually much work worth a look
+_COMPARED = 50  # earlier checkpoints
+_MOST = 0.5  # share of the time that explains
+_MUCH = 0.25  # share of a checkpoint from which unusual work counts
 _MUCH_STATE = 1 << 20
 _NAMED = 4
 _STARVED = 0.7  # of the time
@@ -66,9 +66,9 @@ _BECAME = 0.15  # above the usual share of the rows
 def why_checkpoint(
     record: CheckpointStatus, history: Iterable[CheckpointStatus], chains: Iterable[ChainStatus] = ()
 ) -> Reason | None:
-    """Explains a checkpoint. `history`: checkpoints of the job; earlier ones define the usual.
+    """Explains a checkpoint. `history`: of the job; earlier checkpoints define the usual.
 
-    `chains` gives names; without it chains have their numbers.
+    `chains`: for names; else chains have numbers.
     """
     chains = tuple(chains)
     names = {chain.chain: " → ".join(chain.operators) for chain in chains}
@@ -96,8 +96,6 @@ class _Look:
     before: Sequence[CheckpointStatus]
     names: dict[int, str]
     sources: frozenset[int] = frozenset()
-
-    # ------------------------------------------------------------ slow
 
     def slow(self) -> Reason:
         record = self.record
@@ -179,7 +177,7 @@ class _Look:
         )
 
     def _delayed(self, last: SubtaskPhases, where: str) -> Reason:
-        """Explains a subtask that made no progress: the subtask, its slot or its senders delayed it."""
+        """Explains a subtask without progress: the subtask, the slot or senders were slow."""
         waited_ms = max(last.start_delay_ms + last.alignment_ms, last.ack_ms - last.precommit_ms - last.upload_ms)
         parts = f"subtask {self._name(last)} acknowledged last, after {_time(last.ack_ms)}{self._half_had}: {where}"
         for look in (self._starved, self._long_step, self._out_of_touch, self._skew, self._held, self._busy):
@@ -210,7 +208,7 @@ class _Look:
         )
 
     def _no_processor(self) -> Reason | None:
-        """Explains a slot that was starved nearly until its snapshot, which also delays everything afterwards."""
+        """Explains a slot starved nearly until the snapshot, which also delays everything afterwards."""
         before = self.before[-1] if self.before else None
         worst = max(self.record.subtasks, key=lambda each: each.starved_ms)
         if before is None or worst.starved_ms < _MUCH * self.record.duration_ms:
@@ -349,8 +347,6 @@ class _Look:
             "the rows meanwhile",
         )
 
-    # ------------------------------------------------------------ failed
-
     def failed(self) -> Reason:
         record = self.record
         if record.outcome == "subsumed":
@@ -414,8 +410,6 @@ class _Look:
             "checkpoint_timeout, or take checkpoints with `unaligned=True`",
         )
 
-    # ------------------------------------------------------------ words
-
     @property
     def _took(self) -> str:
         usual = self._usual(lambda each: each.duration_ms)
@@ -436,7 +430,7 @@ class _Look:
         return self.record.parts // max(1, len(self.record.chain_rows))
 
     def _usual(self, figure: Callable[[CheckpointStatus], float]) -> float | None:
-        """Returns the median of the checkpoints before; None if there are too few."""
+        """Returns the median of the checkpoints before; None if too few."""
         return median(map(figure, self.before)) if len(self.before) >= 3 else None
 
     def _slots_by_trouble(self) -> list[SlotDuring]:
