@@ -1,8 +1,8 @@
 """THE table of options: one row each, with all checks and texts.
 
-The checks of driver and coordinator, the flags of the command line, `explain` and the signatures in notebooks read the
-table; `tests/options_table.py` writes `coordinator/option_types.py` and `docs/options.md` from the table. A new option
-is a new row, then `make tables`. Names, and the fields under which options are stored, never change.
+Readers: the checks of driver and coordinator, the command line's flags, `explain`, and signatures in notebooks.
+`tests/options_table.py` writes `coordinator/option_types.py` and `docs/options.md`. A new option is a new row, then
+`make tables`. Names, and the fields of stored options, never change.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ SAME: Any = object()
 class Option:
     """A row. `low` and `high` are in the unit. Times are seconds for users, stored as milliseconds.
 
-    `where`: "spark" for options that a local run would ignore, and so refuses; "apart": also for local runs whose slots
-    are processes of their own; "daemon": no option of a run. `shown`:
-    output of `explain`; text is printed only if the row says so, because it may hold a secret.
+    `where`: "spark": refused in a local run, which would ignore the option; "apart": also for local runs whose slots
+    are processes of their own; "daemon": no option of a run. `shown`: output of `explain`; text is printed only if the
+    row says so, because it may hold a secret.
     """
 
     name: str
-    type: Any  # of the value, for type checkers and for the check at run time
+    type: Any  # of the value, for type checkers and at run time
     default: Any
     help: str  # a line, for --help, editors and docs/options.md
     low: float | None = None
@@ -34,12 +34,12 @@ class Option:
     where: Literal["everywhere", "apart", "spark", "daemon"] = "everywhere"
     none: str = ""  # meaning of None, or of an empty default
     also: str = ""  # a further type of the keyword
-    made: str = ""  # source of the function that makes a non-constant default
-    # field of `CheckpointOptions`, `RestartOptions` or, for other groups, `JobSpec` that stores the option
+    made: str = ""  # source of the function that makes the default
+    # of `CheckpointOptions`, `RestartOptions` or, for other groups, `JobSpec`
     field: str = ""
     slot: bool = False  # a field of `SlotOptions`, which every slot gets
-    stored_default: Any = SAME  # meaning of a record without the field, if that is not the option's default
-    strategies: tuple[str, ...] = ()  # the values of `restart` that use the option
+    stored_default: Any = SAME  # meaning of a record without the field, if not the option's default
+    strategies: tuple[str, ...] = ()  # values of `restart` that use the option
     remedy: str = ""  # how to correct a value, if the type does not show that
     flags: tuple[str, ...] = ()  # of the command line, beside --name
     on_command_line: bool = True
@@ -289,12 +289,12 @@ _WANTED = {
 
 
 def stored_in(options: tuple[Option, ...]) -> dict[str, Option]:
-    """Returns options by the field that stores them."""
+    """Returns options by storing field."""
     return {option.field: option for option in options if option.field}
 
 
 def wanted_type(option: Option) -> str:
-    """Returns the remedy for a value of the wrong type: "give a number of seconds, or None"."""
+    """Returns the remedy for a wrong type: "give a number of seconds, or None"."""
     if option.remedy:
         return option.remedy
     text = _WANTED.get(option.plain_type, f"use {' or '.join(map(repr, option.choices))}")
@@ -302,7 +302,7 @@ def wanted_type(option: Option) -> str:
 
 
 def wanted(option: Option) -> str:
-    """Returns the remedy for a value out of bounds: "give seconds from 0.01 to 31536000"."""
+    """Returns the remedy out of bounds: "give seconds from 0.01 to 31536000"."""
     what = {"s": "give seconds", "MiB": "give MiB"}.get(option.unit) or _WANTED[option.plain_type]
     or_none = f", or None: {option.none}" if option.optional else ""
     return f"{what} from {option.low:g} to {option.high:.0f}{or_none}"

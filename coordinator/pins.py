@@ -1,17 +1,16 @@
 """Pins of readers, which keep a job's checkpoints from being deleted. Blocking; runs on threads.
 
-A pin is an object whose name holds the first protected checkpoint and the duration. It expires by itself, so a dead
-reader keeps nothing forever.
+A pin is an object whose name holds the first protected checkpoint and the duration; a dead reader's pin expires.
 
     <job>/pins/used                          there were pins: only then are they listed before each deletion
-    <job>/pins/<checkpoint>-<seconds>-<id>   nothing of that checkpoint or a later one is deleted
+    <job>/pins/<checkpoint>-<seconds>-<id>   nothing of that checkpoint or a later checkpoint is deleted
 
-No reader loses files: the reader pins the newest known checkpoint, and only then looks for the newest one, which is
-dropped after the pin was written. The coordinator lists pins after dropping a checkpoint and before deleting files.
+No reader loses files: the reader pins the newest known checkpoint, and only then looks for the newest, which is dropped
+after the pin was written. The coordinator lists pins after dropping a checkpoint and before deleting files.
 
 | event                                  | then                                                                      |
 |----------------------------------------|---------------------------------------------------------------------------|
-| the reader ends                        | it deletes its pin; deletions that waited are done with the next one      |
+| the reader ends                        | the reader deletes the pin; waiting deletions follow with the next        |
 | the reader dies                        | the pin expires; the coordinator deletes the pin                          |
 | the coordinator dies                   | the successor's sweep, which reads pins too, finds the objects            |
 | pins cannot be listed                  | nothing is deleted now                                                    |
@@ -40,7 +39,7 @@ class PinFound:
 
 
 class CheckpointPin:
-    """Pin of a reader on `checkpoint` and later ones. Use as a context manager, or call `release`.
+    """Pin on `checkpoint` and later ones. Use as a context manager, or call `release`.
 
     Call `renew` from time to time if reading may take longer than `seconds`.
     """
@@ -97,10 +96,10 @@ class PinnedDeletions:
         self._waiting: list[tuple[float, tuple[str, ...]]] = []  # highest checkpoint of each deletion, and the keys
 
     def free(self, keys: Sequence[str], newest: int = 0) -> list[tuple[str, ...]]:
-        """Returns the keys that may be deleted now, in order: `keys`, and those that waited. Others wait.
+        """Returns the keys that may be deleted now, in order: of `keys`, and of those that waited.
 
         `newest`: the newest checkpoint dropped with `keys`; 0: the names show that. No lock is held during requests to
-        the store, and keys that arrive meanwhile may be younger than the pins found.
+        the store; keys that arrive meanwhile may be younger than the pins found.
         """
         with self._lock:
             if keys:
@@ -113,16 +112,16 @@ class PinnedDeletions:
             self._store.delete(over)
         lowest = min((pin.checkpoint for pin in pins if pin.key not in over), default=float("inf"))
         with self._lock:
-            left = {id(each) for each in self._waiting}  # of these no other call has taken
+            left = {id(each) for each in self._waiting}  # not taken by another call
             taken = {id(each): each[1] for each in waiting if each[0] < lowest and id(each) in left}
             self._waiting = [each for each in self._waiting if id(each) not in taken]
         return list(taken.values())
 
 
 def highest_of(paths: Paths, keys: Sequence[str]) -> float:
-    """Returns the highest checkpoint whose manifest is among the keys; files alone may belong to any."""
+    """Returns the highest checkpoint with a manifest among the keys; files alone may belong to any."""
     checkpoints = [found[0] for key in keys if (found := paths.checkpoint_of(key)) is not None]
     return float(max(checkpoints)) if checkpoints else _ANY
 
 
-_ANY = float(1 << 63)  # above every checkpoint, and below "no pin"
+_ANY = float(1 << 63)  # above every checkpoint, below "no pin"

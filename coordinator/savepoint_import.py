@@ -1,10 +1,10 @@
 """Import of a savepoint into a job's own log and folder, before the job's first generation. Blocking.
 
-The import is a run of its own, without slots, and writes three records:
+The import is a separate run, without slots, and writes three records:
 
     FENCE ─► files are copied to the job's folder, the manifest is written ─► COMPLETE ─► FINISH
 
-| the import dies, or stalls | what is there                             | what the next start does                   |
+| the import dies, or stalls | left behind                               | the next start                             |
 |----------------------------|-------------------------------------------|--------------------------------------------|
 | before FENCE               | nothing                                   | begins anew                                |
 | before COMPLETE            | a run that decided nothing, and files     | begins anew, with another FENCE and files; |
@@ -12,8 +12,6 @@ The import is a run of its own, without slots, and writes three records:
 | before FINISH              | the checkpoint                            | continues from the checkpoint              |
 | before the deletion        | the checkpoint, the savepoint, the claim  | continues, and deletes                     |
 | after the deletion         | the checkpoint, the claim                 | continues                                  |
-
-The job continues from that checkpoint as from any of its own.
 """
 
 import socket
@@ -78,10 +76,10 @@ def begin_with_savepoint(
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Lets job `spec` start from the savepoint in `url` by restoring the newest checkpoint.
+    """Lets job `spec` start from the savepoint in `url` by restoring the newest checkpoint. Returns text.
 
-    Returns text for people. `fits`: raises if the program does not fit the state. Raises `InvalidJob` if the job does
-    not fit the savepoint (before any write), or if rows of the job would be written again.
+    `fits`: raises if the program does not fit the state. Raises `InvalidJob` if the job does not fit the savepoint
+    (before any write), or if rows of the job would be written again.
     """
     wanted = wanted_savepoint(store, url, spec)
     savepoint = wanted.savepoint
@@ -104,9 +102,9 @@ def begin_with_savepoint(
 
 @dataclass(frozen=True)
 class WantedSavepoint:
-    """Savepoint that a job is to begin with, and the resulting choice.
+    """Savepoint that a job is to begin with, and the choice.
 
-    `savepoint`: None if it was claimed and deleted, and the job, which began with it, continues.
+    `savepoint`: None if claimed and deleted, and the job, which began there, continues.
     """
 
     savepoint: Savepoint | None
@@ -123,7 +121,7 @@ def wanted_savepoint(store: ObjectStore, url: str, spec: JobSpec) -> WantedSavep
     """
     try:
         savepoint, owner = find_savepoint(url), claimed_by(url)
-    except InvalidJob as error:  # there is no such folder
+    except InvalidJob as error:  # no such folder
         raise _with_own_checkpoints(error, store, spec) from error
     if savepoint is not None:
         what = named(url, savepoint)
@@ -170,7 +168,7 @@ def import_savepoint(
 
 
 def _with_own_checkpoints(error: InvalidJob, store: ObjectStore, spec: JobSpec) -> InvalidJob:
-    """Adds a hint for a repeated command: after the import the savepoint may have been deleted."""
+    """Adds a hint for a repeated command: the import may have deleted the savepoint."""
     view = _log_of(store, spec, "")
     if not view.completes:
         return error
@@ -182,8 +180,6 @@ def _with_own_checkpoints(error: InvalidJob, store: ObjectStore, spec: JobSpec) 
 
 @dataclass(frozen=True)
 class _Found:
-    """The job's log, and the resulting choice."""
-
     view: LogView
     choice: Import | GoOn
 
@@ -213,7 +209,7 @@ class _Importing:
         return _Found(view, savepoint_choice(self._job, self._savepoint, view))
 
     def done(self, found: _Found) -> str:
-        """Executes the choice, again after each lost race. Returns text for people."""
+        """Executes the choice, again after each lost race. Returns text."""
         for _ in range(_LOST_RACES):
             if isinstance(found.choice, GoOn):
                 return found.choice.why
@@ -240,11 +236,11 @@ class _Importing:
         complete = records.complete(log, choice.checkpoint, lineage, manifest, self._now_ms(), inline)
         if isinstance(self._append(log, complete), Foreign):
             return False
-        self._append(log, records.finish(log, "finished", self._now_ms()))  # may be lost: then the job has begun
+        self._append(log, records.finish(log, "finished", self._now_ms()))  # may be lost: the job has begun
         return True
 
     def _copied(self, choice: Import, token: int, lineage: str) -> tuple[ManifestRef, bytes]:
-        """Stores the files, and a manifest that does not fit into the record."""
+        """Stores the files, and a manifest too large for the record."""
         keys = sorted(object_sizes(self._savepoint.taken))
         objects = {key: self._paths.data_file(token, "savepoint", str(n)) for n, key in enumerate(keys, 1)}
         self._bring(objects)

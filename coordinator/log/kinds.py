@@ -1,7 +1,7 @@
 """Whether a job's step can continue with the state that a snapshot has under the step's name. Pure.
 
-Every snapshot of a manifest names the kind of step that wrote it (`KIND`), and a sink's snapshot also names the target
-(`TARGET`). The code that makes a manifest adds both (`with_kinds`), so no operator can forget them.
+Every snapshot of a manifest names the kind of the writing step (`KIND`), a sink's snapshot also the target (`TARGET`).
+The code that makes a manifest adds both (`with_kinds`), so no operator can forget them.
 
 | the snapshot's kind                    | the job's step of that name          | result                              |
 |----------------------------------------|--------------------------------------|-------------------------------------|
@@ -35,8 +35,8 @@ from barrier_runtime.state.snapshots.snapshot import (
 
 SOURCE, SINK = "source", "sink"
 _JOINS = frozenset(("join", "window_join", "asof_join", "table_join"))
-# Values and tables of keyed state that identify the kind in snapshots of earlier releases. Users' functions have
-# tables of any name, and always a table of timers.
+# Values and tables that identify the kind in earlier releases' snapshots. Users' functions have tables of any name, and
+# always a table of timers.
 _BY_VALUE = {
     "splits": frozenset((SOURCE,)),
     "lookup-rows": frozenset(("lookup",)),
@@ -54,7 +54,7 @@ _SINK_VALUES = ("sink", PENDING)
 def with_kinds(chains: Sequence[ChainSpec], snapshots: Iterable[OperatorSnapshot]) -> Iterator[OperatorSnapshot]:
     """Yields the snapshots with kinds and targets of their steps, and types of columns in state.
 
-    Snapshots without state, and snapshots that hold only rows in flight, stay as they are.
+    Snapshots without state, or with only rows in flight, stay as they are.
     """
     said = {name: {KIND: kind.encode()} for chain in chains for name, kind in chain.kinds.items()}
     for chain in chains:
@@ -73,14 +73,14 @@ def _has_state(snapshot: OperatorSnapshot) -> bool:
 
 @dataclass(frozen=True)
 class ChangedKind:
-    """Kinds `before` and `now`, for people. `pending`: refused because of open transactions."""
+    """Kinds before and now, for people. `pending`: refused because of open transactions."""
 
     before: str
     now: str
     pending: bool = False
 
     def refusal(self, what: str, operator: str) -> str:
-        """Returns why `what`, a checkpoint or savepoint, cannot be restored, and the remedy."""
+        """Returns why checkpoint or savepoint `what` cannot be restored, and the remedy."""
         if self.pending:
             return (
                 f"{what} has transactions of {operator!r} as {self.before}, which are decided and may not be visible "
@@ -116,7 +116,7 @@ def changed_kind(
             return changed if _holds_rows(snapshot, settled) else None
         return ChangedKind(_shown(before), _shown((now,)))
     if not now and not before:
-        return None  # both kinds are unknown
+        return None  # both unknown
     return ChangedKind(_shown(before) or "a step with state", f"{_shown((now,)) if now else 'a step'} without state")
 
 
@@ -132,7 +132,7 @@ def _changed_target(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, set
 def changed_column(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot) -> tuple[str, str, str] | None:
     """Returns a changed column in the state, and the types before and now, if both are known.
 
-    State without rows, and so without keys, depends on no column.
+    State without rows depends on no column.
     """
     before = snapshot.values.get(COLUMN_TYPES)
     if before is None or KEYS not in snapshot.values:
@@ -143,7 +143,7 @@ def changed_column(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot) -> t
 
 
 def _kinds_before(snapshot: OperatorSnapshot) -> frozenset[str]:
-    """Returns the kinds of step that may have written the snapshot; empty if nothing identifies the kind."""
+    """Returns the kinds of step that may have written the snapshot; empty if nothing identifies them."""
     kind = snapshot.values.get(KIND)
     if kind is not None:
         return frozenset((kind.decode(errors="replace"),))
@@ -207,7 +207,7 @@ def _family(kind: str) -> str:
 
 
 def _shown(kinds: Iterable[str]) -> str:
-    """Returns text for people: "a source of Kafka", "a kafka sink", "a process step"."""
+    """Returns "a source of Kafka", "a kafka sink", "a process step"."""
     said: Sequence[str] = [_shown_kind(kind) for kind in sorted(kinds)]
     return " or ".join(said)
 

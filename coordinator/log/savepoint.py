@@ -1,15 +1,14 @@
 """Savepoint: a completed checkpoint of a job, copied to a self-contained folder. Pure.
 
     <savepoint>/data/<checkpoint>-<token>-<id>/<number>     snapshot files, as the checkpoint had them
-    <savepoint>/savepoint.json                              written last: without it there is no savepoint
+    <savepoint>/savepoint.json                              written last: without this file no savepoint
 
 File names are relative to that folder, so a copy of the folder is a copy of the savepoint. The savepoint shares no
-object with the job, and the job's own recovery never restores a savepoint.
+object with the job, and the job's recovery never restores a savepoint. All rows of the copied checkpoint are visible,
+so there are no transactions to agree on.
 
-A savepoint is taken of a checkpoint whose rows are all visible, so there are no transactions to agree on.
-
-A job that starts from a savepoint first copies it to the job's folder as a checkpoint (`imported`); then the savepoint
-may be deleted. Design: docs/design/savepoints.md.
+A starting job first copies the savepoint to the job's folder as a checkpoint (`imported`); then the savepoint may be
+deleted. Design: docs/design/savepoints.md.
 """
 
 import re
@@ -35,22 +34,22 @@ class Savepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """A savepoint. `taken`: the checkpoint, with file names relative to the savepoint's folder."""
 
     version: int = SAVEPOINT_VERSION
-    id: str  # of the request that the savepoint answers; never used twice
+    id: str  # of the answered request; never used twice
     taken: Manifest
-    final: bool = False  # the job stopped with this savepoint, and read nothing afterwards
-    drained: bool | msgspec.UnsetType = msgspec.UNSET  # written by the first releases; now the manifest has it
+    final: bool = False  # the job stopped with this savepoint
+    drained: bool | msgspec.UnsetType = msgspec.UNSET  # of the first releases; now in the manifest
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Owner of a savepoint: the job `job` whose checkpoints are in `store`.
 
-    `savepoint`: id of the savepoint, by which the job's log shows whether the job began with it. Earlier releases
-    stored the job's name alone.
+    `savepoint`: id, by which the job's log shows whether the job began with the savepoint. Earlier releases stored the
+    job's name alone.
     """
 
     version: int = 1
     job: str
-    store: str = ""  # URL, as the store names itself
+    store: str = ""  # URL, as named by the store
     savepoint: str = ""
 
     @property
@@ -64,7 +63,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class SavepointCopy:
-    """Plan of a copy: objects from keys of the job's store to keys of the savepoint's folder.
+    """Plan of a copy: key in the job's store -> key in the savepoint's folder.
 
     `savepoint` is valid once all objects are there.
     """
@@ -118,7 +117,7 @@ def decode_savepoint(where: str, data: bytes) -> Savepoint:
 
 
 def savepoint_copy(manifest: Manifest, sinks: Collection[str], id: str, *, final: bool = False) -> SavepointCopy:
-    """Plans the copy. `manifest`: of a complete, visible checkpoint. `sinks`: operators that commit."""
+    """Plans the copy of a complete, visible checkpoint. `sinks`: operators that commit."""
     settled = tuple(_settled(snapshot) if snapshot.operator in sinks else snapshot for snapshot in manifest.operators)
     keys = sorted({ref.key for snapshot in settled for ref in snapshot.files if ref.key is not None})
     folder = f"{DATA_PREFIX}{manifest.checkpoint}-{manifest.token}-{id}/"  # another attempt has other names
@@ -132,7 +131,7 @@ def imported(
 ) -> Manifest:
     """Returns the savepoint as checkpoint `checkpoint` of `job`, written by the job's generation `token`.
 
-    `objects`: present places of the savepoint's files, as keys of the job's store.
+    `objects`: present keys of the savepoint's files in the job's store.
     """
     return msgspec.structs.replace(
         savepoint.taken,

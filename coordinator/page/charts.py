@@ -1,7 +1,7 @@
 """SVG charts of a job: the graph of operator chains, and latencies. Pure.
 
-**Graph**: a box per operator chain, in layers from the sources on the left. A box's layer is the longest path from a
-source; boxes of a layer are ordered by their inputs, which avoids most crossings. Time is linear in chains and edges.
+**Graph**: a box per operator chain. A box's layer is the longest path from a source; the order by inputs in a layer
+avoids most crossings. Time is linear in chains and edges.
 
 **Latencies**: over the last hour, and their distribution, on a logarithmic axis, because the slowest of a thousand rows
 is a hundred times the median.
@@ -18,11 +18,11 @@ from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, ChainSt
 
 _BOX_W, _GAP_X, _GAP_Y, _LINE = 232, 56, 22, 16
 _NAMES_SHOWN = 6
-_WARM, _HOT = 0.5, 0.8  # busy or backpressured share from which a box is coloured
+_WARM, _HOT = 0.5, 0.8  # busy or backpressured share
 
 
 def layers(chains: Sequence[ChainStatus]) -> list[list[ChainStatus]]:
-    """Returns chains by the longest path from a source. Unknown inputs are ignored, cycles cut."""
+    """Returns chains by the longest path from a source. Ignores unknown inputs, cuts cycles."""
     by_id = {chain.chain: chain for chain in chains}
     depth: dict[int, int] = {}
     for start in by_id:
@@ -53,7 +53,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def backlog_in_words(chain: ChainStatus) -> str:
-    """Returns "1,200,000 rows, caught up in 2 min" of a source that knows its backlog."""
+    """Returns "1,200,000 rows, caught up in 2 min", for a source with a known backlog."""
     rows = f"{chain.backlog or 0:,} rows"
     if not chain.backlog:
         return rows
@@ -65,7 +65,7 @@ def _height(chain: ChainStatus, lag: Mapping[str, str]) -> int:
 
 
 def _figures(chain: ChainStatus, lag: Mapping[str, str]) -> list[str]:
-    """Returns the lines below the names, without unknown rates and shares (as of an ended run)."""
+    """Returns the lines below the names, without unknown rates and shares."""
     lines = [f"watermark behind by {lag[name]}" for name in chain.operators if name in lag]
     if chain.backlog is not None:
         lines.insert(0, f"backlog {backlog_in_words(chain)}")
@@ -77,7 +77,7 @@ def _figures(chain: ChainStatus, lag: Mapping[str, str]) -> list[str]:
 
 
 def graph(chains: Sequence[ChainStatus], lag: Mapping[str, str]) -> Markup:
-    """Draws the graph. `lag`: watermark lag of a source, as text, by the source's name."""
+    """Draws the graph. `lag`: watermark lag as text, by source."""
     columns = layers(chains)
     if not columns:
         return Markup("")
@@ -115,7 +115,7 @@ def _edge(source: tuple[int, int, int], target: tuple[int, int, int]) -> Markup:
 
 
 def heat(chain: ChainStatus) -> str:
-    """Returns the class of a box, from the shares of the last ten seconds; blocked hides busy."""
+    """Returns a box's class, from the shares of the last ten seconds; blocked hides busy."""
     if (chain.backpressured or 0) >= _WARM:
         return "blocked"
     if (chain.busy or 0) >= _HOT:
@@ -155,7 +155,7 @@ _LOWEST_MS = 0.1
 
 
 def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
-    """Draws lines of p50, p99, p99.9 and max, a point per minute; minutes without rows are gaps."""
+    """Draws p50, p99, p99.9 and max, a point per minute; minutes without rows are gaps."""
     known = sorted(
         (point for point in points if point.count > 0), key=lambda point: point.at_ms
     )  # sorted, because a clock may have been set back
@@ -213,7 +213,7 @@ def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
 
 
 def distribution(latency: LatencyStatus, name: str) -> Markup:
-    """Draws rows per range of latency, as bars; the text below names the upper end of each range."""
+    """Draws rows per range of latency, as bars above the range's upper end."""
     if not any(latency.buckets):
         return Markup("")
     up_to = (0, *latency.buckets)

@@ -1,12 +1,11 @@
 """SVG charts: strip of the last checkpoints, a checkpoint's subtasks, the job's timeline. Pure.
 
-**Strip**: a bar per checkpoint, of stacked stages. The stages are those of the subtask that acknowledged last, because
-the worst durations of several subtasks do not add up; the rest of the time until the last ack is drawn as `acks`,
-without a known subtask all of it.
+**Strip**: a bar per checkpoint, of stacked stages of the subtask that acknowledged last (the worst durations of several
+subtasks do not add up). The rest of the time until the last ack is `acks`; all of that time, if the subtask is unknown.
 
-**Timeline**: a row per kind of event, and the checkpoints below, on one time axis from the oldest known event to now
-(or to the run's end). The width of an event is its duration; an event without duration is a diamond. Empty rows are
-left out. The timeline is drawn twice, because on a narrow screen all of it must be in view.
+**Timeline**: a row per kind of event, and the checkpoints below, on a time axis from the oldest known event to now (or
+to the run's end). An event is as wide as long; without duration a diamond. Empty rows are left out. The timeline is
+drawn twice, because a narrow screen must show all.
 """
 
 from bisect import bisect_left
@@ -19,7 +18,7 @@ from barrier_runtime.coordinator.page.figures import duration, time_of_day
 from barrier_runtime.coordinator.page.job_view import KINDS, EventView
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, SubtaskPhases
 
-# Class of the colour, and name; in chronological order.
+# (class of the colour, name), in chronological order.
 PHASES = (
     ("start", "start delay"),
     ("align", "alignment"),
@@ -32,13 +31,13 @@ PHASES = (
 )
 NAMES = dict(PHASES)
 _WIDTH, _HEIGHT, _BASE, _LEFT = 1000, 208, 178, 56
-_TOP = 18  # above the bars: marks of events
-_CLIPPED_AT = 8  # times the median: one slow checkpoint must not make all others invisible
+_TOP = 18  # above the bars, for marks of events
+_CLIPPED_AT = 8  # times the median: a slow checkpoint must not make others invisible
 COMPLETE = "complete"
 
 
 def phases_of(checkpoint: CheckpointStatus) -> list[tuple[str, float]]:
-    """Returns (class, milliseconds) in order, without empty stages. A failed checkpoint has only `failed`."""
+    """Returns (class, milliseconds) in order, without empty stages; a failed checkpoint's is `failed`."""
     if checkpoint.outcome != COMPLETE:
         return [("failed", max(1.0, checkpoint.duration_ms))]
     acks = checkpoint.ack_duration_ms
@@ -81,8 +80,8 @@ def _tooltip(checkpoint: CheckpointStatus, phases: Sequence[tuple[str, float]]) 
 def strip(history: Sequence[CheckpointStatus], link: str, events: Sequence[EventView] = ()) -> Markup:
     """Draws a bar per checkpoint, oldest on the left.
 
-    `link`: address of a checkpoint's page without the number; empty in a report, whose bars have no links. `events` are
-    marks above, before the first checkpoint triggered after them.
+    `link`: address of a checkpoint's page without the number; empty in a report: no links. `events`: marks above the
+    first checkpoint triggered after each.
     """
     shown = history[-100:]
     phases = [phases_of(each) for each in shown]
@@ -130,7 +129,7 @@ def strip(history: Sequence[CheckpointStatus], link: str, events: Sequence[Event
 
 def _marks(shown: Sequence[CheckpointStatus], events: Sequence[EventView], step: float) -> Iterator[Markup]:
     triggered = [each.triggered_ms for each in shown]
-    at: dict[int, int] = {}  # number of events already drawn before this bar
+    at: dict[int, int] = {}  # events drawn before this bar
     for event in reversed(events):  # oldest first
         index = bisect_left(triggered, event.at_ms)
         if index == 0 and event.at_ms < triggered[0]:
@@ -144,12 +143,12 @@ def _marks(shown: Sequence[CheckpointStatus], events: Sequence[EventView], step:
 
 
 def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float) -> Iterator[Markup]:
-    """Yields a path per stage over all bars, because 800 rectangles would be most of the page."""
+    """Yields a path per stage over all bars: 800 rectangles would be most of the page."""
     paths: dict[str, list[str]] = {}
     for index, parts in enumerate(phases):
         x, y = _LEFT + (index + 0.1) * step, float(_BASE)
         total = sum(took for _, took in parts)
-        scale = (_BASE - _TOP - 14) / max(total, top)  # a clipped bar keeps the proportions
+        scale = (_BASE - _TOP - 14) / max(total, top)  # clipped, in proportion
         for name, took in parts:
             height = max(took * scale, 0.4)
             y -= height
@@ -213,11 +212,11 @@ _WIDE, _NARROW = 1000, 340
 _LEFT, _RIGHT = 96, 12
 _ROW, _BAR = 26, 16
 _NARROWEST = 4.0
-_REASON = 160  # characters of a reason: the table below has it whole
+_REASON = 160  # of a reason; the table below has all
 
 
 def timeline(status: JobStatus, events: Sequence[EventView], now_ms: int) -> Markup:
-    """Draws the timeline in two widths, of which style sheets show one; empty if nothing is known."""
+    """Draws the timeline for two widths, of which style sheets show the fitting; empty if nothing is known."""
     return _drawn(status, events, now_ms, _WIDE) + _drawn(status, events, now_ms, _NARROW)
 
 
@@ -284,7 +283,7 @@ def _mark(event: EventView, x: Callable[[int], float], last_ms: int, right: int)
     title = f"{time_of_day(event.at_ms)} {event.what}{took}{': ' if event.why else ''}{event.why[:_REASON]}"
     if event.took_ms is None and event.kind == "takeover":
         shape = Markup('<path d="M{:.1f} -9l7 9l-7 9l-7 -9z"/>').format(x(event.at_ms))
-    else:  # an open event extends to now
+    else:  # open until now
         end = x(last_ms if event.took_ms is None else _end(event))
         begin = min(x(event.at_ms), right - _NARROWEST)
         wide = max(_NARROWEST, end - begin)

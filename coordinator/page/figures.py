@@ -3,7 +3,7 @@
 import datetime
 
 ABSENT = "\u2013"
-_FAR_MS = 253_402_300_799_000  # the end of the year 9999: later values are no time of day
+_FAR_MS = 253_402_300_799_000  # the end of year 9999: no later time of day
 
 
 def duration(ms: float | None) -> str:
@@ -38,7 +38,7 @@ def size(count: float | None) -> str:
 
 
 def number(count: float | None) -> str:
-    """Formats a count: `1,234,567`; below ten with one decimal."""
+    """Formats a count: `1,234,567`; below ten with a decimal."""
     if count is None:
         return ABSENT
     return f"{count:.1f}" if 0 < abs(count) < 9.95 and count != int(count) else f"{count:,.0f}"

@@ -1,6 +1,6 @@
 """Content of a job's page from the status: changing figures (`live`), tables and lags. Pure.
 
-Missing figures are shown as absent, never computed from others.
+Missing figures are absent, never computed from others.
 """
 
 from bisect import bisect_right
@@ -19,13 +19,13 @@ from barrier_runtime.coordinator.status.store_use import prices_of, store_rate
 from barrier_runtime.state.store.urls import shown
 
 _BAD_ENDS = ("FAILED", "FENCED")
-_TEXTS: dict[str, Callable[[float | None], str]] = {"ms": duration, "bytes": size, "rows/s": rate}  # by unit
-_LONGEST_REASON = 600  # characters: a job's error may be a traceback, which is displayed below
+_TEXTS: dict[str, Callable[[float | None], str]] = {"ms": duration, "bytes": size, "rows/s": rate}
+_LONGEST_REASON = 600  # a job's error may be a traceback, which is displayed below
 
 
 @dataclass(frozen=True)
 class LatencyView:
-    """Latencies as text, per column; `name` is "<sink>:processed" or "<sink>:visible"."""
+    """Latencies as text; `name` is "<sink>:processed" or "<sink>:visible"."""
 
     name: str
     p50: str
@@ -38,7 +38,6 @@ class LatencyView:
 
 
 def tone(condition: str) -> str:
-    """Returns the class of a condition's colour."""
     if condition in _BAD_ENDS:
         return "bad"
     if condition in TROUBLED or condition == "RECOVERING":
@@ -51,7 +50,7 @@ def _is_slow(status: JobStatus) -> bool:
 
 
 def live(status: JobStatus, now_ms: int) -> dict[str, str]:
-    """Returns the figures that a page changes in place, as text, by the name in the page's elements."""
+    """Returns the figures that a page changes in place, by the name in the page's elements."""
     last = status.checkpoints.last_completed
     running = sum(slot.state == "running" for slot in status.slots)
     now = msgspec.structs.replace(status, at_ms=now_ms)
@@ -95,12 +94,10 @@ def latency_rows(status: JobStatus) -> list[LatencyView]:
 
 
 def lags(status: JobStatus) -> dict[str, str]:
-    """Returns the watermark lag as text, by source."""
     return {source.source: duration(source.lag_ms) for source in status.sources if source.lag_ms is not None}
 
 
 def operators(status: JobStatus) -> dict[int, str]:
-    """Returns the names of each chain's operators."""
     return {chain.chain: " → ".join(chain.operators) for chain in status.chains}
 
 
@@ -108,8 +105,7 @@ def operators(status: JobStatus) -> dict[int, str]:
 class EventView:
     """An event of the job. `kind`: a key of `KINDS`.
 
-    `gap_ms`: time without visible rows, from the last completed checkpoint before the event to the first after it; None
-    if one of them is unknown.
+    `gap_ms`: time without visible rows, between the completed checkpoints around the event; None: unknown.
     """
 
     kind: str
@@ -120,7 +116,7 @@ class EventView:
     why: str
 
 
-# Rows of the time axis, by kind. Kinds without events have none.
+# Rows of the time axis.
 KINDS = {
     "start": "starts",
     "recovery": "recoveries",
@@ -144,7 +140,7 @@ def events(status: JobStatus) -> list[EventView]:
 
 
 def _generations(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[EventView]:
-    first = status.generations <= len(status.recoveries)  # the oldest known generation is the job's first
+    first = status.generations <= len(status.recoveries)  # the job's first generation
     moved = {each.ended_ms for each in status.rescales if each.state == "done"}
     for index, each in enumerate(status.recoveries):
         if each.running_ms is not None and each.running_ms in moved:
@@ -190,12 +186,12 @@ _Row = TypeVar("_Row")
 
 
 def noteworthy(rows: Sequence[_Row], most: int | None, order: Callable[[_Row], Any]) -> Sequence[_Row]:
-    """Returns all rows, or the first `most` in that order, so that pages with 500 slots stay small."""
+    """Returns the first `most` rows in that order (None: all), so that pages with 500 slots stay small."""
     return rows if most is None or len(rows) <= most else sorted(rows, key=order)[:most]
 
 
 def failed_checkpoints(status: JobStatus) -> list[CheckpointStatus]:
-    """Returns failed checkpoints, newest first; a subsumed checkpoint has not failed."""
+    """Returns failed checkpoints, newest first, without subsumed checkpoints."""
     return [each for each in reversed(status.checkpoints.history) if each.outcome not in ("complete", "subsumed")]
 
 

@@ -1,8 +1,7 @@
-"""HTML of every page and of the report, from plain facts. No clock, no network: callers pass `now_ms`.
+"""HTML of every page and of the report, from plain facts. Pure, except for this package's files.
 
-Templates escape everything. Characters that only change the display of others (directions, controls) are written out,
-so that no name can imitate another. `masked` and `masked_reason` remove possible secrets from all texts. Pure, except
-for the files of this package.
+Templates escape everything, and write out invisible characters (directions, controls), so that no name can imitate
+another. `masked` and `masked_reason` remove possible secrets from all texts.
 """
 
 import re
@@ -32,9 +31,9 @@ from barrier_runtime.state.masked_text import masked_text
 
 HERE = Path(__file__).parent
 _CODE = re.compile("`([^`\n]+)`")
-_ROWS = 50  # of slots and of sinks' subtasks on a page, the noteworthy ones; a report has all
-_FAILURES = 3  # likewise, the newest
-SUBTASKS_LISTED = 200  # of a checkpoint, at once
+_ROWS = 50  # noteworthy slots and sinks' subtasks on a page; a report has all
+_FAILURES = 3  # newest
+SUBTASKS_LISTED = 200  # of a checkpoint
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 
@@ -55,8 +54,7 @@ class CommandLine:
 class JobFacts:
     """Facts behind the page of a job.
 
-    `reasons`: explanations of slow or failed checkpoints, by number. `of_job`: problems of the whole job, the gravest
-    first.
+    `reasons`: explanations of checkpoints, by number. `of_job`: problems of the whole job, the gravest first.
     """
 
     status: JobStatus
@@ -65,7 +63,7 @@ class JobFacts:
     of_job: tuple[Reason, ...] = ()
     command: CommandLine = CommandLine()
     read_only: str = ""  # why no change is possible here
-    leader: str = ""  # address of the daemon that leads the job, if that is another daemon
+    leader: str = ""  # address of another daemon, if that leads the job
 
 
 def explained(
@@ -73,7 +71,7 @@ def explained(
 ) -> JobFacts:
     """Returns the facts with every explanation that the history yields."""
     history = status.checkpoints.history
-    # Only notable checkpoints, because each explanation reads the fifty before.
+    # Only notable checkpoints: each explanation reads the fifty before.
     notable = [each for each in history if each.outcome != "complete" or each.duration_ms >= SLOW_MS]
     found = {each.checkpoint: why_checkpoint(each, history, status.chains) for each in notable}
     reasons = {number: reason for number, reason in found.items() if reason is not None}
@@ -122,7 +120,7 @@ def static_file(name: str) -> bytes:
 
 
 def _address(name: str) -> str:
-    """Returns the address with a digest of the content, so that browsers may cache it forever."""
+    """Returns the address with a digest of the content, for caching forever."""
     return f"/static/{name}?v={sha256(static_file(name)).hexdigest()[:12]}"
 
 
@@ -131,13 +129,13 @@ def _page(template: str, **facts: Any) -> str:
 
 
 def load() -> None:
-    """Reads and compiles all templates, which takes a while, before the first request for a page."""
+    """Compiles all templates, which takes a while, before the first request."""
     for name in _environment().list_templates():
         _environment().get_template(name)
 
 
 def login_page(trouble: str = "", wait_s: int = 0, line: str = "") -> str:
-    """Returns the login page. `line`: the command that prints another link."""
+    """Returns the login page. `line`: command that prints another link."""
     return _page("login.html", trouble=trouble, wait_s=wait_s, line=line)
 
 
@@ -147,12 +145,12 @@ def opened_page(target: str) -> str:
 
 
 def message_page(title: str, text: str, link: str = "") -> str:
-    """Returns a page with a message. `link`: an address of another daemon, or empty."""
+    """Returns a page with a message. `link`: of another daemon, or empty."""
     return _page("message.html", title=title, text=text, link=link if _is_web(link) else "")
 
 
 def _is_web(link: str) -> bool:
-    """Whether a link to another daemon, which comes from the store, is no script."""
+    """Whether another daemon's link, from the store, is no script."""
     return link.startswith(("http://", "https://"))
 
 
@@ -169,9 +167,9 @@ def checkpoints_page(facts: JobFacts) -> str:
 
 
 def checkpoint_page(facts: JobFacts, checkpoint: int, first: int = 0) -> str | None:
-    """Returns a checkpoint's page; None: the history lacks this checkpoint.
+    """Returns a checkpoint's page; None: not in the history.
 
-    `first`: first row in the table of all subtasks, counted from the slowest.
+    `first`: first row of the table of all subtasks, counted from the slowest.
     """
     history = facts.status.checkpoints.history
     index = next((at for at, each in enumerate(history) if each.checkpoint == checkpoint), None)
@@ -196,7 +194,7 @@ def checkpoint_page(facts: JobFacts, checkpoint: int, first: int = 0) -> str | N
 def report(facts: JobFacts) -> str:
     """Returns a file for a bug report: no script, nothing fetched, secrets masked.
 
-    The last ten checkpoints that failed, or were slow for a known reason, include their subtasks.
+    Includes subtasks of the last ten checkpoints that failed, or were slow for a known reason.
     """
     facts = JobFacts(
         masked(facts.status),
@@ -290,8 +288,8 @@ _ANY = msgspec.msgpack.Decoder()
 
 
 def masked(status: JobStatus) -> JobStatus:
-    """Returns the status with possible secrets masked in all texts, names of operators included."""
-    plain = _ANY.decode(msgspec.msgpack.encode(status))  # not as JSON: bytes encoded as text may look like a password
+    """Returns the status with possible secrets masked in all texts, operators' names included."""
+    plain = _ANY.decode(msgspec.msgpack.encode(status))  # not as JSON: encoded bytes may look like a password
     return _STATUS.decode(msgspec.msgpack.encode(_without_secrets(plain)))
 
 

@@ -1,7 +1,7 @@
 """THE table of a job's figures: one row each, read from the job's status. Pure.
 
 `/metrics`, OpenTelemetry, the page's tiles and docs/metrics.md are made of the rows; CONTRIBUTING.md says how to add a
-row. Figures that operators and slots send with their heartbeats are rows of `coordinator/metric_table.py`.
+row. Figures in heartbeats of operators and slots are rows of `coordinator/metric_table.py`.
 
 Names and labels never change: people's alarms use them. Per job there are at most 40 series, 12 per operator and 6 per
 slot; no label has values that grow without bound. The shipped dashboard and alerts are checked against the rows.
@@ -19,8 +19,8 @@ from barrier_runtime.coordinator.status.statistics import totals
 from barrier_runtime.coordinator.status.status import DURATION_BOUNDS_MS, ChainStatus, JobStatus
 from barrier_runtime.coordinator.status.transactions import OWN_METRICS, of_sinks
 
-FORGOTTEN_MS = 3_600_000  # export of a job continues for this long after the job's end
-PER_JOB, PER_OPERATOR, PER_SLOT = 40, 12, 6  # maximum number of series
+FORGOTTEN_MS = 3_600_000  # after the job's end
+PER_JOB, PER_OPERATOR, PER_SLOT = 40, 12, 6
 _LATE = LATE_ROWS.key("")
 _SHOWN_OTHERWISE = frozenset({"rows_in", "rows_out", "work_s", "blocked_s", "held_s"}) | OWN_METRICS  # in other rows
 
@@ -33,8 +33,8 @@ Unit: TypeAlias = Literal["", "rows", "rows/s", "generations", "takeovers", "che
 class Tile:
     """A tile of the page.
 
-    `name`: the page's elements request the figure by this name, and the unit determines the format. A tile with a
-    `label` stands alone; `under` is the smaller figure below: label and name.
+    `name`: the page's elements request the figure by this name; the unit determines the format. A tile with a `label`
+    stands alone; `under` is the smaller figure below: label and name.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Tile:
 class Figure:
     """A row. `place`: path in the status. `exposed`: name in `/metrics`, with `labels` besides `job`.
 
-    `read` yields values of the labels, and the figure; without `read` the figure is at `place`.
+    `read` yields values of the labels, and the figure; else the figure is at `place`.
     """
 
     kind: Literal["counter", "gauge", "histogram"]
@@ -79,11 +79,8 @@ def _number(read: Callable[[JobStatus], float | None]) -> Reading:
     return values
 
 
-# ---------------------------------------------------------------- readings
-
-
 def _running(status: JobStatus) -> float | None:
-    """Returns None for a job that ended as requested: an alert on 0 must not fire for the job."""
+    """None for a job that ended as requested: an alert on 0 must not fire."""
     return None if status.outcome in ("finished", "cancelled") else float(status.phase == "running")
 
 
@@ -112,7 +109,7 @@ def _recoveries(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _rows_per_s(status: JobStatus) -> float | None:
-    """Returns the rows that all sources together read; None while a source's rate is unknown."""
+    """Returns the rows that all sources read; None while a source's rate is unknown."""
     rates = [chain.rows_in_per_s for chain in status.chains if chain.is_source]
     known = [each for each in rates if each is not None]
     return sum(known) if known and len(known) == len(rates) else None
@@ -165,7 +162,7 @@ def _rows(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _share(of: Callable[[ChainStatus], float | None]) -> Reading:
-    """Returns a reading of a share of each chain's time, under the name of the chain's first operator."""
+    """Returns a reading of each chain's share of time, under the first operator's name."""
 
     def read(status: JobStatus) -> Iterator[tuple[Labels, float]]:
         for chain in status.chains:
@@ -220,8 +217,8 @@ def _latency(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _behind(status: JobStatus) -> Iterator[tuple[str, list[int]]]:
-    """Yields each sink, and the times of the decisions that some subtask of the sink has not made visible."""
-    through: dict[str, int] = {}  # checkpoint that all subtasks of a sink have made visible
+    """Yields each sink, and the decision times of the sink's invisible checkpoints."""
+    through: dict[str, int] = {}  # visible of all subtasks
     for key, checkpoint in status.commits.through.items():
         sink = key.rpartition("/")[0]
         through[sink] = min(checkpoint, through.get(sink, checkpoint))
@@ -277,7 +274,7 @@ def _of_slots(metric: str, divisor: int = 1) -> Reading:
     return read
 
 
-# ---------------------------------------------------------------- rows, in the order of /metrics and of the tiles
+# rows, in the order of /metrics and of the tiles
 # fmt: off
 _LAST = "checkpoints.last_completed"
 _TRIGGERED = "from the trigger until "
@@ -393,7 +390,7 @@ FIGURES = (
 EXPOSED = tuple(figure for figure in FIGURES if figure.exposed)
 TILES = tuple((figure, figure.tile) for figure in FIGURES if figure.tile is not None)
 
-Sample: TypeAlias = tuple[Figure, Labels, float]  # values of the figure's labels, without the job
+Sample: TypeAlias = tuple[Figure, Labels, float]  # values of labels, without the job
 
 
 @dataclass(frozen=True)
@@ -406,7 +403,7 @@ class Buckets:
 
 
 def is_exported(status: JobStatus, now_ms: int) -> bool:
-    """Whether the run is exported; not after a replacement by another run, or an hour after the end."""
+    """Whether the run is exported; not after another run replaced it, or an hour after the end."""
     if status.outcome in ("fenced", "replaced"):
         return False
     return status.outcome is None or now_ms - status.condition_since_ms < FORGOTTEN_MS
@@ -423,7 +420,7 @@ def durations(status: JobStatus) -> Buckets:
 
 
 def samples(status: JobStatus) -> Iterator[Sample]:
-    """Yields all samples except the histogram, with at most `PER_OPERATOR` series per operator."""
+    """Yields all samples except the histogram; at most `PER_OPERATOR` series per operator."""
     series: Counter[str] = Counter()
     for figure in EXPOSED:
         if figure not in (DURATION, LATE, OTHER):

@@ -6,17 +6,17 @@ A stop with a savepoint survives the death of the coordinator that received the 
 
 | who dies, or fails    | ASKED            | STOPPING                        | COPYING            | after FINISH      |
 |-----------------------|------------------|---------------------------------|--------------------|-------------------|
-| the coordinator       | the job runs on; | the successor stops the job: the savepoint is of a   | it has ended, with |
-|                       | the client asks  | later checkpoint, and replaces the files copied      | that savepoint     |
+| the coordinator       | the job runs on; | the successor stops the job: the savepoint is of a   | the job has ended  |
+|                       | the client asks  | later checkpoint, and replaces the files copied      | with that savepoint|
 |                       | again            | under the same id                                    |                    |
 | a slot                | asked of the     | the next generation reads on, and is stopped         | -                  |
 |                       | next generation  |                                 |                    |                   |
 | the whole program     | another run reads on; copied files stay until somebody deletes them                      |
 | the copy              | -                | -                               | FENCE without the  | -                 |
-|                       |                  |                                 | stop: it runs on   |                   |
+|                       |                  |                                 | stop: the job runs |                   |
 
-A drained job does not run on: if the savepoint could not be copied, FINISH names none. Until a record names the stop,
-no checkpoint is triggered and no source ends: a successor would find a half-ended job without the reason.
+A drained job does not run on: if the copy failed, FINISH names no savepoint. Until a record names the stop, no
+checkpoint is triggered and no source ends: a successor would find a half-ended job without the reason.
 """
 
 from dataclasses import replace
@@ -41,7 +41,7 @@ def follow_stop(job: Job, pending: PendingCheckpoints, now_ms: int) -> None:
         pending.triggering = Triggering.ON_REQUEST
         if job.stop.checkpoint is None:
             job.stop = replace(job.stop, checkpoint=pending.request())
-    else:  # all may have ended under a predecessor, and `drained` is still to be noted
+    else:  # all may have ended under a predecessor, and `drained` is not noted
         pending.triggering = _while_draining(job)
         if not job.generation.drained and not pending.open:
             _end_sources(job)
@@ -63,7 +63,8 @@ def _end_sources(job: Job) -> None:
 def request_for_rest(job: Job, pending: PendingCheckpoints) -> None:
     """Requests a checkpoint at the end of the input, for rows that wait for a decision (`stable`).
 
-    Each further end of a subtask may have sent rows to another such step; then another checkpoint is requested."""
+    Each further end of a subtask may have sent rows to another such step, and so requests another checkpoint.
+    """
     generation = job.generation
     if len(generation.ended) <= generation.ended_before or pending.open:
         return
@@ -72,7 +73,7 @@ def request_for_rest(job: Job, pending: PendingCheckpoints) -> None:
 
 
 def needs_another(job: Job, pending: PendingCheckpoints) -> bool:
-    """Whether the checkpoint of the stop ended undecided, and the failure was tolerated."""
+    """Whether the stop's checkpoint ended undecided, and the failure was tolerated."""
     last = job.stop_checkpoint
     if last is None or job.last_completed >= last:
         return False
@@ -80,7 +81,6 @@ def needs_another(job: Job, pending: PendingCheckpoints) -> bool:
 
 
 def stop_anew(job: Job) -> None:
-    """Requests the checkpoint to stop with in a new generation."""
     if isinstance(job.stop, StopWithCheckpoint):
         job.stop = replace(job.stop, checkpoint=None)
 
@@ -107,6 +107,6 @@ def end_if_done(job: Job) -> Decision | None:
 
 
 def _go_on(job: Job, error: str) -> Decision:
-    """Restarts the stopped sources, because the savepoint to stop with failed."""
+    """Restarts the stopped sources, because the savepoint failed."""
     job.stop = None
     return Restart(f"the savepoint to stop with could not be written, so the job goes on: {error}", counted=False)

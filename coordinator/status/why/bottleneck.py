@@ -1,7 +1,6 @@
 """Operator chain that limits a job, from the shares of the last 10 s. Pure.
 
-Chains of a slot share a loop, so a slot is at the limit when their busy shares add up to nearly one. Causes, in the
-order of the checks:
+Causes, in the order of the checks:
 
 | cause         | when                                                                                             |
 |---------------|--------------------------------------------------------------------------------------------------|
@@ -12,8 +11,8 @@ order of the checks:
 | `slow_output` | a chain waits for receivers, and none of them is busy: the last of those that do not wait        |
 | `input`       | nothing waits and nobody is busy: the sources bring no more                                      |
 
-Slots are at their limit when they work nearly all of their time, or most of it while a chain waits for another. A
-chain's own idle time proves nothing then: the slot is not idle while another chain works.
+Chains of a slot share a loop. A slot is at the limit when that works nearly all of the time, or most of the time while
+a chain waits for another. A chain's idle time proves nothing then: another chain may work.
 """
 
 from collections.abc import Sequence
@@ -22,9 +21,9 @@ from barrier_runtime.coordinator.status.status import ChainStatus
 from barrier_runtime.coordinator.status.why.reason import Reason
 
 _HELD = 0.5
-_AT_LIMIT = 0.75  # of a slot's time, when a chain waits: the rest goes to sockets, snapshots and messages
+_AT_LIMIT = 0.75  # of a slot's time, when a chain waits: sockets, snapshots and messages take the rest
 _FULL = 0.9  # of a slot's time, when no chain waits
-_MOST = 0.5  # of the time of all chains: below this share no single step is named
+_MOST = 0.5  # of all chains' time, to name a single step
 _STARVED = 0.2
 _NAMED = 4  # chains
 _WAITS = 0.1
@@ -84,7 +83,6 @@ def named(chain: ChainStatus) -> str:
 
 
 def _worked(chains: Sequence[ChainStatus]) -> float:
-    """Returns the share of the slots' time that all chains take together."""
     return min(1.0, sum(chain.busy or 0.0 for chain in chains))
 
 
@@ -129,7 +127,6 @@ def _busy(chains: Sequence[ChainStatus]) -> Reason:
 
 
 def _taken(chains: Sequence[ChainStatus]) -> str:
-    """Returns the chains' shares of the slots' time."""
     ordered = sorted(chains, key=lambda chain: chain.busy or 0.0, reverse=True)
     parts = [f"{named(chain)} {_percent(chain.busy)}" for chain in ordered[:_NAMED]]
     more = f", {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
@@ -146,7 +143,7 @@ def _skewed(chains: Sequence[ChainStatus]) -> ChainStatus | None:
 
 
 def _slow_output(chains: Sequence[ChainStatus]) -> ChainStatus | None:
-    """Returns the busiest of the chains that others wait for and that do not wait themselves."""
+    """Returns the busiest chain that others wait for and that does not wait."""
     waiting = {chain.chain for chain in chains if (chain.backpressured or 0.0) >= _WAITS}
     ends = [chain for chain in chains if chain.chain not in waiting and waiting & set(chain.inputs)]
     return max(ends, key=lambda chain: chain.busy or 0.0, default=None)
@@ -171,7 +168,7 @@ def _rows(chain: ChainStatus) -> tuple[str, ...]:
 
 
 def _waiting(chains: Sequence[ChainStatus], at: ChainStatus) -> tuple[str, ...]:
-    """Returns texts about upstream chains that wait, near or far."""
+    """Returns texts about waiting upstream chains, near or far."""
     before, reached = set(at.inputs), set[int]()
     by_number = {chain.chain: chain for chain in chains}
     while before:
