@@ -1,8 +1,7 @@
 """Savepoints in object stores: written, read, listed, copied, deleted. Blocking; on threads.
 
-Files are written first, then savepoint.json, by one put that must create the object. A process that dies in between
-leaves files that nobody needs; another attempt has other names. The store itself copies objects if both ends are of one
-kind.
+Files are written before savepoint.json, whose put must create the object. A process that dies in between leaves useless
+files; another attempt has other names. The store itself copies objects between stores of a kind.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,11 +35,10 @@ _CREATE_ATTEMPTS = 5
 
 
 def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
-    """Copies `copy.objects` of `store` to the folder `url`, and completes the savepoint there.
+    """Copies `copy.objects` of `store` to the folder `url`, and completes the savepoint. Returns the size in bytes.
 
-    Returns the savepoint's size in bytes. While the job continues, its slots have priority on the machine. Repeating
-    the same savepoint is no error. Raises `InvalidJob` if the folder has another savepoint, `ObjectNotFound` if a file
-    is gone.
+    While the job continues, slots have priority on the machine. Repeating the same savepoint is no error. Raises
+    `InvalidJob` if the folder has another savepoint, `ObjectNotFound` if a file is gone.
     """
     return make_savepoint(url, copy.savepoint, [(store, copy.objects)], beside_work=not copy.savepoint.final)
 
@@ -148,8 +146,7 @@ def missing_objects(url: str, savepoint: Savepoint) -> tuple[str, ...]:
 def delete_savepoint(url: str, *, keep_claim: bool = False) -> int:
     """Deletes savepoint.json first, so that an interrupted deletion leaves no savepoint.
 
-    Returns the number of deleted files. Other objects in the folder stay. `keep_claim`: the claim stays and names the
-    owner.
+    Returns the number of deleted files. Other objects in the folder stay; with `keep_claim` the claim, too.
     """
     store = open_existing_store(url)
     store.delete([SAVEPOINT_FILE])
@@ -170,8 +167,8 @@ def copy_objects(
 ) -> None:
     """Copies objects. `objects`: key of `source` -> key of `target`. Raises `Corrupt` for damaged objects.
 
-    `files`: content that an object of `source` must hold. Bytes that pass through this process are checked, and damaged
-    ones are not written.
+    `files`: required content of an object of `source`. Bytes that pass through this process are checked before the
+    write.
     """
 
     def copy(key: str) -> None:

@@ -58,10 +58,10 @@ def delete_in_order(
     check: Callable[[], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Deletes `keys` in order: manifests one by one, files in large requests, never both in one.
+    """Deletes `keys` in order: manifests singly, files in large requests, never both together.
 
-    `check` is called before each request and raises if nothing more may be deleted. Returns why some objects are left,
-    if so: leaks are allowed, the next sweep finds them. Retryable errors are retried a few times; others are raised.
+    `check` raises before a request if nothing more may be deleted. Returns why some objects are left, if so: the next
+    sweep finds them. Retryable errors are retried a few times; others are raised.
     """
     left = len(keys)
     for chunk in _chunks(paths, keys):
@@ -79,11 +79,11 @@ def delete_in_order(
 
 
 def check_permit(store: ObjectStore, paths: Paths, permit: Permit) -> None:
-    """Raises `Fenced` if the log shows that the permit's holder does not lead any more (I7). Call before each deletion.
+    """Raises `Fenced` if the log shows that the permit's holder leads no more (I7). Call before each deletion.
 
     A permit proves a moment; a queue or a stalled process may follow, and a successor that keeps more checkpoints. A
-    race within one request remains: no checkpoint that this process keeps reaches the objects of that request, and
-    their names are never used again.
+    race within a request remains: no checkpoint that this process keeps reaches these objects, and their names are
+    never used again.
     """
     position = permit.position + 1
     while (data := get_or_none(store, paths.log_record(position))) is not None:

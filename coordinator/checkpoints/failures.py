@@ -1,14 +1,14 @@
 """Limits of failures within a generation, and the pause before the next generation.
 
 `FailureCounter` counts like Flink's CheckpointFailureManager: only consecutive failures that the checkpoint itself
-causes, each id once. A success resets the count, and failures of older checkpoints never count.
+causes, each id once. A success resets the count; failures of older checkpoints never count.
 
 `RestartPolicy` implements Flink's restart strategies: none, fixed delay, exponential delay, failure rate. Exponential
-delay differs in two points: the first restart of a series is immediate, and a series ends only when the job has run for
+delay differs: the first restart of a series is immediate, and a series ends only when the job has run for
 `reset_after_ms` *and* completed a checkpoint. Each coordinator process counts for itself.
 
-An unavailable server is not a failure of the job: `exponential_delay` waits without limit, with pauses, unless the job
-allows no restart at all (`max_attempts` 0); other strategies wait as long as their restarts would last.
+An unavailable server is no failure of the job: `exponential_delay` waits without limit, with pauses, unless
+`max_attempts` is 0; other strategies wait as long as their restarts would last.
 """
 
 import enum
@@ -153,7 +153,7 @@ class RestartPolicy:
         return None if len(self._failed_ms) > self._options.max_failures else self._options.initial_ms
 
     def _backoff(self, restart: int) -> int:
-        """Returns 0 for the first restart of a series, then a pause rising from `initial_ms` to `max_ms`."""
+        """0 for the first restart of a series, then rises from `initial_ms` to `max_ms`."""
         if restart == 1:
             return 0
         options, steps = self._options, min(restart - 2, 64)  # the bound keeps the power finite
@@ -163,5 +163,5 @@ class RestartPolicy:
 
 
 def _spread(text: str) -> float:
-    """Returns a number from -1 to 1 that looks random and depends on the text alone."""
+    """Returns a pseudorandom number from -1 to 1 that depends on the text alone."""
     return int(sha256_hex(text.encode())[:13], 16) / 2**51 - 1

@@ -186,7 +186,6 @@ class Savepoints:
 
     @property
     def entries(self) -> tuple[SavepointEntry, ...]:
-        """Requests, oldest first, for reading only."""
         return tuple(self._entries.values())
 
     def _in(self, state: SavepointState) -> tuple[SavepointEntry, ...]:

@@ -149,7 +149,6 @@ class Job:
         self.outbox.delete(self.led.permit, plan)
 
     def know_description(self, view: LogView) -> None:
-        """Takes number and program of this run's slots from the log."""
         fence = None if view.fence is None else view.fence.record
         if not isinstance(fence, Fence) or fence.spec.run_id != self.spec.run_id:
             return
@@ -198,7 +197,6 @@ class Job:
         self.dismiss(left, f"job {spec.job} {_goes_on(before, spec)}")
 
     def know_outdated(self, fingerprints: tuple[str, ...]) -> None:
-        """Takes fingerprints of programs that earlier runs have replaced."""
         self.spec = msgspec.structs.replace(self.spec, outdated=fingerprints)
         self.records.rescaled(self.spec)
 
@@ -243,7 +241,6 @@ class Job:
             self.savepoints.ask(savepoint, self.highest_checkpoint() + 1, now_ms)
 
     def resume_logged_stop(self, now_ms: int) -> None:
-        """Resumes a predecessor's stop with a savepoint."""
         logged, stop = self.log.stop, self.stop
         if logged is None or isinstance(stop, StopNow):
             return

@@ -1,8 +1,8 @@
 """Facts of a generation, made anew with each generation. Pure.
 
-`ReachedEventTimes` answers with the lowest event time of all slots' sources, for jobs whose splits wait for slower
-splits (`max_drift`). A slot without a report may have the slowest split, so no split proceeds before all slots have
-reported. A lost message costs the time until the next one.
+`ReachedEventTimes` finds the lowest event time of all slots' sources, for jobs whose splits wait for slower splits
+(`max_drift`). A slot without a report may have the slowest split, so splits proceed only after reports of all slots. A
+lost message costs the time until the next.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ class ReachedEventTimes:
     def _watermarks(self) -> Iterator[int]:
         for sources in self._of_slot.values():
             for source in sources.values():
-                if source.split:  # else all splits are idle
+                if source.split:  # all splits are idle
                     yield UNKNOWN_MS if source.watermark_ms is None else source.watermark_ms
 
 
@@ -48,7 +48,7 @@ class Generation:
     failures: FailureCounter
     restored: DecidedManifest | None = None
     pending: PendingCheckpoints | None = None  # None: the slots do not run yet
-    # Highest checkpoint id that slots may have heard of, from this process or earlier leaders.
+    # Highest checkpoint id that slots may know, from this process or earlier leaders.
     highest_announced: int = 0
     # Begin of the last sweep; None before the first decision, when the age of files is unknown.
     swept_ms: int | None = None
@@ -60,7 +60,7 @@ class Generation:
     event_times: ReachedEventTimes = field(default_factory=ReachedEventTimes)
     ended: set[SubtaskId] = field(default_factory=set)
     drained: bool = False  # the sources are ending early
-    ended_before: int = -1  # number of `ended` when the last checkpoint was triggered that has not failed
+    ended_before: int = -1  # number of `ended` at the trigger of the last checkpoint that has not failed
     final: int | None = None  # a completed checkpoint taken after all input ended
     waiting: dict[str, Waiting] = field(default_factory=dict)  # operators that cannot open, by operator and slot
     # Sink -> last request to the global committer (checkpoint, link).
@@ -74,6 +74,5 @@ class Generation:
         return self.pending
 
     def run(self, pending: PendingCheckpoints) -> PendingCheckpoints:
-        """Starts checkpoints, because the slots run."""
         self.pending, self.highest_announced = pending, pending.next_id - 1
         return pending

@@ -1,13 +1,13 @@
 """Slots that do not hear each other although both reach the coordinator. Pure.
 
-Every heartbeat names the peers from which a slot has not heard for several heartbeats. A silence counts only as long as
-both slots sent their heartbeats in time: a slot whose loop is blocked by user code is silent towards everybody, and
-that is no fault of a link. States of a pair, and the move after a silence that lasts for `limit_ms`:
+Heartbeats name the peers that a slot has not heard for several heartbeats. A silence counts only while both slots send
+heartbeats in time: a slot whose loop is blocked by user code is silent towards everybody, without a fault of a link.
+States of a pair, and the move after a silence of `limit_ms`:
 
     none      the generation runs       → failed once; a new generation begins
     none      the slots connect         → failed once; slots try on by themselves
     failed    as above, the same hosts  → apart: a slot of the pair is requested on another host
-    any       another process has registered for one of the slots, or no failure for `_FORGET_MS` → none
+    any       another process has registered for a slot of the pair, or no failure for `_FORGET_MS` → none
 """
 
 from dataclasses import dataclass, field
@@ -38,7 +38,6 @@ class Links:
         return max(3 * self.heartbeat_ms, self.slot_timeout_ms - 2 * self.heartbeat_ms)
 
     def silent(self, slots: SlotTable, now_ms: int) -> tuple[SilentLink, ...]:
-        """Returns the links that have been silent for `limit_ms`."""
         found = []
         for slot in slots.connected:
             for index, quiet_ms in slot.unheard.items():
@@ -73,7 +72,7 @@ class Links:
 
 
 def slot_to_move(slots: SlotTable, link: SilentLink) -> RegisteredSlot | None:
-    """Returns the slot to move: that of the host with fewer slots, else the one with the higher number."""
+    """Returns the slot to move: on the host with fewer slots, else with the higher number."""
     pair = [slot for slot in (slots.at(link.slot), slots.at(link.peer)) if slot is not None and slot.connected]
     hosts = [slot.register.host for slot in slots]
     return min(pair, key=lambda slot: (hosts.count(slot.register.host), -slot.index), default=None)

@@ -1,9 +1,9 @@
-"""Generation without slots, to resolve a dead job's transactions by hand. Blocking; used by one thread.
+"""Generation without slots, to resolve a dead job's transactions by hand. Blocking; used by a single thread.
 
 The resolution begins with a FENCE after the log that was read. An unnoticed leader of the job loses the next append; a
 process that starts the job takes a higher token, or was faster, and then nothing is resolved. No coordinator adopts the
-resolution, a run without slots that continues from the last run's restore point: a start of the job restores the same
-checkpoint as before.
+resolution, a run without slots from the last run's restore point: a start of the job restores the same checkpoint as
+before.
 
 A FINISH follows. Dying before FINISH only changes the text for people.
 """

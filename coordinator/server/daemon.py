@@ -4,11 +4,11 @@ Opens two ports, runs every job on one loop, and stores everything in the object
 safe. Several daemons with the same storage and token stand by for each other (`--lease`). Exit deletes nothing and ends
 no job. REST modules are imported after slots can connect.
 
-HTTP connections have limits that uvicorn lacks and that hold before any token is checked (behaviours G5, H3):
+HTTP connections have limits that uvicorn lacks, before any token is checked (behaviours G5, H3):
 
-- At most `MAX_CONNECTIONS` exist at a time; further ones are closed at once.
-- A request, head and body, must arrive within `REQUEST_TIMEOUT_S` of the connection or of the previous answer. The time
-  for an answer is unlimited, because that is the daemon's own work.
+- `MAX_CONNECTIONS` at a time; further connections are closed at once.
+- A request, head and body, must arrive within `REQUEST_TIMEOUT_S` of the connection or the previous answer. The time
+  for an answer is unlimited: the daemon's own work.
 """
 
 import argparse
@@ -367,7 +367,7 @@ def rest_server(
 
 
 def read_token(path: Path) -> tuple[Token, bytes]:
-    """Returns the bearer token and the daemon's root key from one file that only the owner may read."""
+    """Returns the bearer token and the daemon's root key from a file that only the owner may read."""
     value = read_token_file(path)
     return Token(path.stem, value.encode()), daemon_key(value)
 

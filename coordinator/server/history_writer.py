@@ -1,9 +1,8 @@
 """Writer of a job's history and of the log's hint; the job never waits for a write.
 
-Only the leader writes, one put at a time; later changes are part of the next put. To save requests
-(docs/design/store-requests.md), stored figures may be five seconds old, or as many log records as the hint. Slots are
-stored at once, because a successor has the tasks of hanging slots killed. At the end of a run the history records the
-outcome, for clients of a daemon that did not see the end.
+Only the leader writes, without concurrent puts. To save requests (docs/design/store-requests.md), stored figures may be
+five seconds old, or as many log records as the hint. Slots are stored at once, because a successor has the tasks of
+hanging slots killed. Finally the history records the run's outcome, for clients of a daemon that did not see the end.
 """
 
 import asyncio
@@ -59,7 +58,7 @@ class HistoryWriter:
         self._rest: asyncio.Future[None] | None = None  # until the next put may begin
 
     async def read(self) -> tuple[bytes | None, str]:
-        """Returns the stored history, and why it could not be read, if so."""
+        """Returns the stored history, and the error of the read, if any."""
         attempt = 0
         while True:
             try:

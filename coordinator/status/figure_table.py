@@ -69,8 +69,6 @@ class Figure:
 
 
 def _number(read: Callable[[JobStatus], float | None]) -> Reading:
-    """Returns a reading without labels; None: unknown."""
-
     def values(status: JobStatus) -> Iterator[tuple[Labels, float]]:
         value = read(status)
         if value is not None:
@@ -143,8 +141,6 @@ def _since_completed(status: JobStatus) -> float | None:
 
 
 def _worst_of_minute(kind: str, percentile: str) -> Reading:
-    """Returns a reading of the greatest latency of all sinks in the last minute."""
-
     def read(status: JobStatus) -> float | None:
         recent = (each for name, each in status.latency_last_minute.items() if name.endswith(f":{kind}") and each.count)
         return max(map(attrgetter(percentile), recent), default=None)
@@ -162,8 +158,6 @@ def _rows(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _share(of: Callable[[ChainStatus], float | None]) -> Reading:
-    """Returns a reading of each chain's share of time, under the first operator's name."""
-
     def read(status: JobStatus) -> Iterator[tuple[Labels, float]]:
         for chain in status.chains:
             share = of(chain)

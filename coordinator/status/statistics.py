@@ -1,7 +1,6 @@
 """Statistics of a job, for people: counters, the last checkpoints, recoveries, late rows. Decides nothing.
 
-The job's history (`history`) keeps them across coordinators. Decisions that the history lacks are counted from the log.
-`over_slots` merges the slots' heartbeats into a figure per metric.
+`history` keeps them across coordinators; missing decisions are counted from the log. `over_slots` merges heartbeats.
 """
 
 from collections import Counter, deque
@@ -160,7 +159,6 @@ class JobRecord:
                 self.history[index] = msgspec.structs.replace(entry, phases=b"")
 
     def store_used(self, counts: StoreCounts) -> None:
-        """Takes the requests of this coordinator for this job so far."""
         self._store_use.tell_own(counts)
 
     def store_retried(self, what: str, error: str, keeps_from: Literal["progress", "sweeping"]) -> None:
@@ -350,7 +348,7 @@ _LATE = frozenset(each.name for each in (LATE_ROWS, LATE_LEFT_ROWS, LATE_RIGHT_R
 
 
 def late_rows(status: JobStatus) -> dict[str, int]:
-    """Returns the number of late rows that each step dropped, over all slots. Steps without such rows are missing."""
+    """Returns the late rows that each step dropped, over all slots; only steps with such rows."""
     found: dict[str, float] = {}
     for key, rows in totals(slot.metrics for slot in status.slots).items():
         step, _, metric = key.rpartition(".")
@@ -360,7 +358,7 @@ def late_rows(status: JobStatus) -> dict[str, int]:
 
 
 def late_rows_in_words(status: JobStatus) -> str:
-    """Returns "19 rows too late for 'hourly' dropped", with all such steps; empty if no late row was dropped."""
+    """Returns "19 rows too late for 'hourly' dropped", with all such steps; empty if none."""
     dropped = late_rows(status)
     steps = ", ".join(f"{rows:,} row{'s' if rows > 1 else ''} too late for {step!r}" for step, rows in dropped.items())
     return f"{steps} dropped" if steps else ""

@@ -1,12 +1,12 @@
 """Durations of every subtask in a checkpoint, packed for the history. Pure.
 
-The history has the slowest subtasks in full (`statistics.SUBTASKS`). The history is rewritten after each checkpoint,
-and a record per subtask would need megabytes; packed, a subtask takes 10 to 30 bytes:
+The history has the slowest subtasks in full (`statistics.SUBTASKS`) and is rewritten after each checkpoint: a record
+per subtask would need megabytes; packed, a subtask takes 10 to 30 bytes:
 
     version (1 byte), then zlib of: count, and a column per field of `_FIELDS`, subtasks in the order of their ids
 
-Bounds: the `MOST` slowest subtasks of a checkpoint; `MOST_TOGETHER` subtasks of all checkpoints of a job together,
-those of the newest ones. So a job of up to 160 subtasks has all subtasks of the last 100 checkpoints.
+Bounds: the `MOST` slowest subtasks of a checkpoint; `MOST_TOGETHER` subtasks of the newest checkpoints of a job
+together. So a job of up to 160 subtasks has all subtasks of the last 100 checkpoints.
 """
 
 import struct

@@ -1,12 +1,12 @@
-"""Bytes of messages, and size limits: one version byte, then MessagePack of the tagged struct.
+"""Bytes of messages, and size limits: a version byte, then MessagePack of the tagged struct.
 
 Decoding is strict (types, unknown tags and unknown fields are refused) and bounded. Any other bytes, a pickle included,
 raise a `ProtocolViolation` that names the error; nothing is ever executed.
 
-A checkpoint has many snapshots with many files, so messages are bounded: up to `MAX_CARRIED_BYTES` a message carries
-the snapshots themselves; a larger message names manifest and hash, and the slot reads the manifest from the store. A
-checkpoint beyond `MAX_MANIFEST_BYTES` is never decided, and an ack beyond `MAX_ACK_BYTES` becomes a decline. So every
-decided checkpoint can be deployed at any parallelism, if a slot can hold the manifest.
+A checkpoint has many snapshots with many files. Up to `MAX_CARRIED_BYTES` a message carries the snapshots; a larger
+message names manifest and hash, and the slot reads the manifest from the store. A checkpoint beyond
+`MAX_MANIFEST_BYTES` is never decided, and an ack beyond `MAX_ACK_BYTES` becomes a decline. So every decided checkpoint
+can be deployed at any parallelism, if a slot can hold the manifest.
 """
 
 from collections.abc import Iterable

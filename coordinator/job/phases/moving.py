@@ -21,7 +21,6 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def holds_checkpoints(job: Job) -> bool:
-    """Whether only the checkpoint to move with may be triggered."""
     rescale = job.rescales.open
     return rescale is not None and rescale.holds_checkpoints(job.last_completed)
 
@@ -45,7 +44,6 @@ def _ends(job: Job) -> bool:
 
 
 def follow_rescale(job: Job, now_ms: int) -> Decision | None:
-    """Continues a rescale or a replace."""
     rescale = job.rescales.before_moving
     if rescale is None:
         return None
@@ -86,7 +84,6 @@ def follow_rescale(job: Job, now_ms: int) -> Decision | None:
 
 
 def decides_move(job: Job) -> bool:
-    """Whether COMPLETE of the checkpoint to move with is being appended."""
     return any(
         job.rescales.pauses(each.id) and each.phase is CheckpointPhase.DECIDING
         for each in job.generation.checkpoints.open
@@ -115,7 +112,6 @@ def _knows_what_moves(job: Job) -> bool:
 
 
 def _fetched(job: Job, rescale: Rescale, late: bool) -> bool:
-    """Whether the slots have fetched enough for the sources to stop."""
     _ask_to_fetch(job, rescale)
     if job.decided is None:
         return True
@@ -174,7 +170,6 @@ def move_if_apart(job: Job, links: tuple[SilentLink, ...], now_ms: int) -> None:
 
 
 def _why_unfit(job: Job, rescale: Rescale, decided: DecidedManifest | None) -> str:
-    """Returns why the new program cannot restore the job's state; "" if it can, or nothing is decided yet."""
     if decided is None or not rescale.request.replaces or rescale.checked == decided.key:
         return ""
     try:

@@ -1,10 +1,7 @@
-"""Interface of all phases.
+"""Interface of all phases: takes events, changes the facts in `Job`, returns a decision for `transitions`.
 
-A phase takes events, changes the facts in `Job`, and returns a decision (`decisions`) about the next phase, which
-`transitions` makes.
-
-Defaults fit most phases: answers without a request are dropped, a foreign record in the log means that this coordinator
-is fenced, and a store that refuses ends the job.
+Defaults fit most phases: answers without a request are dropped, a foreign record in the log fences this coordinator,
+and a store that refuses ends the job.
 """
 
 from barrier_runtime.coordinator.job.decisions import Cancel, Decision, EndJob, FencedBy
@@ -36,14 +33,14 @@ class Phase:
         return None
 
     def on_incompatible(self, job: Job) -> Decision | None:
-        """Takes a slot that was refused, because its versions do not fit."""
+        """Takes a slot that was refused for incompatible versions."""
         return None
 
     def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
         return None
 
     def on_silent_links(self, job: Job, links: tuple[SilentLink, ...], now_ms: int) -> Decision | None:
-        """Takes slots that do not hear each other although both reach the coordinator."""
+        """Takes slots that do not hear each other."""
         return None
 
     def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:

@@ -1,10 +1,9 @@
 """Begin of a generation: cancel old subtasks, wait for slots, deploy, wait for restores, start.
 
-Slots may come and go freely until Deploy is sent; after that any loss needs a new generation. Restoring has no time
-limit, except after a replace: if the new program is not running within `timeout_ms`, the job falls back.
-`resource_wait_timeout` limits a job's first start, and the first start of a program that replaces another; a job that
-has run waits for slots as the restart strategy says (docs/design/several-hosts.md). With `at_least`, such a job goes on
-without the missing slots (`phases/width`).
+Slots may come and go until Deploy is sent; after that any loss needs a new generation. Restoring has no time limit,
+except after a replace: if the new program is not running within `timeout_ms`, the job falls back.
+`resource_wait_timeout` limits the first start of a job, and of a program that replaces another; a job that has run
+waits for slots as the restart strategy says (docs/design/several-hosts.md), or goes on with fewer (`phases/width`).
 """
 
 from barrier_runtime.coordinator.job.decisions import Decision, Fail, HandOver, Restart, Run
@@ -142,7 +141,6 @@ class WaitingForSlots(Phase):
             self._waiting_since_ms = None
 
     def _impatient_ms(self, job: Job) -> int | None:
-        """Returns when the job ends because servers are unavailable."""
         wait_limit_ms = job.restarts.wait_limit_ms
         return (
             None if self._waiting_since_ms is None or wait_limit_ms is None else self._waiting_since_ms + wait_limit_ms
@@ -208,9 +206,9 @@ class WaitingForSlots(Phase):
         return Run(self.reason)
 
     def _complete_until_ms(self, job: Job) -> int | None:
-        """Returns the limit for all slots to register; None: there is none.
+        """Returns the limit for all slots to register; None: no limit.
 
-        Once all slots have cores, only their processes start, which takes minutes on a busy machine.
+        Once all slots have cores, only processes start, which takes minutes on a busy machine.
         """
         waits_ms = job.spec.resource_wait_timeout_ms * (_STARTS if _all_have_cores(job) else 1)
         if _is_first_start(job):
@@ -219,7 +217,7 @@ class WaitingForSlots(Phase):
         return None if limit_ms is None else self._deploy_from_ms + max(waits_ms, limit_ms)
 
     def _narrow_ms(self, job: Job) -> int | None:
-        """Returns when the job continues with the slots that are present; None: not before other slots come."""
+        """Returns when the job continues with the present slots; None: not before other slots come."""
         if self._deployed or _is_first_start(job) or narrowed(job.spec, len(job.slots.connected)) is None:
             return None
         after_ms = job.spec.degrade_after_ms

@@ -3,10 +3,10 @@
 Active if the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, `…_METRICS_ENDPOINT`, `…_TRACES_ENDPOINT`);
 OpenTelemetry's variables for exporters and resources apply. `sending` sends.
 
-Traces are spans of checkpoints and recoveries, made from the jobs' histories once a second. Metrics are points, made
-from the statuses behind `/metrics`; a collector's Prometheus exporter restores the names of `/metrics`, so dashboards
-and alerts fit both. While the sending thread waits or pauses, nothing is made: later points of counters make up for
-missed ones, and later spans include that time, as far as the history goes back.
+Traces are spans of checkpoints and recoveries, from the jobs' histories once a second. Metrics are points, from the
+statuses behind `/metrics`; a collector's Prometheus exporter restores the names of `/metrics`, so dashboards and alerts
+fit both. While the sending thread waits or pauses, nothing is made: later points of counters make up for missed points,
+and later spans include that time, as far as the history goes back.
 """
 
 import asyncio

@@ -281,7 +281,6 @@ class _Look:
         return None
 
     def _usual_share(self, chain: int) -> float:
-        """Returns the usual share of rows of the chain's subtask with the most rows."""
         shares = [
             max((one.rows for one in each.subtasks if one.chain == chain), default=0) / each.chain_rows[str(chain)]
             for each in self.before
