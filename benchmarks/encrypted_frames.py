@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from barrier_runtime.coordinator.wire.framing import SealedFraming
+from barrier_runtime.coordinator.wire.sealing import SealedFraming
 from barrier_runtime.data.elements import Batch, Element, Watermark
 from barrier_runtime.runtime.network.connection import PART_BYTES, Chunks, encrypted
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter

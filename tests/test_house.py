@@ -29,7 +29,7 @@ DOORWAYS = {  # library -> the only places that may import the library
         for row in CONNECTORS
         if row.library is not None
     },
-    "cryptography": ("coordinator/wire/framing.py",),
+    "cryptography": ("coordinator/wire/sealing.py",),
     "boto3": ("state/store/s3/aws.py", "barrier_runtime/connectors/kinesis/client.py"),
     "pyspark": ("barrier_runtime/spark/",),
     "hdrh": (),  # benchmarks and tests only: hdrh brings packages and a program

@@ -161,7 +161,7 @@ class Dataflow(Readers):
         return JobOptions.for_local_run(options, self.options, processes=processes)
 
     def _chosen(self, options: Mapping[str, object], *, local: bool = False) -> "JobOptions":
-        """Raises `InvalidJob` for invalid options, also while a command loads the program to run it."""
+        """Raises `InvalidJob` for invalid options, and while a command loads the program to run it."""
         from barrier_runtime.launch.options import JobOptions
 
         self._refuse_while_loaded()

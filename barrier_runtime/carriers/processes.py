@@ -23,7 +23,10 @@ from barrier_runtime.spark.task import SlotSettings
 
 log = logging.getLogger("barrier_runtime.job")
 
-_MODULE = "barrier_runtime.carriers.slot_process"
+# Before any import: a module of the same name in the working directory must not take the place of ours.
+_PROGRAM = (
+    "import sys; sys.path[:] = {path!r}; from barrier_runtime.carriers.slot_process import main; sys.exit(main())"
+)
 _FIRST_DELAY_S = 0.2  # before a process that died at once starts again; doubles, …
 _MAX_DELAY_S = 10.0  # … up to this
 _QUIET_S = 10.0  # a process that lived this long is replaced at once
@@ -42,7 +45,7 @@ class ProcessCarrier:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._attempts = itertools.count(secrets.randbits(31) << 20)  # other numbers than those of other carriers
+        self._attempts = itertools.count((int(time.time()) << 20) + secrets.randbits(10))  # above earlier carriers'
         self._running: dict[int, _Running] = {}  # by attempt
         self._cancelled: set[str] = set()
         self._closed = False
@@ -100,25 +103,33 @@ class ProcessCarrier:
 
     def _carry(self, order: SlotOrder, group: str) -> None:
         delay = _FIRST_DELAY_S
-        died: dict[int, str] = {}
-        while (started := self._start(order, died, group)) is not None:
-            attempt, running = started
+        left, died = False, dict[int, str]()
+        while not left:
             began = time.monotonic()
-            code = running.process.wait()
-            running.held.close()
-            ended = f"slot {order.slot}, process {running.process.pid}, {how_it_ended(code)}"
-            with self._lock:
-                del self._running[attempt]
-                self._last_end = ended
-            if code == 0:
-                return
-            died = {running.process.pid: how_it_ended(code).removeprefix("died of ")} if code < 0 else {}
+            try:
+                left, died = self._run(order, died, group)
+            except OSError as error:  # processes, memory or descriptors are used up for the moment
+                self._last_end = f"slot {order.slot} cannot start: {error}"
+                log.warning("%s; it is tried again", self._last_end)
             if time.monotonic() - began > _QUIET_S:
                 delay = _FIRST_DELAY_S
-                continue
-            with self._lock:
-                self._changed.wait_for(lambda: self._over(group), delay)
-            delay = min(2 * delay, _MAX_DELAY_S)
+            elif not left:
+                with self._lock:
+                    self._changed.wait_for(lambda: self._over(group), delay)
+                delay = min(2 * delay, _MAX_DELAY_S)
+
+    def _run(self, order: SlotOrder, died: dict[int, str], group: str) -> tuple[bool, dict[int, str]]:
+        """Runs a process to its end. Returns whether the slot has left or was cancelled, and the signal of a death."""
+        started = self._start(order, died, group)
+        if started is None:
+            return True, {}
+        attempt, running = started
+        code = running.process.wait()
+        running.held.close()
+        with self._lock:
+            del self._running[attempt]
+            self._last_end = f"slot {order.slot}, process {running.process.pid}, {how_it_ended(code)}"
+        return code == 0, {running.process.pid: how_it_ended(code).removeprefix("died of ")} if code < 0 else {}
 
     def _start(self, order: SlotOrder, died: dict[int, str], group: str) -> tuple[int, _Running] | None:
         """Starts a process; None if the group was cancelled."""
@@ -127,13 +138,17 @@ class ProcessCarrier:
                 return None
             attempt = next(self._attempts)
             ours, of_the_slot = socket.socketpair()
-            with of_the_slot:
+            try:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", _MODULE],
+                    [sys.executable, "-c", _PROGRAM.format(path=_importable())],
                     stdin=of_the_slot.fileno(),
-                    env=_environment(),
                     start_new_session=True,  # Ctrl-C reaches this program only, which then ends the job
                 )
+            except OSError:
+                ours.close()
+                raise
+            finally:
+                of_the_slot.close()
             running = self._running[attempt] = _Running(group, process, ours)
         self._send(running, msgspec.structs.replace(order, attempt=attempt, died=died))
         return attempt, running
@@ -162,7 +177,6 @@ def _order(settings: SlotSettings, graph: bytes, slot: int) -> SlotOrder:
     )
 
 
-def _environment() -> dict[str, str]:
-    """Environment in which everything can be imported that this program can import."""
-    importable = (entry for entry in sys.path if entry and os.path.isdir(entry))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(importable))}
+def _importable() -> list[str]:
+    """Places where this program imports from."""
+    return list(dict.fromkeys(os.path.abspath(entry) for entry in sys.path))

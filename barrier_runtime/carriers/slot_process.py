@@ -82,7 +82,3 @@ def main() -> int:
         print(f"barrier-runtime: slot {order.slot} begins again: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

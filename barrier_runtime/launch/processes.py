@@ -56,8 +56,11 @@ def start(plan: Plan, options: JobOptions, processes: int) -> JobHandle:
         store = open_store(options.checkpoints or "")
         job.prove(store)
         coordinator = submitted(job, options, store)
-        carrier = ProcessCarrier()
-        return JobHandle(job, options, carrier, coordinator, range(processes), undo.pop_all().close)
+        undo.callback(coordinator.close)
+        at_end = ExitStack()
+        handle = JobHandle(job, options, ProcessCarrier(), coordinator, range(processes), at_end.close)
+        at_end.enter_context(undo.pop_all())
+        return handle
 
 
 def run_until_terminated(plan: Plan, options: JobOptions, processes: int, show: Show) -> tuple[JobResult, bool]:
@@ -167,10 +170,10 @@ def _described(storage: str, status: JobStatus) -> JobSpec:
 
 
 def _check_slots(slots: Sequence[int], status: JobStatus) -> None:
-    wrong = [slot for slot in slots if not 0 <= slot < status.parallelism]
-    if wrong or not slots or len(set(slots)) < len(slots):
+    if set(slots) - set(status.missing_slots) or not slots or len(set(slots)) < len(slots):
         missing = ", ".join(map(str, status.missing_slots)) or "none"
         raise InvalidJob(
             f"job {status.job} has slots 0 to {status.parallelism - 1}, and those that are missing now: {missing}: "
-            "name each that is to run here once, as in --slot 2 --slot 3"
+            "name each that is to run here once, as in --slot 2 --slot 3. A slot that was lost just now counts as "
+            "missing when the coordinator has noticed"
         )

@@ -57,7 +57,8 @@ def check_worker_python(program: str, path: str) -> None:
     if found is None:
         raise InvalidJob(f"Spark's workers would run {program}, which is not there: {remedy}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))}
-    command = [found, "-c", "import barrier_runtime.spark.task, barrier_runtime.coordinator.wire.framing"]
+    # These modules import the packages that a slot needs, too.
+    command = [found, "-c", "import barrier_runtime.spark.task, barrier_runtime.coordinator.wire.sealing"]
     tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     if tried.returncode != 0:
         said = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]

@@ -152,7 +152,7 @@ def _check_encryption(coordinators: tuple[tuple[str, int], ...]) -> None:
     Later, each handshake would fail, for ever.
     """
     if any(across_hosts(address) for address in coordinators):
-        importlib.import_module("barrier_runtime.coordinator.wire.framing")
+        importlib.import_module("barrier_runtime.coordinator.wire.sealing")
 
 
 def expected(error: BaseException | None) -> bool:

@@ -20,7 +20,7 @@ Coordinator = Annotated[
 TokenFile = Annotated[
     Path | None,
     typer.Option(
-        help=f"file with the coordinator's bearer token; {_HERE}",
+        help="file with the bearer token of --coordinator",
         envvar="BARRIER_RUNTIME_TOKEN_FILE",
         show_envvar=False,
     ),
@@ -34,7 +34,7 @@ def client_of(job: str, address: str | None, token_file: Path | None) -> Any:
     """
     if address is not None:
         return _given(address, token_file)
-    asked = [(client, {each.job for each in client.jobs()}) for client in answering(token_file)]
+    asked = [(client, {each.job for each in client.jobs()}) for client in answering()]
     having = [client for client, jobs in asked if job in jobs]
     if len(having) == 1:
         return having[0]
@@ -51,36 +51,33 @@ def client_of(job: str, address: str | None, token_file: Path | None) -> Any:
 
 
 def clients(address: str | None, token_file: Path | None) -> Sequence[Any]:
-    return [_given(address, token_file)] if address is not None else answering(token_file)
+    return [_given(address, token_file)] if address is not None else answering()
 
 
-def answering(token_file: Path | None) -> Sequence[Any]:
-    """Clients of the coordinators here that answer; daemons with the same token stand by for each other and share one.
+def answering() -> Sequence[Any]:
+    """Clients of the coordinators here that answer. Daemons with the same token and storage share a client.
 
     Raises `InvalidJob` if there are none.
     """
     from barrier_runtime.coordinator.client.private_directory import coordinators_here
     from barrier_runtime.state.errors import Unavailable
 
-    urls: dict[Path, list[str]] = {}
+    found: dict[tuple[Path, str], list[str]] = {}
+    silent = []
     for each in coordinators_here():
-        urls.setdefault(token_file or each.token_file, []).append(each.url)
-    found, silent = [], []
-    for file, of_file in urls.items():
-        client = _client(of_file, file)
         try:
-            client.jobs()
-        except Unavailable as error:
+            storage = _client([each.url], each.token_file).daemon().storage
+        except (InvalidJob, Unavailable) as error:  # another coordinator may know the job
             silent.append(str(error))
         else:
-            found.append(client)
+            found.setdefault((each.token_file, storage), []).append(each.url)
     if not found:
         raise InvalidJob(
             "no coordinator of this user runs on this machine"
             + "".join(f"; {error}" for error in silent)
             + ": give --coordinator URL and --token-file FILE (a local run has one with ui=True, or --ui)"
         )
-    return found
+    return [_client(urls, file) for (file, _), urls in found.items()]
 
 
 def _given(address: str, token_file: Path | None) -> Any:

@@ -59,6 +59,9 @@ class FailoverClient:
                 continue  # may start later, unknown to slots that start before
         return found
 
+    def daemon(self) -> DaemonReply:
+        return self._ask(lambda client: client.daemon())
+
     def jobs(self) -> list[JobSummary]:
         return self._ask(lambda client: client.jobs())
 

@@ -86,7 +86,7 @@ class PeerSession:
 
     def framing(self, max_payload: int = MAX_MESSAGE_BYTES) -> Framing:
         if self.encrypted:
-            from barrier_runtime.coordinator.wire.framing import SealedFraming
+            from barrier_runtime.coordinator.wire.sealing import SealedFraming
 
             return SealedFraming(self.send_key, self.receive_key, max_payload)
         return Framing(self.send_key, self.receive_key, max_payload)
@@ -244,7 +244,7 @@ def _transcript(hello: Hello, acceptor_nonce: bytes, acceptor_key: bytes) -> byt
 def _public(private: bytes) -> bytes:
     if not private:
         return b""
-    from barrier_runtime.coordinator.wire.framing import public_key
+    from barrier_runtime.coordinator.wire.sealing import public_key
 
     return public_key(private)
 
@@ -253,7 +253,7 @@ def _root(secret: bytes, private: bytes, peer: bytes) -> bytes:
     """Returns the key behind the keys of frames: of the job's secret, and of exchanged keys if any."""
     if not private:
         return secret
-    from barrier_runtime.coordinator.wire.framing import shared_key
+    from barrier_runtime.coordinator.wire.sealing import shared_key
 
     try:
         return hmac.digest(secret, b"exchanged:" + shared_key(private, peer), "sha256")

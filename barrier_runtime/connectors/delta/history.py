@@ -36,8 +36,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
 _KIND = pa.field("_change_type", pa.string())
-_BEFORE = pa.array(["delete", "update_preimage"])
-_AFTER = pa.array(["insert", "update_postimage"])
+_BEFORE, _AFTER = ("delete", "update_preimage"), ("insert", "update_postimage")
 
 
 LARGE_BYTES = 1 << 30  # of a file without a size: read alone
@@ -266,7 +265,8 @@ class DeltaChanges(DeltaHistory):
         stored = pa.schema([field for field in schema if field.name not in file.partitionValues] + [_KIND])
         check_kept(read_schema(data), stored, f"the table {self._store.url}", self._where)
         changes = read_parquet(data, stored)  # files may have views of text
-        rows = changes.filter(pc.is_in(changes[_KIND.name], _BEFORE if before else _AFTER)).combine_chunks()
+        kinds = pa.array(_BEFORE if before else _AFTER)
+        rows = changes.filter(pc.is_in(changes[_KIND.name], kinds)).combine_chunks()
         columns = [
             rows[field.name].combine_chunks()
             if field.name in stored.names

@@ -1,6 +1,6 @@
 """Declared type of a state's values: which values are accepted, and their conversion to bytes and back.
 
-msgspec writes typed MessagePack (pydantic models by way of `models`): a changed program can still read values after
+msgspec writes typed MessagePack (pydantic models, too): a changed program can still read values after
 fields with defaults were added, fields removed, or types widened. Only `codec="pickle"` pickles.
 
 `is_kept` detects values that change when written and read again: a large whole number becomes a float, keys and fields

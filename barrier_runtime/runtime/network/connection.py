@@ -1,6 +1,6 @@
 """End of a data connection: connecting, bytes after the handshake, encrypted or not, signs of life, and loss.
 
-An encrypted connection carries the same bytes in frames of `wire/framing`; credit counts sizes before encryption.
+An encrypted connection carries the same bytes in frames of `wire/sealing`; credit counts sizes before encryption.
 """
 
 import asyncio

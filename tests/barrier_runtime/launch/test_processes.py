@@ -162,11 +162,20 @@ def test_another_program_adds_slots_and_replaces_them(tmp_path: Path) -> None:
         refused = run_here("slot", "app.py:flow", *at, "--slot", "2", cwd=tmp_path)
         assert refused.returncode == 2
         assert "has slots 0 to 1, and those that are missing now: 1" in refused.stderr
-        joined = subprocess.Popen([*COMMAND, "slot", "app.py:flow", *at, "--slot", "1"], cwd=tmp_path)
+        joining = [*COMMAND, "slot", "app.py:flow", *at, "--slot"]
+        joined = subprocess.Popen([*joining, "1"], cwd=tmp_path)
         try:
             pid = until_checkpoints(job, 2).slots[1].pid
+            taken = run_here("slot", "app.py:flow", *at, "--slot", "1", cwd=tmp_path)
+            assert taken.returncode == 2
+            assert "those that are missing now: none" in taken.stderr
             os.kill(pid, signal.SIGKILL)
             until_replaced(job, 1, pid)
+            until_checkpoints(job, 2)
+            joined.kill()
+            joined.wait()
+            until_status(job, lambda status: status.missing_slots == (1,))
+            joined = subprocess.Popen([*joining, "1"], cwd=tmp_path)  # a later program, with greater attempts
             until_checkpoints(job, 2)
             job.stop()
             assert joined.wait(timeout=600) == 0

@@ -59,7 +59,7 @@ def test_a_python_without_the_library_for_encryption_is_refused(tmp_path: Path) 
 
 def test_an_executor_that_cannot_encrypt_fails_its_task_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark reports errors of tasks to the driver; a handshake that fails for ever would be silent."""
-    monkeypatch.delitem(sys.modules, "barrier_runtime.coordinator.wire.framing", raising=False)
+    monkeypatch.delitem(sys.modules, "barrier_runtime.coordinator.wire.sealing", raising=False)
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     addresses = (("127.0.0.1", 1), ("198.51.100.7", 1))
     settings = SlotSettings(b"no program", SlotOptions(), b"s" * 32, addresses, "file:///none", job="j")

@@ -15,6 +15,7 @@ from command_line import run_here
 from coordinator_world import options, spec
 
 from barrier_runtime import CollectSink, Dataflow
+from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.client.private_directory import coordinators_here
 from tests.waiting import until
@@ -74,6 +75,25 @@ def test_status_alone_lists_jobs_and_their_names_suffice(tmp_path: Path) -> None
         until(lambda: first.client.status("flights").outcome, "the end")
         assert second.client.status("flights").outcome is None
     assert (run_here("status").returncode, NONE in run_here("status").stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_coordinator_without_its_token_hides_no_other_and_a_token_may_serve_two_stores(tmp_path: Path) -> None:
+    with (
+        EmbeddedCoordinator(str(tmp_path / "own")) as broken,
+        daemon(tmp_path, storage=tmp_path / "a"),
+        daemon(tmp_path, storage=tmp_path / "b"),
+    ):
+        until(lambda: len(coordinators_here()) == 3, "all coordinators")
+        (broken._directory / "driver.token").unlink()
+        first, second = (each.url for each in coordinators_here() if each.token_file.name == "daemon.token")
+        until(lambda: run_here("status").stdout == "no jobs\n", "both answer")
+        for url, name in ((first, "flights"), (second, "trains")):
+            CoordinatorClient(url, "d" * 64).submit(spec(job=name, checkpoints=options(interval_ms=50)))
+        listed = run_here("status", variables={"BARRIER_RUNTIME_TOKEN_FILE": str(tmp_path / "none")})
+        assert listed.returncode == 0, listed.stderr
+        assert {"flights", "trains"} <= set(listed.stdout.split())
+        assert "job trains:" in run_here("status", "trains").stdout
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from barrier_runtime.coordinator.wire import framing, handshake
+from barrier_runtime.coordinator.wire import handshake, sealing
 from barrier_runtime.coordinator.wire.framing import FRAME_OVERHEAD, FrameRejected
 from barrier_runtime.coordinator.wire.handshake import Acceptor, HandshakeFailed, Initiator, job_secret
 
@@ -100,7 +100,7 @@ def test_a_repeated_lost_or_mirrored_frame_is_refused():
 
 
 def test_both_ends_replace_the_key_at_the_same_frame(monkeypatch):
-    monkeypatch.setattr(framing, "_FRAMES_OF_A_KEY", 3)
+    monkeypatch.setattr(sealing, "_FRAMES_OF_A_KEY", 3)
     sender, receiver = pair()
     before = sender._send_key
     payloads = [bytes([number]) * number for number in range(8)]
@@ -126,7 +126,7 @@ def test_wrong_secret_is_refused_on_either_side():
         right.feed(proof)
 
 
-@pytest.mark.parametrize("key", [b"", framing.public_key(b"m" * 32)])
+@pytest.mark.parametrize("key", [b"", sealing.public_key(b"m" * 32)])
 def test_an_intermediary_cannot_remove_or_replace_a_key(key):
     """H2"""
     left = initiator()
@@ -148,7 +148,7 @@ def test_a_key_that_gives_no_secret_is_refused(key):
     left._hello = hello
     challenge = right.feed(handshake._small_frame(hello))
     proof = handshake._Proof(
-        handshake._mac(SECRET, b"initiator", handshake._transcript(hello, b"s" * 32, framing.public_key(OTHER_PRIVATE)))
+        handshake._mac(SECRET, b"initiator", handshake._transcript(hello, b"s" * 32, sealing.public_key(OTHER_PRIVATE)))
     )
     assert challenge
     with pytest.raises(HandshakeFailed, match="key cannot be used"):
