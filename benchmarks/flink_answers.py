@@ -1,7 +1,8 @@
 """Flink's answer to a workload over Parquet files: the sum of its changes, without retracted rows.
 
-Flink writes a line of JSON per change (`engines/java/flink/AnswerSink.java`), in as many files as there are subtasks. Changes
-of a row can be in several files and in any order; the answer has each row as often as the sum of the row's changes.
+Flink writes a line of JSON per change (`engines/java/flink/AnswerSink.java`), in as many files as there are subtasks.
+Changes of a row can be in several files and in any order; the answer has each row as often as the sum of the row's
+changes.
 """
 
 import itertools
