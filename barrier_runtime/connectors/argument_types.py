@@ -1,8 +1,7 @@
 """Checks the types of arguments of public constructors and methods against their annotations.
 
-The error names parameter, value and expected type, instead of Python's exception at the first use. Types are compared
-coarsely: a text, a number, a list. A class's own checks run first; types that `_KINDS` lacks (durations, `Literal`,
-`Any`) are left to the class.
+The error names parameter, value and expected type. Types are compared coarsely: a text, a number, a list. A class's own
+checks run first; types that `_KINDS` lacks (durations, `Literal`, `Any`) are left to the class.
 """
 
 import datetime
@@ -33,7 +32,7 @@ _LONGEST = 60
 
 
 def kinds_checked(made: _T) -> _T:
-    """Decorates a class; the decorator stands above `@dataclass`, which writes the constructor."""
+    """Decorates a class, above `@dataclass`, which writes the constructor."""
     init = made.__init__  # type: ignore[misc]
     signature = inspect.signature(init)
     hints: dict[str, Any] = {}
@@ -64,7 +63,7 @@ def kinds_checked(made: _T) -> _T:
 
 
 def arguments_checked(function: _F) -> _F:
-    """Decorates a function or method: checks the arguments before each call."""
+    """Decorates a function or method."""
     wrong = wrong_arguments_of(function)
 
     @wraps(function)
@@ -84,7 +83,7 @@ def wrong_arguments_of(function: Callable[..., Any]) -> Callable[[tuple[Any, ...
 
 
 def wrong_argument(given: Mapping[str, Any], hints: Mapping[str, Any]) -> str:
-    """Describes the first argument that contradicts the annotation in `hints`; "" if all types match."""
+    """Describes the first argument that contradicts the annotation in `hints`, or ""."""
     for name, value in given.items():
         wanted = wrong_kind(value, hints.get(name, Any))
         if wanted:
@@ -115,7 +114,6 @@ def _parts(hint: Any) -> list[Any]:
 
 
 def _of_texts(hint: Any) -> bool:
-    """True for a list of texts and for a mapping with texts as values."""
     return str in get_args(hint) and get_args(hint)[-1] in (str, ...)
 
 

@@ -17,7 +17,7 @@ class ListingThread:
 
     `list_splits` returns all existing splits in the best order for reading, and may block. `Unavailable` leads to a
     retry; any other error ends the job or the generation. `known` is used and extended. With `again`, `list_splits`
-    itself omits the splits that it returned before, and may return a split once more.
+    itself omits earlier splits, and may return a split once more.
 
     At least `period_s` pass between two listings, more if listings take long, possibly less after a failed listing.
     """
@@ -45,7 +45,7 @@ class ListingThread:
         self._thread.start()
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """See `Waking`. Wakes at once: the first listing may have ended already."""
+        """Wakes at once: the first listing may have ended already."""
         with self._lock:
             self._wake = wake
         wake()
@@ -67,7 +67,7 @@ class ListingThread:
             self._ended.append((split_id, size, mark))
 
     def close(self) -> None:
-        """Returns without waiting for a hanging listing, whose result is dropped."""
+        """Does not wait for a hanging listing."""
         self._closed.set()
 
     def _run(self) -> None:

@@ -11,7 +11,7 @@ class EndSeekingSource(Source, Protocol):
     """A source that can skip to the present end of its splits, for `mode="at_most_once"`. The splits never finish."""
 
     def not_to_end(self) -> str:
-        """Explains why these settings leave no end to seek to; "" if they do."""
+        """Explains why these settings leave no end to seek to, or ""."""
         ...
 
     def to_end(self, positions: Mapping[str, bytes]) -> Mapping[str, tuple[bytes, int]]:

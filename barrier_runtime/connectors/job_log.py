@@ -1,7 +1,7 @@
 """Identity and decided checkpoints of the job's decision log, for sinks.
 
 A manifest also lists committables of aborted checkpoints; only the log distinguishes them. Fencing tokens are positions
-in one log, not comparable between logs. Deleting a job's checkpoints creates another log under the same URL.
+in one log. Deleting a job's checkpoints creates another log under the same URL.
 """
 
 from barrier_runtime.connectors.sink import SinkContext
@@ -40,7 +40,7 @@ def log_id(context: SinkContext) -> str:
 
 
 def decided_checkpoints(context: SinkContext, after: int) -> list[int]:
-    """Returns the sink's decided checkpoints above `after`, ascending; empty without a log.
+    """Decided checkpoints above `after`, ascending; empty without a log.
 
     Reads one object per decision. Blocks; raises errors of the store.
     """

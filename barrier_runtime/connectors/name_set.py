@@ -39,7 +39,7 @@ def value_of(size: int | None, mark: int = UNMARKED) -> bytes:
 
 
 def of_former(data: bytes) -> bytes:
-    """Converts records of releases without marks into records of today's form."""
+    """Converts records of releases without marks."""
     former = np.frombuffer(data, np.uint8).reshape(-1, FORMER_RECORD_BYTES)
     records = np.zeros((len(former), RECORD_BYTES), np.uint8)
     records[:, :_HASH_BYTES] = former[:, :_HASH_BYTES]
@@ -50,7 +50,7 @@ def of_former(data: bytes) -> bytes:
 class SortedRun:
     """Immutable run of sorted records (hash, size in 5 bytes, mark in 3 bytes), each hash once.
 
-    `data`: the records; `name`: a hash of `data`.
+    `name`: a hash of `data`, the records.
     """
 
     __slots__ = ("_bits", "_index", "data", "name")
@@ -68,11 +68,11 @@ class SortedRun:
 
     @property
     def level(self) -> int:
-        """Size class of the run; neighbouring runs of the same level are merged."""
+        """Size class; neighbouring runs of the same level are merged."""
         return max(0, (len(self) // _SMALL).bit_length() - 1) // 2
 
     def find(self, hash: bytes) -> bytes | None:
-        """Returns the value of `hash` (see `value_of`); None if the run lacks the hash."""
+        """Value of `hash` (see `value_of`), or None."""
         bucket = int.from_bytes(hash[:4], "big") >> (32 - self._bits)
         end = self._index[bucket + 1] * RECORD_BYTES
         at = self.data.find(hash, self._index[bucket] * RECORD_BYTES, end)
@@ -81,7 +81,7 @@ class SortedRun:
         return self.data[at + _HASH_BYTES : at + RECORD_BYTES] if at >= 0 else None
 
     def share(self, part: int, of: int) -> tuple["SortedRun", "SortedRun"]:
-        """Returns part `part` of `of` parts with about equally many records, and the remaining records."""
+        """Part `part` of `of` parts with about equally many records, and the remaining records."""
         if of == 1:
             return self, SortedRun(b"")
         records = _records(self.data)
@@ -90,7 +90,7 @@ class SortedRun:
 
 
 def merged(chunks: Iterable[bytes]) -> SortedRun:
-    """Merges the records of all `chunks`, in any order; the later record of an equal hash wins."""
+    """Merges records in any order; the later record of an equal hash wins."""
     records = _records(b"".join(chunks))
     high, low = _high(records), _low(records)
     order = np.lexsort((low, high))
@@ -105,13 +105,11 @@ def _records(data: bytes) -> np.ndarray:
 
 
 def _high(records: np.ndarray) -> np.ndarray:
-    """First 8 bytes of the hashes, as numbers."""
     numbers: np.ndarray = records[:, :8].copy().view(">u8").ravel().astype(np.uint64)
     return numbers
 
 
 def _low(records: np.ndarray) -> np.ndarray:
-    """Remaining bytes of the hashes, as numbers."""
     rest = np.zeros((len(records), 4), np.uint8)
     rest[:, 1:] = records[:, 8:_HASH_BYTES]
     return rest.view(">u4").ravel()
@@ -123,8 +121,7 @@ class Known(NamedTuple):
 
 
 class NameSet:
-    """Set of names with sizes and marks.
-    `others`: runs that belong to the set but are stored by another set."""
+    """Set of names with sizes and marks. `others`: runs of the set that another set stores."""
 
     def __init__(self, runs: Iterable[SortedRun] = (), others: Iterable[SortedRun] = ()) -> None:
         self.runs = [run for run in runs if len(run)]  # oldest first
@@ -132,25 +129,24 @@ class NameSet:
         self._added: dict[bytes, bytes] = {}  # values by hash
 
     def __len__(self) -> int:
-        """Number of names without `others`; a name that was added twice may count twice for a while."""
+        """Without `others`; a name that was added twice may count twice for a while."""
         return len(self._added) + sum(map(len, self.runs))
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.size_of(name) is not None
 
     def copy(self) -> "NameSet":
-        """Returns a copy that shares the runs."""
         made = NameSet(self.runs, self._others)
         made._added = dict(self._added)
         return made
 
     def size_of(self, name: str) -> int | None:
-        """Returns the size of `name`: None if the set lacks the name, UNKNOWN_SIZE if the size is not known."""
+        """None if the set lacks the name, UNKNOWN_SIZE if the size is not known."""
         value = self._value(name)
         return int.from_bytes(value[:_SIZE_BYTES], "big") if value is not None else None
 
     def find(self, name: str) -> Known | None:
-        """Returns the size and the mark of `name`; None if the set lacks the name."""
+        """Size and mark of `name`; None if the set lacks the name."""
         value = self._value(name)
         if value is None:
             return None
@@ -182,7 +178,7 @@ class NameSet:
         return True
 
     def to_merge(self) -> Sequence[SortedRun]:
-        """Returns neighbouring runs of a level to merge, so that levels fall from older to newer runs."""
+        """Neighbouring runs of a level to merge, so that levels fall from older to newer runs."""
         for _, group in itertools.groupby(self.runs, lambda run: run.level):
             window = list(group)
             if len(window) >= _MERGED_TOGETHER:
@@ -190,7 +186,7 @@ class NameSet:
         return ()
 
     def replace(self, window: Sequence[SortedRun], run: SortedRun) -> None:
-        """Replaces the runs of `window` by `run`, which holds the same records."""
+        """`run` holds the same records as the runs of `window`."""
         at = self.runs.index(window[0])
         self.runs[at : at + len(window)] = [run]
 

@@ -7,8 +7,7 @@ earlier by that difference; the start does not change, because rows may contain 
 
 
 class Schedule:
-    """Schedule in which row `k` is due at `start_ns + k / rows_per_second`.
-    The first poll or a seek sets the start."""
+    """Row `k` is due at `start_ns + k / rows_per_second`; the first poll or a seek sets the start."""
 
     def __init__(self, rows_per_second: float) -> None:
         self.start_ns: int | None = None
@@ -17,7 +16,7 @@ class Schedule:
         self._period_ns = 1e9 / rows_per_second
 
     def begin(self, now_ns: int, row: int) -> int:
-        """Begins the schedule at the next row `row`; further calls change nothing. Returns the start."""
+        """Begins at the next row `row`; further calls change nothing. Returns the start."""
         if self.start_ns is None:
             self.start_ns = now_ns
         if not self._began:
@@ -26,11 +25,11 @@ class Schedule:
         return self.start_ns
 
     def next_due_ns(self, row: int) -> int | None:
-        """Returns the due time of `row`; None before `begin`: the row is due at once."""
+        """Due time of `row`; None before `begin`: the row is due at once."""
         return self.due_ns(row) if self._began else None
 
     def due_ns(self, row: int) -> int:
-        """Returns the due time of `row`; requires `begin`."""
+        """Requires `begin`."""
         assert self.start_ns is not None
         return self.start_ns - self._ahead_ns + int(row * self._period_ns)
 

@@ -17,12 +17,12 @@ INT96_UNIT = "us"
 
 
 def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
-    """Opens a file whose INT96 timestamps become microseconds, as in Spark."""
+    """INT96 timestamps become microseconds, as in Spark."""
     return pq.ParquetFile(source, coerce_int96_timestamp_unit=INT96_UNIT, **options)
 
 
 def read_parquet(source: Any, schema: pa.Schema) -> pa.Table:
-    """Returns all rows of a file as the columns of `schema`; a missing column is null."""
+    """All rows as the columns of `schema`; a missing column is null."""
     return pq.read_table(source, schema=schema, coerce_int96_timestamp_unit=INT96_UNIT)
 
 
@@ -44,7 +44,7 @@ def int96_columns(file: pq.ParquetFile) -> frozenset[str]:
 
 
 def _top(path: str, file: pq.ParquetFile) -> str:
-    """Returns the column of a leaf; column names may contain dots."""
+    """Column of a leaf; column names may contain dots."""
     names = file.schema_arrow.names
     return path if path in names else next(name for name in names if path.startswith(f"{name}."))
 

@@ -1,6 +1,6 @@
 """Limits of a replay for a source: each split is read exactly to the position at a later checkpoint.
 
-All subtasks of the source share a `ReadRange`, in one process, and report the rows they read.
+All subtasks of the source, in one process, share a `ReadRange` and report the rows they read.
 """
 
 from collections.abc import Collection, Mapping
@@ -45,7 +45,7 @@ class ReadRange:
         return split_id in self._rows or split_id in self._finished
 
     def left(self, split_id: str, rows: int) -> int:
-        """Returns how many more rows of a split to read, after `rows` rows."""
+        """How many more rows of a split to read, after `rows` rows."""
         most = ENDLESS if self.row_at is None else self.row_at.most(split_id, rows)
         return min(most, self._left(split_id, rows))
 
@@ -55,7 +55,7 @@ class ReadRange:
         return ENDLESS if split_id in self._finished else 0
 
     def ends(self, subtask: int) -> bool:
-        """True if that subtask may end after all splits of the subtask have ended."""
+        """True if that subtask may end after all its splits have ended."""
         return subtask in self._ended
 
     def has_read(self, split_id: str, rows: int) -> None:
@@ -72,7 +72,7 @@ class ReadRange:
         return self._to_finish <= 0 and not self.missing()
 
     def missing(self) -> dict[str, int]:
-        """Number of rows still to be read, by split."""
+        """Rows still to be read, by split."""
         left = {split: rows - self._read.get(split, 0) for split, rows in self._rows.items()}
         return {split: rows for split, rows in left.items() if rows > 0}
 
@@ -114,7 +114,7 @@ class RowAt:
         return self._came
 
     def most(self, split_id: str, rows: int) -> int:
-        """Returns how many rows of a split may be read together, after `rows` rows."""
+        """How many rows of a split may be read together, after `rows` rows."""
         if split_id != self.split or rows > self.last:
             return ENDLESS
         return self.first - rows if rows < self.first else self.last + 1 - rows

@@ -1,8 +1,8 @@
 """Table of all connectors: folder, public classes, client library, and texts for the docs.
 
-The tables of docs/connectors.md (`make tables`), the kinds of sinks in snapshots (`sink_value`) and the tests of
-doorways use this table, which imports no connector. Installed packages add rows by entry points in `GROUP`
-(docs/connector-packages.md); names in snapshots never choose a module to import.
+Used by docs/connectors.md (`make tables`), kinds of sinks in snapshots (`sink_value`) and tests of doorways; imports no
+connector. Installed packages add rows by entry points in `GROUP` (docs/connector-packages.md); names in snapshots never
+choose a module to import.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,6 @@ class PublicClass:
 
     @property
     def module(self) -> str:
-        """Full name of the class's module."""
         return f"{self.package}.{self.path}" if self.path else self.package
 
 
@@ -44,7 +43,9 @@ class ClientLibrary:
 @dataclass(frozen=True)
 class Sources:
     """Row of the docs' table of sources.
-    `methods`: methods of `Dataflow` with the arguments of the classes."""
+
+    `methods`: methods of `Dataflow` with the arguments of the classes.
+    """
 
     classes: tuple[PublicClass, ...]
     methods: tuple[str, ...]
@@ -64,8 +65,6 @@ class Sinks:
 
 @dataclass(frozen=True)
 class Connector:
-    """Connector in the folder `name`."""
-
     name: str
     sources: tuple[Sources, ...] = ()
     sinks: tuple[Sinks, ...] = ()
@@ -302,7 +301,7 @@ GROUP = "barrier_runtime.connectors"
 
 
 def all_connectors() -> tuple[Connector, ...]:
-    """Returns the connectors of this package, then the installed connectors, sorted by name.
+    """Connectors of this package, then the installed connectors, sorted by name.
 
     Raises `InvalidJob` for an entry point that cannot be loaded or is not a `Connector`.
     """
@@ -310,10 +309,7 @@ def all_connectors() -> tuple[Connector, ...]:
 
 
 def sinks_by_kind() -> dict[str, PublicClass]:
-    """Returns the sink classes that can be built from a snapshot, by the kind that the snapshot names.
-
-    Raises `InvalidJob` if two packages use the same kind.
-    """
+    """Sink classes that can be built from a snapshot. Raises `InvalidJob` for a kind in two packages."""
     found = dict(SINKS)
     for connector in all_connectors()[len(CONNECTORS) :]:
         for sink in (each for sinks in connector.sinks for each in sinks.classes if each.kind):

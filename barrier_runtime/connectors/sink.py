@@ -20,7 +20,7 @@ from barrier_runtime.state.versioned import Format
 
 
 def committable_format(version: int, undone: str = "committed") -> Format:
-    """Returns the JSON format of a committable, with a field `version` from 1 to `version`.
+    """JSON format of a committable, with a field `version` from 1 to `version`.
 
     `undone`: the verb of the damage message.
     """
@@ -39,9 +39,8 @@ Acknowledgement: TypeAlias = Callable[[], None]  # waits until the target has al
 class SinkContext:
     """Identity and environment of a sink instance.
 
-    `token`, subtask and a sequence number make staged names unique. Checkpoint ids only rise within a `lineage`: a
-    target that stores (lineage, checkpoint) knows what was committed. Another start of the job begins a new lineage
-    with ids from 1.
+    `token`, subtask and a sequence number make staged names unique. Checkpoint ids only rise within a `lineage`, so a
+    target that stores (lineage, checkpoint) knows its commits. A new start of the job begins a lineage with ids from 1.
     """
 
     job: str
@@ -106,7 +105,7 @@ def commits_parts(sink: "TwoPhaseCommitSink") -> bool:
 
 
 def sink_facts(sink: Any) -> dict[str, Any]:
-    """Returns the facts that a plan records about `sink`, a sink or a factory with the same attributes."""
+    """Returns the facts that a plan records about `sink`, or about a factory with the same attributes."""
     return {
         "guarantee": sink.guarantee,
         "global_committer": getattr(sink, "global_committer", False),
@@ -165,21 +164,18 @@ class TwoPhaseCommitSink:
     def places(self) -> Sequence[str]:
         """Examples of written places: a full path or URL of a file, or `delta:` or `iceberg:` and a table.
 
-        No source of the sink's own rows may read from these places.
+        No source of the sink's own rows may read from them.
         """
         return ()
 
     def check_columns(self, schema: pa.Schema, where: str) -> None:
-        """Raises `InvalidJob` for columns that the target cannot hold, when the flow is written.
-
-        Called only if the columns are known then.
-        """
+        """Raises `InvalidJob` for columns that the target cannot hold, if known when the flow is written."""
 
     def open(self, context: SinkContext) -> None:
         """Connects to the target. Raises `InvalidJob` if the target cannot be written. May block."""
 
     def begin_transaction(self) -> Any:
-        """Returns a new transaction. Called on the loop: cheap, without visible or external effects."""
+        """Returns a new transaction. Cheap, without external effects."""
         raise NotImplementedError
 
     def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
@@ -189,8 +185,8 @@ class TwoPhaseCommitSink:
     def write_few(self, transaction: Any, rows: FewRows) -> None:
         """Stages a small batch as lists of Python values, for sinks that need no Arrow.
 
-        Called instead of `write` only if the class that defines this method also defines `write`, or is a subclass of
-        that class: a subclass that overrides only `write` gets all rows by `write`.
+        Called instead of `write` only if the defining class also defines `write` or inherits from that class: a
+        subclass that overrides only `write` gets all rows by `write`.
         """
         self.write(transaction, rows.record_batch())
 
@@ -202,11 +198,11 @@ class TwoPhaseCommitSink:
         return None
 
     def stage_now(self, transaction: Any) -> Callable[[], Acknowledgement | None] | None:
-        """Returns work that writes all rows of `transaction` to the target, or None if there are no rows.
+        """Returns work that writes all rows of `transaction` to the target, or None without rows.
 
         Called only with `writes_at_once`, after a write or at a barrier. The work, and that of `stage_early`, runs in
-        the order of the calls in a thread of its own, and is repeated after an error that may pass. The work returns
-        None if the target has the rows, else a call that waits for the target.
+        the order of the calls in a separate thread, and is repeated after an error that may pass. The work returns None
+        if the target has the rows, else a call that waits for the target.
         """
         return None
 
@@ -234,7 +230,7 @@ class TwoPhaseCommitSink:
     def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
         """Makes all rows durable. Returns the committable (encoded, versioned), or None without rows.
 
-        `checkpoint`: the checkpoint whose barrier closed the transaction. Repeated after an error.
+        `checkpoint`: its barrier closed the transaction. Repeated after an error.
         """
         raise NotImplementedError
 
@@ -259,7 +255,7 @@ class TwoPhaseCommitSink:
         """Returns the rows that no committable contains yet, as named values for the snapshot.
 
         Called only with `keeps_rows`, after each `pre_commit` in the same thread. A name stands for the same bytes for
-        ever; values named in `stored` are part of an older snapshot and are omitted.
+        ever; values named in `stored` are in an older snapshot and are omitted.
         """
         return {}
 
@@ -270,8 +266,8 @@ class TwoPhaseCommitSink:
     def restore_kept(self, kept: Sequence[Mapping[str, bytes]], *, moved: bool) -> None:
         """Restores kept rows between `open` and `recover`, only with `keeps_rows`.
 
-        `kept`: for each subtask that this subtask follows, all values that `kept` needed. `moved`: the parallelism has
-        changed, so newer rows of the same keys may go to other subtasks; the restored rows must become visible first.
+        `kept`: all values that `kept` needed, for each subtask that this subtask follows. `moved`: after a change of
+        the parallelism other subtasks may get newer rows of the same keys; the restored rows must become visible first.
         """
         raise NotImplementedError
 
@@ -282,7 +278,7 @@ class TwoPhaseCommitSink:
         """Makes the parts of all subtasks visible together. Idempotent.
 
         Called only with `global_committer`, in subtask 0, after every subtask has committed up to `checkpoint`.
-        `committables`: of all subtasks and of all checkpoints decided since the last call, oldest first; some may be
+        `committables`: of all subtasks and all checkpoints decided since the last call, oldest first; some may be
         visible already.
         """
         raise NotImplementedError

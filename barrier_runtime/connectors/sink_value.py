@@ -1,7 +1,6 @@
 """Description of a sink in a snapshot, from which an equal sink can be built without the flow.
 
-Only kinds of the registry and of installed packages are imported. A sink reads secrets from the environment, or the
-caller passes them.
+Only kinds of the registry and of installed packages are imported. The environment or the caller gives secrets.
 """
 
 import importlib
@@ -34,7 +33,7 @@ _SINK_VALUE = VersionedDecoder(
 
 
 def describe_sink(sink: TwoPhaseCommitSink, where: str) -> bytes:
-    """Returns the value for snapshots. Raises `InvalidJob` if the sink's `settings()` are not JSON."""
+    """Value for snapshots. Raises `InvalidJob` if the sink's `settings()` are not JSON."""
     try:
         return msgspec.json.encode(
             SinkValue(SINK_VALUE_VERSION, sink.kind, type(sink).__name__, sink.global_committer, dict(sink.settings()))
@@ -50,8 +49,7 @@ def decode_sink(data: bytes, where: str) -> SinkValue:
 
 
 def make_sink(kind: str, settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
-    """Returns an unopened sink.
-    Raises `InvalidJob` for an unknown kind, or settings that the class does not accept."""
+    """Returns an unopened sink. Raises `InvalidJob` for an unknown kind, or settings that the class refuses."""
     sinks = sinks_by_kind()
     if kind not in sinks:
         raise InvalidJob(

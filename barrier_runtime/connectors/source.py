@@ -1,8 +1,4 @@
-"""Contract of sources: splits, found in the driver or later, and a seekable reader per split.
-
-The subtask polls readers, which must not block. After a restore the reader returns the row that follows the last row
-returned before `position`.
-"""
+"""Contract of sources: splits, found in the driver or later, and a seekable reader per split."""
 
 import datetime
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -49,7 +45,7 @@ class SplitReader(Protocol):
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
         """Returns the available rows, at most `max_rows`; None if there are none. Never waits.
 
-        `now_ns`: nanoseconds since 1970 by the wall clock at the begin of the job's generation, then steady.
+        `now_ns`: wall clock at the begin of the job's generation, then steady; nanoseconds since 1970.
         """
         ...
 
@@ -58,7 +54,7 @@ class SplitReader(Protocol):
         ...
 
     def position(self) -> bytes:
-        """Position of the next row: small and serialisable (JSON)."""
+        """Position of the row after the last returned row: small JSON."""
         ...
 
     def seek(self, position: bytes) -> None: ...
@@ -78,20 +74,17 @@ class Source(Protocol):
         ...
 
     def splits(self, parallelism: int) -> Sequence[Split]:
-        """Lists the splits. Called once, in the driver. Raises `InvalidJob` for missing or unreadable input."""
+        """Lists the splits, once, in the driver. Raises `InvalidJob` for missing or unreadable input."""
         ...
 
     def reader(self, split: Split) -> SplitReader:
-        """Returns a reader of `split`. Called in the slot, in `open` (may block)."""
+        """Returns a reader of `split`, in the slot's `open` (may block)."""
         ...
 
 
 @runtime_checkable
 class Positioned(Protocol):
-    """A source that names the kind of its positions, such as "Kafka" or "CSV files".
-
-    A job does not continue with positions of another kind.
-    """
+    """A source that names the kind of its positions, such as "Kafka"; a job continues only with the same kind."""
 
     @property
     def positions_in(self) -> str: ...
@@ -99,8 +92,7 @@ class Positioned(Protocol):
 
 @runtime_checkable
 class Choosing(Protocol):
-    """A source whose settings select splits.
-    A job does not continue with splits that are no longer selected."""
+    """A source whose settings select splits; a job does not continue with splits no longer selected."""
 
     def not_chosen(self, split_id: str) -> str:
         """Explains why the settings do not select a split of a snapshot, with the remedy; "" if they do."""
@@ -112,7 +104,7 @@ class Projecting(Protocol):
     """A source that can omit columns and need not read them."""
 
     def reading(self, columns: Collection[str]) -> Source:
-        """Returns a source of the same rows with only `columns`: at least one column of `schema`."""
+        """Returns a source of the same rows with only `columns`, at least one."""
         ...
 
 
@@ -137,9 +129,9 @@ class Rereading(Ending, Protocol):
 class SourceSettings:
     """Base of source descriptions such as `KafkaSource(…)`: the arguments of every source.
 
-    `event_time`: a column of timestamps, dates, or int64 milliseconds; None: no watermarks. Watermarks are computed per
-    split: the greatest time seen minus `max_out_of_orderness`. A split without rows for `idle_timeout` does not hold
-    back the watermark. `max_rows_per_second`: limit of the rows that all subtasks together read; None: no limit.
+    `event_time`: a column of timestamps, dates, or int64 milliseconds; None: no watermarks. The watermark of a split is
+    the greatest time seen minus `max_out_of_orderness`. A split without rows for `idle_timeout` does not hold back the
+    watermark. `max_rows_per_second`: limit of all subtasks together; None: no limit.
     """
 
     event_time: str | None = None
@@ -150,13 +142,13 @@ class SourceSettings:
 
 @runtime_checkable
 class SourceDescription(Protocol):
-    """Description of a source without a name, as users write it, such as `KafkaSource(…)`.
+    """Description of a source without a name, such as `KafkaSource(…)`.
 
-    Nothing is checked or connected before a flow uses the description, possibly under several names.
+    Several names in flows may share a description; before, nothing is checked or connected.
     """
 
     def named(self, name: str) -> Source:
-        """Returns the source with the name in a flow, for messages. Raises `InvalidJob`."""
+        """Returns the source under its name in a flow. Raises `InvalidJob`."""
         ...
 
 
@@ -165,7 +157,7 @@ class Preparable(Protocol):
     """A reader whose slow first step can precede the first poll."""
 
     def prepare(self) -> None:
-        """Performs the first step off the loop, at most once, after `seek`; `poll` must work without."""
+        """Performs the step off the loop, at most once, after `seek`; `poll` must work without."""
         ...
 
 
@@ -188,31 +180,28 @@ class Fetching(Protocol):
     fetching: bool  # the last `poll` returned nothing because bytes are still being fetched: the split is not idle
 
     def fetch_by(self, fetcher: PartFetcher) -> None:
-        """Sets the fetcher. Called once, before `seek` and `prepare`. Each answer wakes the subtask."""
+        """Sets the fetcher, once, before `seek` and `prepare`. Each answer wakes the subtask."""
         ...
 
 
 @runtime_checkable
 class Waking(Protocol):
-    """A reader or discovery whose thread wakes the subtask when rows or splits are available.
+    """A reader or discovery whose thread wakes the subtask, which need not poll meanwhile.
 
-    The subtask need not poll meanwhile. The thread first makes rows available and then calls `wake`.
+    The thread first makes rows or splits available and then calls `wake`.
     """
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Sets the function that wakes the subtask, before the first `poll` or `found`.
-
-        `wake` never blocks and may be called on any thread, any number of times.
-        """
+        """Sets `wake`, before the first `poll` or `found`. Any thread may call `wake` repeatedly; it never blocks."""
         ...
 
 
 @runtime_checkable
 class Backlogged(Protocol):
-    """A reader that knows how many rows of the split exist and are still to be read."""
+    """A reader that knows how many rows of the split are still to be read."""
 
     def backlog(self) -> int | None:
-        """Rows from the position to the end, as last heard; None: unknown. Never waits."""
+        """Rows from the position to the last known end; None: unknown. Never waits."""
         ...
 
 
@@ -230,26 +219,23 @@ class Gathering(Protocol):
     """A reader whose thread may delay a few rows: a hand-over costs as much as dozens of rows."""
 
     def gather_for(self, seconds: float) -> None:
-        """Sets the job's `latency_target`; 0: rows never wait. Called once, before the first `poll`."""
+        """Sets the job's `latency_target`, once, before the first `poll`; 0: rows never wait."""
         ...
 
 
 @runtime_checkable
 class CheckpointListener(Protocol):
-    """A reader that is notified of checkpoints, to acknowledge covered rows. Must not block.
+    """A reader that acknowledges rows covered by checkpoints. Must not block.
 
     A finished reader is notified until a checkpoint after the end is completed, and is then closed.
     """
 
     def snapshotted(self, checkpoint: int) -> None:
-        """Reports that `position()` was just taken for `checkpoint`, which may still be aborted."""
+        """Reports that `position()` was taken for `checkpoint`, which may still be aborted."""
         ...
 
     def completed(self, checkpoint: int) -> None:
-        """Reports a decided checkpoint, which covers all earlier ones, aborted or not. May be repeated.
-
-        Numbers never fall.
-        """
+        """Reports a decided checkpoint, which covers all earlier ones. Numbers may repeat, and never fall."""
         ...
 
 
@@ -271,8 +257,7 @@ class Discovery(Protocol):
     def found(self) -> Sequence[Split]:
         """Returns new splits of all subtasks: neither returned before nor passed as known. Never blocks.
 
-        Raises `Unavailable` once per failed listing, which is counted and retried, and `InvalidJob` for errors that end
-        the job.
+        Raises `Unavailable` once per failed listing, which is counted and retried, and `InvalidJob` to end the job.
         """
         ...
 
@@ -281,7 +266,7 @@ class Discovery(Protocol):
 
 @runtime_checkable
 class MarkingDiscovery(Discovery, Protocol):
-    """A discovery that detects changes of splits that were read completely."""
+    """A discovery that detects changes of completely read splits."""
 
     def ended(self, split_id: str, size: int | None, mark: int) -> None:
         """Reports that this subtask has read a split completely. Never blocks."""
@@ -293,29 +278,26 @@ class DiscoveringSource(Source, Protocol):
     """A source that gains splits at run time; `splits` may be empty.
 
     A split of a snapshot that `splits` does not list is recreated from its stored payload; the reader raises an error
-    if the split has disappeared. A continued job leaves listed splits that the snapshot lacks to `discovery`; without a
-    discovery, they are read as listed.
+    if the split has disappeared. A continued job leaves listed splits that the snapshot lacks to `discovery`, or
+    without a discovery reads them as listed.
     """
 
     def owner(self, split_id: str, parallelism: int) -> int:
-        """Returns the subtask that reads the split: always the same answer, in every process."""
+        """Returns the subtask that reads the split: the same in every process."""
         ...
 
     def discovery(self, known: NameSet) -> Discovery | None:
         """Returns a discovery; None if this configuration ends with the listed splits.
 
-        Called in the slot, in `open` (may block). `known`: ids of the splits that any subtask reads or has read, with
-        sizes and marks; the discovery owns this set.
+        Called in the slot, in `open` (may block). `known`: ids, sizes and marks of all splits that any subtask reads or
+        has read; the discovery owns this set.
         """
         ...
 
 
 @runtime_checkable
 class FindsAgain(DiscoveringSource, Protocol):
-    """A source whose discovery finds an unread split again, also after a restart.
-
-    Snapshots omit splits of which nothing was read.
-    """
+    """A source whose discovery finds unread splits again, also after a restart; snapshots omit such splits."""
 
     finds_again: bool
 
@@ -325,10 +307,10 @@ class MarkingSource(Source, Protocol):
     """A source whose marks, stored with the sizes, show whether a completely read split has changed."""
 
     def renewed_marks(self, finished: Sequence[tuple[Split, int]]) -> Sequence[tuple[Split, int]]:
-        """Returns the splits whose mark has changed although their content is the same, with the new marks.
+        """Returns splits with new marks, for splits whose mark changed although the content is the same.
 
-        `finished`: completely read splits with their marks. Raises `InvalidJob` for other content. May block for a
-        bounded time: remaining splits are checked at a later start.
+        `finished`: completely read splits and marks. Raises `InvalidJob` for other content. May block for a bounded
+        time: remaining splits are checked at a later start.
         """
         ...
 
@@ -337,8 +319,8 @@ class MarkingSource(Source, Protocol):
 class GrowingSource(Source, Protocol):
     """A source whose ended splits may gain rows later, if `grows`.
 
-    The reader's position at the end stays in snapshots. A later run, or a discovery that returns the split once more,
-    continues there. A missing split is no error.
+    The position at the end stays in snapshots. A later run, or a discovery that returns the split once more, continues
+    there. A missing split is no error.
     """
 
     grows: bool
@@ -358,7 +340,7 @@ class RetainingSource(Source, Protocol):
 
 @dataclass(frozen=True)
 class Remaining:
-    """Upper bound of the rows and bytes after some positions. None: not known in this unit."""
+    """Upper bound of the rows and bytes after some positions. None: unknown."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -369,10 +351,9 @@ class MeasuringSource(Source, Protocol):
     """A source that can measure how much is still to be read."""
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Returns how much of the just listed, unfinished `splits` remains after `positions`.
+        """Returns how much of the just listed, unfinished `splits` remains after `positions`, by split id.
 
-        `positions`: of the readers by split id; a split without a position counts as a whole. Called in the driver; may
-        block, and raise `Unavailable`.
+        A split without a position counts as a whole. Called in the driver; may block, and raise `Unavailable`.
         """
         ...
 
@@ -387,7 +368,7 @@ class DeduplicateBy:
 
 @runtime_checkable
 class RedeliveringSource(Source, Protocol):
-    """A source that may return rows again after a failure; the flow deduplicates directly after it."""
+    """A source that may return rows again after a failure; the flow deduplicates directly after the source."""
 
     @property
     def deduplicate_by(self) -> DeduplicateBy | None: ...
@@ -397,8 +378,8 @@ class RedeliveringSource(Source, Protocol):
 class DeadLetters:
     """Division of a source's rows into good rows and undecodable records.
 
-    `error`: the column that is null in good rows. `good`: columns of the stream of good rows. `dead_letter`: columns of
-    the other stream, new name to column.
+    `error`: the column that is null in good rows. `good`: columns of good rows. `dead_letter`: columns of the other
+    stream, new name to column.
     """
 
     error: str
@@ -418,18 +399,18 @@ class DeadLetterSource(Source, Protocol):
 class StagedSource(Source, Protocol):
     """A source whose rows are copied to storage before the job starts, and are then read from there.
 
-    Before `stage`, the description serves only `explain`. A continued job reads the splits of the checkpoint, not the
-    listed ones: a position refers to the rows of one staging.
+    Before `stage`, the description serves only `explain`. A continued job reads the splits of the checkpoint: a
+    position refers to the rows of one staging.
     """
 
     def stage(self, job: str, storage: str, *, fresh: bool) -> None:
         """Stages the rows, in the driver after all other checks.
 
-        `storage`: URL of the job's checkpoints. Rows that an earlier run of the job staged are reused, except with
-        `fresh`: a start without state.
+        `storage`: URL of the job's checkpoints. Rows that an earlier run of the job staged are reused, unless `fresh`:
+        a start without state.
         """
         ...
 
     def unstage(self, job: str, storage: str) -> None:
-        """Deletes the staged rows, in the driver when the job has finished and everything is committed."""
+        """Deletes the staged rows, in the driver after the finished job has committed everything."""
         ...

@@ -72,7 +72,7 @@ def takes(column: str, kind: pa.DataType) -> bool:
 
 
 def unkept(column: str, values: pa.Array, *, is_key: bool) -> str:
-    """Returns why the column cannot keep a value of a type that it takes, or ""."""
+    """Explains why the column cannot keep a value of a type that it takes, or ""."""
     found = _ARRAY.fullmatch(plain(column))
     if found is not None:
         values = values.flatten()
@@ -105,7 +105,7 @@ def nullable(column: str) -> bool:
 
 
 def column_for(kind: pa.DataType) -> str:
-    """ClickHouse type for a new table, or "" if there is none."""
+    """Type for a new table, or "" if there is none."""
     is_ = pa.types
     if is_.is_list(kind) or is_.is_large_list(kind):
         inner = column_for(kind.value_type)

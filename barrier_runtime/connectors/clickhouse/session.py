@@ -43,7 +43,6 @@ class TableExists(BarrierRuntimeError):
 
 
 def address(url: str) -> tuple[str, int, str]:
-    """Returns (host, port, database) of clickhouse://host:port/database. Raises `InvalidJob`."""
     form = (
         "ClickHouseSink: the URL is clickhouse://host:port/database, without user, password and query: these come from "
         "CLICKHOUSE_USER and CLICKHOUSE_PASSWORD in every slot"
@@ -70,7 +69,7 @@ class ClickHouseSession:
         return self._run(lambda client: client.execute(text, parameters))
 
     def insert(self, into: str, columns: Sequence[Sequence[Any]]) -> None:
-        """Inserts rows and returns when the server has them. `into` is INSERT INTO table (…) VALUES."""
+        """Returns when the server has the rows. `into` is INSERT INTO table (…) VALUES."""
         self._run(lambda client: client.execute(into, list(columns), columnar=True))
 
     def close(self) -> None:

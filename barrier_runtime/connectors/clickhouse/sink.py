@@ -54,7 +54,7 @@ class Fences:
         self._where = where
 
     def claim(self, log: str, token: int) -> int:
-        """Claims a fence and returns its number. Raises `Fenced` and `Unavailable`."""
+        """Returns the number of the claimed fence. Raises `Fenced` and `Unavailable`."""
         for _ in range(_TRIES):
             fences = self._all()
             newest = max(fences, key=lambda fence: fence.number, default=None)
@@ -212,7 +212,7 @@ class ClickHouseSink(UpsertSink):
             session.close()
 
     def _table_columns(self) -> dict[str, str]:
-        """Returns types by name; empty for a missing table, which `check_schema` reports.
+        """Types by name; empty for a missing table, which `check_schema` reports.
 
         Raises `InvalidJob` if rows of a key would not replace each other.
         """
@@ -254,7 +254,7 @@ def _declared(field: pa.Field, key: bool) -> str:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Returns values as the client takes them; times without a zone are UTC."""
+    """Values as the client takes them; times without a zone are UTC."""
     kind = _for_client(column.type)
     values: list[Any] = (column if kind == column.type else column.cast(kind)).to_pylist()
     return values

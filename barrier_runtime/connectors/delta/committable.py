@@ -45,10 +45,7 @@ def encode_delta_committable(committable: DeltaCommittable) -> bytes:
 
 
 def decode_delta_committable(data: bytes, job: str, sink: str, where: str) -> DeltaCommittable:
-    """Decodes the committable of a sink of a job.
-
-    Raises `InvalidJob` for another version, `Corrupt` for anything that this sink cannot have written.
-    """
+    """Raises `InvalidJob` for another version, `Corrupt` for anything that this sink cannot have written."""
     committable = _DECODER.decode(data, where)
     strange = [each.file.final for each in committable.files if not is_name_of(each.file, job, sink)]
     if (committable.job, committable.sink) != (job, sink) or strange:

@@ -54,9 +54,7 @@ class JoinedFiles:
         self._made: dict[tuple[str, ...], list[DeltaFile]] = {}  # staged keys -> files, for a repeated attempt
 
     def shown(self, new: Sequence[DeltaCommittable]) -> list[DeltaFile]:
-        """Files under final names, with the rows of all `new` committables. Raises `Corrupt` if staged
-        rows are gone.
-        """
+        """Files under final names, with the rows of all `new`. Raises `Corrupt` if staged rows are gone."""
         listed = [
             (file, (tuple(each.fields.items()), tuple(file.partition.items())), each.checkpoint)
             for each in new
@@ -235,7 +233,7 @@ class DeltaCompaction:
 
 
 def _conflicts(actions: Sequence[Action], chosen: set[str]) -> bool:
-    """Returns whether a version after the look forbids the replacement of the `chosen` files."""
+    """True if a version after the look forbids the replacement of the `chosen` files."""
     return any(
         action.metaData is not None
         or action.protocol is not None

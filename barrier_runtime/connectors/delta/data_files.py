@@ -1,6 +1,4 @@
-"""Conversion of rows to the Parquet files of a Delta table: a file per partition, with the log entry. Off the event
-loop.
-"""
+"""Conversion of rows to the Parquet files of a Delta table, and their log entries. Off the event loop."""
 
 import datetime
 import decimal
@@ -84,7 +82,7 @@ def check_written_by_library(column: pa.ChunkedArray, name: str, where: str) -> 
 
 
 def partition_value(value: Any) -> str | None:
-    """Value as text for the log. Empty text becomes null, because the format cannot represent it."""
+    """Value as text for the log. Empty text becomes null: the format has no empty text."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):

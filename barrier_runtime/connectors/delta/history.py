@@ -194,7 +194,7 @@ class DeltaHistory:
             ) from error
 
     def _moved_to(self, version: int) -> Any:
-        """Table at `version`. A later version is read from the log after the loaded version, not from the beginning."""
+        """Table at `version`. A later version is read from the log after the loaded version."""
         table, self._table = self._table, None  # dropped if the move fails
         if table is None or table.version() > version:
             table = self._at(version)

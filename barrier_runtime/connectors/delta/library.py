@@ -14,7 +14,6 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def load_deltalake(where: str, who: str) -> Any:
-    """Imports deltalake. Raises an error with the install command if it is missing."""
     try:
         import deltalake
         import deltalake.exceptions
@@ -38,7 +37,7 @@ def library_url(store: ObjectStore) -> str:
 
 
 def storage_options(url: str) -> dict[str, str] | None:
-    """delta-rs' options for S3: conditional puts always; credentials and region from environment, profile or role."""
+    """delta-rs' options for S3: conditional puts; credentials and region from environment, profile or role."""
     if not url.startswith(("s3://", "s3a://")):
         return None
     query = parse_qs(split_settings(url)[1])
@@ -59,13 +58,13 @@ def storage_options(url: str) -> dict[str, str] | None:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Returns whether a person must resolve an error of delta-rs or of the store."""
+    """True if a person must resolve an error of delta-rs or of the store."""
     kinds = ("DeltaProtocolError", "SchemaMismatchError")
     return must_be_mended(error) or type(error).__name__ in kinds or says_refused(str(error))
 
 
 def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
-    """Error of this project for an exception of delta-rs; `failure` begins the message."""
+    """`failure` begins the message."""
     if isinstance(error, BarrierRuntimeError):
         return error
     if is_refused(error):

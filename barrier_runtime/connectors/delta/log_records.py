@@ -41,7 +41,7 @@ def create_record(fields: Mapping[str, DeltaType], partition_by: Sequence[str], 
 def append_record(
     files: Sequence[DeltaFile], checkpoints: Mapping[str, int], partition_by: Sequence[str], now_ms: int
 ) -> bytes:
-    """Record of an append. `checkpoints` maps each application to the last checkpoint in the commit."""
+    """`checkpoints` maps each application to the last checkpoint in the commit."""
     parameters = {"mode": "Append", "partitionBy": msgspec.json.encode(list(partition_by)).decode()}
     operation = {
         "timestamp": now_ms,
@@ -72,7 +72,7 @@ class TableFile(NamedTuple):
 def compaction_record(
     removed: Sequence[TableFile], added: Sequence[TableFile], target: int, version: int, now_ms: int
 ) -> bytes:
-    """Record of a compaction. `version` is the version whose files were read."""
+    """`version` is the version whose files were read."""
     operation = {
         "timestamp": now_ms,
         "operation": "OPTIMIZE",

@@ -1,7 +1,7 @@
 """Delta types of columns, and checks that a table accepts the rows of a sink. Pure.
 
-Delta has signed integers of 1 to 8 bytes and times in microseconds, but no durations or times of day. Columns of
-unsupported types are refused when the flow is written, unsupported values before their row is staged.
+Columns of unsupported types (durations, times of day) are refused when the flow is written, unsupported values before
+their row is staged: Delta has signed integers of 1 to 8 bytes and times in microseconds.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -42,7 +42,7 @@ _PARTITION_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "da
 
 
 def delta_fields(schema: pa.Schema, where: str) -> dict[str, DeltaType]:
-    """Maps column names to Delta types. Raises `InvalidJob` for types that Delta does not have."""
+    """Delta types by column. Raises `InvalidJob` for types that Delta does not have."""
     lower = [name.lower() for name in schema.names]
     for name in schema.names:
         if lower.count(name.lower()) > 1:
@@ -162,7 +162,7 @@ class DeltaTableFacts:
                 raise InvalidJob(f"{where}: the table {self.url} has {setting}=true, {why}: unset it, or use DeltaSink")
 
     def check_compacted(self, where: str) -> None:
-        """Raises `InvalidJob` for a table with deletion vectors, which a rewrite of files would lose."""
+        """Raises `InvalidJob` for deletion vectors, which a rewrite of files would lose."""
         if "deletionVectors" in self._features or self._settings.get(_VECTORS, "false").lower() == "true":
             raise InvalidJob(
                 f"{where}: the table {self.url} has deletion vectors, which compact= does not apply: leave compact= "

@@ -3,13 +3,11 @@
 Pre-commit stages whole, hidden Parquet files, which never expire and which a vacuum does not see. The commit gives each
 file the final name in the table's folder, still outside the table; with `commit_every` the global committer does so,
 and joins small files (`delta/compaction`). The global committer then adds all files to the table's log in one commit,
-with the highest checkpoint as the format's own application transaction: the table shows whether the commit was made
-(`delta/table`).
+with the highest checkpoint as the format's own application transaction (`delta/table`).
 
-Readers that list the folder see files that are not yet in the table. A vacuum, which users run, deletes files that are
-not in the log and older than its retention (a week by default). Files have this state only between the commits of their
-subtask and of the table, so only an outage of this length in between is a risk; the commit then names the missing
-files.
+Readers that list the folder see files that are not yet in the table. A vacuum deletes files that are not in the log and
+older than its retention (a week by default). Files have this state only between the commits of their subtask and of the
+table, so only an outage of this length in between is a risk; the commit then names the missing files.
 """
 
 import datetime
@@ -65,8 +63,7 @@ class DeltaSink(TwoPhaseCommitSink):
     `partition_by`: columns of text, integers, booleans or dates; default: those of the table, or none. Empty text there
     reads as null, because the format has no empty text.
 
-    `commit_every`: a duration, or seconds. The table gets one commit for all checkpoints of that time. 0: a commit per
-    checkpoint.
+    `commit_every`: a duration, or seconds: a commit for all checkpoints of that time. 0: a commit per checkpoint.
 
     `compact`: target size of files, such as "128 MB", or bytes. Smaller files of this sink are joined to that size in
     the background, in versions without a change of data. None: no compaction.

@@ -20,8 +20,7 @@ from barrier_runtime.state.store.urls import last_part, shown
 class DeltaSource(SourceSettings):
     """Rows of the Delta table at `url`: a local folder, `file://…` or `s3://bucket/prefix`.
 
-    `every`: interval of looking for new versions, without end; None: the stream ends with the rows of the newest
-    version.
+    `every`: interval of looking for new versions, without end; None: the stream ends with the newest version.
 
     Without `key` the source follows only appended rows: a version that changes or deletes rows ends the job;
     compactions are skipped. With `key`, the columns that identify rows, the stream has upserts: the table's columns,
@@ -40,7 +39,7 @@ class DeltaSource(SourceSettings):
     key: Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:
-        """Reads the table. Raises `InvalidJob` if the table is missing, `Unavailable` if the store does not answer."""
+        """Reads the table. Raises `InvalidJob` if it is missing, `Unavailable` without an answer of the store."""
         where = f"source {name!r}"
         url = checked_url(self.url, f"the location of {where}", f"{where}: cannot read")
         key = checked_key(self.key, where)

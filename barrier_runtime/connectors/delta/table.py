@@ -1,8 +1,8 @@
 """Log of a Delta table, for the only writer of a job: reads, creates and appends. Blocking.
 
-Every commit carries the format's own application transaction (`txn`: lineage and checkpoint), so the table itself shows
-the committed checkpoints. A commit reads the table's version of this transaction, and succeeds only if nobody has
-written the transaction since: delta-rs refuses a conflict. After any failure the table is read again.
+Every commit carries the format's own application transaction (`txn`: lineage and checkpoint). A commit reads the
+table's version of this transaction, and succeeds only if nobody has written the transaction since: delta-rs refuses a
+conflict. After any failure the table is read again.
 
 delta-rs lets two writers *create* a table with rows at once and keeps the rows of both. This module therefore creates
 an empty table, by a put-if-absent of the first log record; rows are always appends. The markers have no time and never
@@ -89,7 +89,7 @@ class DeltaLog:
         pending: Sequence[DeltaCommittable],
         shown: Callable[[Sequence[DeltaCommittable]], Sequence[DeltaFile]] | None = None,
     ) -> None:
-        """Adds the files of all committables to the table at once, except those that the table already has. Idempotent.
+        """Adds the files of all committables at once, except those that the table already has. Idempotent.
 
         `shown` gives rows of some committables final names and returns the files; None: they have final names.
         """
@@ -259,7 +259,7 @@ class DeltaLog:
                 self._reading = self._threads.submit(self._clean_up)
 
     def _clean_up(self) -> None:
-        """Writes a checkpoint of the log for readers. Commits do not need it; the next covers a failed one."""
+        """Writes a checkpoint of the log for readers; the next covers a failed one."""
         with contextlib.suppress(BarrierRuntimeError):
             table = self._newest_now()
             if table is not None:
@@ -274,9 +274,7 @@ class DeltaLog:
         self._table, self._known = None, _NOTHING_KNOWN
 
     def _committed(self, table: Any, application: str) -> int:
-        """Like `committed`. Answers are kept while the table stays at its version: delta-rs reads the whole log for
-        each.
-        """
+        """Like `committed`, cached for the table's version: delta-rs reads the whole log for each answer."""
         version: int = table.version()
         if self._known[0] != version:
             self._known = (version, {})

@@ -1,8 +1,8 @@
 """Exactly-once upserts into a Delta Lake table: a MERGE for everything decided since the last commit.
 
-Rows wait in the job's storage until their checkpoint is decided (`sink_bases/write_ahead`). Subtask 0 then takes the
-rows of all subtasks, in checkpoint order, and merges the last row of each key into the table in a single commit. The
-commit's application transaction (the highest checkpoint) shows in the table whether the commit was made.
+Rows wait in the job's storage until their checkpoint is decided (`sink_bases/write_ahead`). Subtask 0 then merges the
+last row of each key of all subtasks, in checkpoint order, in a single commit. Its application transaction is the
+highest checkpoint.
 
 | the process dies or stalls …       | its successor                                                                |
 |------------------------------------|------------------------------------------------------------------------------|
@@ -13,7 +13,7 @@ commit's application transaction (the highest checkpoint) shows in the table whe
 | and commits later, as a zombie     | keeps the commit: the zombie's version lacks that transaction, a conflict    |
 
 A MERGE rewrites every file that contains a key, so the cost grows with the table. Longer checkpoint intervals mean
-fewer MERGEs; if the key includes the partition columns, a MERGE reads only those partitions.
+fewer MERGEs.
 """
 
 import datetime

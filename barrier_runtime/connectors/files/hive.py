@@ -48,8 +48,9 @@ def check_partitions(schema: pa.Schema, columns: Sequence[str], where: str) -> N
 
 
 def by_folder(rows: pa.Table, columns: Sequence[str], where: str = "rows") -> dict[str, pa.Table]:
-    """Rows by folder (`""`, or ending in a slash), in order, without `columns`. Raises `InvalidJob` for a date without
-    text.
+    """Rows by folder (`""`, or ending in a slash), in order, without `columns`.
+
+    Raises `InvalidJob` for a date without text.
     """
     if not columns or not rows.num_rows:
         return {"": rows} if rows.num_rows else {}

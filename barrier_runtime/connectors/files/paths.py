@@ -10,8 +10,8 @@
 Wildcards never match a slash, nor a hidden name (which begins with `.` or `_`; a column's folder `_k=v` is not hidden)
 unless the segment begins with the same character. Keys of stores follow the same rules.
 
-Links to folders are followed if the path, or a segment other than `**`, names them. Others are passed over: they may
-lead to known files or in a circle.
+Links to folders are followed only if the path, or a segment other than `**`, names them: others may lead to known files
+or in a circle.
 """
 
 import fnmatch
@@ -55,7 +55,7 @@ def segment_matches(pattern: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class PathPattern:
-    """Pattern of paths: the folder `base`, and `segments` from the first wildcard on."""
+    """The folder `base`, and `segments` from the first wildcard on."""
 
     base: str
     segments: tuple[str, ...]
@@ -71,8 +71,9 @@ class PathPattern:
         return ANY_DEPTH in self.segments
 
     def matched(self, path: Sequence[str]) -> int:
-        """Number of leading segments of a path below `base` that match: all for a named file, fewer for a file in a
-        named folder.
+        """Number of leading segments that match of a path below `base`.
+
+        All for a named file, fewer for a file in a named folder.
         """
         for length in range(len(path), 0, -1):
             if _match(self.segments, tuple(path[:length])):
@@ -138,7 +139,7 @@ class PassedOver:
 
     @property
     def unexpected(self) -> bool:
-        """Returns True for other kinds than hidden names, which most folders have."""
+        """True for other kinds than hidden names, which most folders have."""
         return bool(self._counts.keys() - {HIDDEN})
 
     def __bool__(self) -> bool:
@@ -150,7 +151,7 @@ class PassedOver:
 
 
 def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], passed: PassedOver) -> bool:
-    """True if the file is read; counts others. `name`: path below the listed folder, or below the base of `pattern`."""
+    """True if the file is read; counts others. `name`: below the listed folder, or the base of `pattern`."""
     below = name
     if pattern is not None:
         parts = name.split("/")
@@ -170,8 +171,9 @@ def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], pas
 def local_files(
     path: str, suffixes: tuple[str, ...], where: str, passed: PassedOver
 ) -> tuple[Iterable[tuple[str, str]], bool]:
-    """Ids and paths of the files of an absolute path, and whether a folder is read whole. Raises `Unavailable` if
-    missing.
+    """Ids and paths of the files of an absolute path, and whether a folder is read whole.
+
+    Raises `Unavailable` if missing.
     """
     if os.path.isdir(path):
         root = os.path.join(path, "")

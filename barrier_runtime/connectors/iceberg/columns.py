@@ -1,7 +1,7 @@
 """Arrow types of columns in an Iceberg table, and checks that an existing table accepts them. Pure.
 
-Iceberg has signed integers of 4 and 8 bytes (narrower ones are widened), and times in microseconds. Columns of
-unsupported types are refused when the flow is written, unsupported values before their row is staged.
+Columns of unsupported types are refused when the flow is written, unsupported values before their row is staged.
+Iceberg has signed integers of 4 and 8 bytes (narrower ones are widened), and times in microseconds.
 """
 
 import pyarrow as pa

@@ -31,9 +31,7 @@ _LAST_FORMAT = 2  # of tables whose rows have no ids
 
 @dataclass(frozen=True)
 class IcebergPlan:
-    """Plan of a compaction. `entries`: live entries of the manifests with chosen files; `deletes`: the manifests of
-    deletes.
-    """
+    """`entries`: live entries of the manifests with chosen files; `deletes`: the manifests of deletes."""
 
     looked_s: float  # monotonic
     schema: int
@@ -47,7 +45,7 @@ class IcebergPlan:
         return [file for group in self.groups for file in group]
 
     def holds(self, table: Table) -> bool:
-        """Returns whether all chosen files are live and unchanged, and columns and partitions are the same."""
+        """True if all chosen files are live and unchanged, and columns and partitions are the same."""
         snapshot = table.current_snapshot()
         if snapshot is None or (table.schema().schema_id, table.spec().spec_id) != (self.schema, self.spec):
             return False

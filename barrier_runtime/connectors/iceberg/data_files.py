@@ -1,8 +1,8 @@
 """Data files of an Iceberg table in no snapshot yet, and their description for a later append.
 
-A slot writes files where the table's own writers would, and describes them by an Iceberg *manifest*, as bytes, which
-has everything for a commit (paths, partitions, counts, bounds), in a format that stays readable. Until the append the
-files are orphans to the table's maintenance, which spares young orphans (three days by default).
+The description is an Iceberg *manifest*, as bytes, which has everything for a commit (paths, partitions, counts,
+bounds), in a format that stays readable. Until the append the files are orphans to the table's maintenance, which
+spares young orphans (three days by default).
 """
 
 import hashlib
@@ -77,7 +77,7 @@ def name_of(owner: str) -> uuid.UUID:
 
 
 def is_name_of(owner: str, path: str) -> bool:
-    """Returns whether `name_of` made the name of the data file at `path` for this owner."""
+    """True if `name_of` made the name of the data file at `path` for this owner."""
     found = _UUID.search(path)
     return found is not None and uuid.UUID(found[1]).bytes.startswith(_tag(owner))
 
@@ -181,8 +181,6 @@ class _MemoryInput(InputFile):  # type: ignore[misc]
 
 
 class _MemoryIO(FileIO):  # type: ignore[misc]
-    """Reads a single file at any location."""
-
     def __init__(self, content: bytes) -> None:
         super().__init__()
         self._content = content

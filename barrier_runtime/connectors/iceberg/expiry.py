@@ -1,7 +1,7 @@
 """Expiry of this sink's old snapshots in an Iceberg table, and of files that nobody needs afterwards.
 
 Snapshots expire in the commit that appends newer rows, so the table's metadata never grows. Files used only by expired
-snapshots are deleted afterwards, outside the commit.
+snapshots are deleted afterwards.
 
 | a snapshot                                                          | expires                     |
 |---------------------------------------------------------------------|-----------------------------|
@@ -29,8 +29,9 @@ APPLICATION = "barrier-runtime.application"  # in a snapshot's summary
 
 @dataclass(frozen=True)
 class Expired:
-    """Expired snapshot. `next`: the following kept snapshot of the main branch; `others`: kept snapshots that are older
-    or of other branches.
+    """Expired snapshot. `next`: the following kept snapshot of the main branch.
+
+    `others`: kept snapshots that are older or of other branches.
     """
 
     snapshot: Snapshot
@@ -39,8 +40,9 @@ class Expired:
 
 
 def to_expire(metadata: TableMetadata, owner: str, keep: int) -> list[Expired]:
-    """Snapshots to expire of applications that begin with `owner`. The snapshot appended next counts among the `keep`
-    newest.
+    """Snapshots to expire of applications that begin with `owner`.
+
+    The snapshot appended next counts among the `keep` newest.
     """
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     main = metadata.refs.get(MAIN_BRANCH)
@@ -97,7 +99,7 @@ def _replaced(snapshot: Snapshot, io: FileIO) -> list[str]:
 
 
 def _is_older(one: Snapshot, other: Snapshot) -> bool:
-    """Returns whether `one` is older than `other`, in a branch. Version 1 has no sequence numbers."""
+    """True if `one` is older than `other`, in a branch. Version 1 has no sequence numbers."""
     return (one.sequence_number or 0, one.timestamp_ms) < (other.sequence_number or 0, other.timestamp_ms)
 
 

@@ -86,7 +86,7 @@ class IcebergHistory:
         )
 
     def files(self, snapshot: int, *, whole: bool) -> Sequence[Any]:
-        """Snapshot's files in a fixed order: with `whole` all files, otherwise the added files."""
+        """In a fixed order: with `whole` all files, otherwise the added files."""
         found = self._snapshot(snapshot)
         if whole:
             return self._planned(snapshot)

@@ -1,6 +1,4 @@
-"""Checks that pyiceberg is installed, before modules that need pyiceberg are imported. The public classes do not need
-it.
-"""
+"""Checks that pyiceberg is installed, before modules that need it are imported."""
 
 from importlib.util import find_spec
 
@@ -8,7 +6,7 @@ from barrier_runtime.state.errors import missing_extra
 
 
 def need_pyiceberg(where: str, who: str) -> None:
-    """Raises `InvalidJob` with the install command if pyiceberg is missing."""
+    """Raises `InvalidJob` with the install command."""
     try:
         import pyiceberg  # noqa: F401
     except ImportError as error:
@@ -16,7 +14,7 @@ def need_pyiceberg(where: str, who: str) -> None:
 
 
 def need_core(who: str) -> None:
-    """Raises `InvalidJob` if the library for partitions by day, bucket and the like is missing."""
+    """Raises `InvalidJob` without the library for partitions by day, bucket and the like."""
     if find_spec("pyiceberg_core") is None:
         missing = ModuleNotFoundError("No module named 'pyiceberg_core'", name="pyiceberg_core")
         raise missing_extra(who, "iceberg", missing)

@@ -1,8 +1,8 @@
 """FileIO with few requests for metadata files, used if the catalog names no other FileIO.
 
 pyiceberg's own FileIO requests existence, length and folder of a file, and writes to S3 in three consecutive requests.
-Files of a table are written once, under new names (with a UUID): of files of this process bytes and length are known,
-and before the write, that the file is missing.
+Files of a table are written once, under new names (with a UUID): this process knows bytes and length of its own files,
+and that a new file is missing.
 """
 
 import threading

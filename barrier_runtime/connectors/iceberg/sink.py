@@ -1,12 +1,12 @@
 """Exactly-once rows in an Iceberg table: a snapshot for everything decided since the last commit.
 
-Before the decision every subtask writes rows as data files of the table, which are in no snapshot yet, and stages a
-description in the job's storage (`iceberg/data_files`). Subtask 0 then appends the files of all subtasks in a single
-commit with the highest checkpoint (`iceberg/table`), so the table shows whether the commit was made.
+Before the decision every subtask writes data files of the table, in no snapshot yet, and stages a description in the
+job's storage (`iceberg/data_files`). Subtask 0 then appends the files of all subtasks in a single commit with the
+highest checkpoint (`iceberg/table`).
 
 Files of an aborted checkpoint are deleted. A process that dies between writing and staging leaves orphans for the
-table's maintenance, which must spare files younger than the longest outage of the job. Without `compact=`
-(`iceberg/compaction`) and `keep_snapshots=`, users join small files and expire snapshots.
+table's maintenance, which must spare files younger than the longest outage of the job. Without `compact=` and
+`keep_snapshots=`, users join small files and expire snapshots.
 """
 
 import contextlib
@@ -46,11 +46,11 @@ class IcebergSink(BatchingSink):
     A missing table is created with the columns of the first rows; an existing table, also a partitioned table, must
     have these columns with the same types. Times have microseconds; a time with nanoseconds ends the job.
 
-    `catalog`: a name; `properties`: settings of the catalog for pyiceberg (`type`, `uri`, `warehouse`), which
-    override those in the environment (`PYICEBERG_CATALOG__<NAME>__…`), where secrets belong.
+    `catalog`: a name; `properties`: settings of the catalog for pyiceberg (`type`, `uri`, `warehouse`), which override
+    those in the environment (`PYICEBERG_CATALOG__<NAME>__…`), where secrets belong.
 
-    `commit_every`: a duration, or seconds. The table gets a snapshot for all checkpoints of that time, because each
-    commit rewrites the table's metadata. 0: a snapshot per checkpoint.
+    `commit_every`: a duration, or seconds: a snapshot for all checkpoints of that time, because each commit rewrites
+    the table's metadata. 0: a snapshot per checkpoint.
 
     `keep_snapshots`: number of this sink's newest snapshots that stay; older ones expire with the next commit, except
     those that branches and tags need. Readers that are further behind cannot continue. None: all stay, and you expire

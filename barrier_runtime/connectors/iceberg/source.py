@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 class IcebergSource(SourceSettings):
     """Rows of the Iceberg table `table`, "namespace.table", in a catalog as for `IcebergSink`.
 
-    `every`: interval of looking for new snapshots, without end; None: the stream ends with the rows of the newest
-    snapshot.
+    `every`: interval of looking for new snapshots, without end; None: the stream ends with the newest snapshot.
 
     Without `key` the source follows only appended rows: a snapshot that overwrites or deletes rows ends the job;
     compactions are skipped. With `key`, the columns that identify rows, the stream has upserts: the table's columns,
@@ -44,9 +43,7 @@ class IcebergSource(SourceSettings):
     key: Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:
-        """Reads the table. Raises `InvalidJob` if the table is missing, `Unavailable` if the catalog
-        does not answer.
-        """
+        """Reads the table. Raises `InvalidJob` if it is missing, `Unavailable` without an answer of the catalog."""
         where = f"source {name!r}"
         period_s = period_of(self.every, where)
         if "." not in self.table.strip("."):

@@ -104,7 +104,7 @@ class IcebergTable:
         owner: str = "",
         keep_snapshots: int | None = None,
     ) -> None:
-        """Opens the catalog. `keep_snapshots`: number of kept snapshots of applications beginning with `owner`."""
+        """`keep_snapshots`: number of kept snapshots of applications beginning with `owner`."""
         self._owner = owner
         self._keep = keep_snapshots
         self._expired: list[Expired] = []  # their files are still to be deleted
@@ -143,8 +143,9 @@ class IcebergTable:
             return write_files(table, batches, schema, self._owner)
 
     def as_appended(self) -> Table | None:
-        """Table after our last commit if recent, or None. The next commit fails if another writer has
-        committed since.
+        """Table after our last commit if recent, or None.
+
+        The next commit fails if another writer has committed since.
         """
         appended = self._appended
         return None if appended is None or time.monotonic() - appended[0] > _KNOWN_S else appended[1]
@@ -174,8 +175,7 @@ class IcebergTable:
     ) -> int:
         """Appends the files to `table`, as it was read, as one snapshot, and returns their number.
 
-        `small_together` joins small files. Raises `Unavailable` for a retry, `Corrupt` if a file is gone, which shows
-        while the snapshot is prepared.
+        `small_together` joins small files. Raises `Unavailable` for a retry, `Corrupt` if a file is gone.
         """
         self._appended = None
         table.metadata.properties[LIBRARY_RETRIES] = "0"
@@ -215,7 +215,7 @@ class IcebergTable:
         return len(files)
 
     def _later(self, work: Callable[..., None], *arguments: object) -> "Future[None] | None":
-        """Runs work outside commits. Returns None after `close`: a running commit may outlive the closed sink."""
+        """Runs work outside commits. None after `close`: a running commit may outlive the closed sink."""
         try:
             later = self._threads.submit(work, *arguments)
         except RuntimeError:
@@ -228,7 +228,7 @@ class IcebergTable:
             log.error("%s: work behind a commit failed: %s", self._where, error, exc_info=error)
 
     def _joined(self, table: Table, files: Sequence[DataFile]) -> tuple[list[DataFile], list[str]]:
-        """Fewer files with the same rows, kept for the next attempt, and the paths of the files that they replace."""
+        """Fewer files with the same rows, kept for the next attempt, and the paths of the replaced files."""
         found: list[DataFile] = []
         replaced: list[str] = []
         made: dict[tuple[str, ...], list[DataFile]] = {}
@@ -261,7 +261,6 @@ class IcebergTable:
             )
 
     def drop(self, written: Sequence[WrittenFiles]) -> None:
-        """Deletes files that no snapshot will contain."""
         table = self.now()
         if table is None:
             return
@@ -280,8 +279,9 @@ class IcebergTable:
         return loaded(self._catalog, self._name, self._where)
 
     def _created(self, schema: pa.Schema) -> Table:
-        """Creates the table, or loads it if another process was faster. A second attempt: an SQL catalog may refuse one
-        of two.
+        """Creates the table, or loads it if another process was faster.
+
+        A second attempt: an SQL catalog may refuse one of two.
         """
         for last in (False, True):
             try:
@@ -331,7 +331,7 @@ def check_transforms(table: Table, name: str, where: str) -> None:
 
 
 def has(table: Table, application: str, checkpoint: int) -> bool:
-    """Returns whether this or a later checkpoint was appended."""
+    """True if this or a later checkpoint was appended."""
     said = table.properties.get(_property(application))
     if said is not None:
         return int(said) >= checkpoint
@@ -355,7 +355,7 @@ def database_errors() -> tuple[type[Exception], ...]:
 
 
 def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
-    """Error for an exception of pyiceberg, catalog or storage; `failure` begins the message."""
+    """`failure` begins the message."""
     if isinstance(error, BarrierRuntimeError):
         return error
     refused = isinstance(error, database_errors()) and _DATABASE_REFUSES.search(str(error))
@@ -405,7 +405,7 @@ def opened_catalog(catalog: str, properties: Mapping[str, str], where: str, who:
 
 
 def _opened(name: str, properties: Mapping[str, str]) -> Catalog:
-    """Opens the catalog, twice if necessary: if two processes create an SQL catalog's tables, one fails."""
+    """Tries twice: if two processes create an SQL catalog's tables, one fails."""
     configured = Config().get_catalog_config(name) or {}
     if _FILE_IO not in {*properties, *configured}:
         properties = {**properties, _FILE_IO: QUICK_FILE_IO}

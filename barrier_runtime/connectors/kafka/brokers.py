@@ -1,4 +1,4 @@
-"""`KafkaBrokers`: brokers and client settings, written once for all sources and sinks of a flow."""
+"""Brokers and client settings, written once for all sources and sinks of a flow."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -13,8 +13,8 @@ from barrier_runtime.state.errors import InvalidJob
 class KafkaBrokers:
     """Address and settings of a Kafka cluster, in the place of `bootstrap_servers` of `KafkaSource` and `KafkaSink`.
 
-    `config`: settings of librdkafka for all sources and sinks of the cluster; `config=` of a source or sink adds to
-    these settings, or replaces them.
+    `config`: settings of librdkafka for the cluster; `config=` of a source or sink adds to these settings, or replaces
+    them.
 
     >>> kafka = KafkaBrokers("broker:9092", config={"security.protocol": "SSL"})
     >>> orders = flow.read_kafka("orders", kafka, "orders", group="totals")

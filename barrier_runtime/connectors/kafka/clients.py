@@ -1,8 +1,8 @@
 """Replaces Kafka clients whose answers are no longer reliable, and throttles the clients' log.
 
-librdkafka remembers the epochs of the partitions' leaders. After a broker was killed and restarted, a client may keep
-an old epoch and get FENCED_LEADER_EPOCH for ever, while the broker answers other clients. After an error of leadership,
-the next request therefore uses a new client.
+librdkafka remembers the epochs of the partitions' leaders. After a broker was killed and restarted, a client may get
+FENCED_LEADER_EPOCH for ever, while the broker answers other clients. After an error of leadership, the next request
+therefore uses a new client.
 """
 
 import logging
@@ -59,7 +59,6 @@ class Asker:
         return answer
 
     def replace(self) -> None:
-        """Makes the next request use a new client."""
         self._in_vain_since_s = None
         put_away(self._client)
         self._client = None
@@ -92,7 +91,7 @@ def answered(answer: Future[Any], within_s: float, kafka: Any) -> Any:
 
 
 def raised(answers: list[Any]) -> list[Any]:
-    """Returns `answers`. Raises `KafkaException` if an answer is an error."""
+    """Raises `KafkaException` if an answer is an error."""
     from confluent_kafka import KafkaException
 
     for answer in answers:
@@ -124,7 +123,6 @@ class OncePerMinute(logging.Filter):
 
 
 def client_log() -> logging.Logger:
-    """Returns the logger for all clients of a process."""
     log = logging.getLogger("barrier_runtime.kafka.client")
     if not any(isinstance(each, OncePerMinute) for each in log.filters):
         log.addFilter(OncePerMinute())

@@ -50,7 +50,6 @@ REFUSED_S = 25.0  # the client repeats an error only every 30 seconds
 
 
 def kind_of(error: object) -> Kind:
-    """Returns the kind of `error`, a `KafkaError` or the name of an error."""
     name = error if isinstance(error, str) else error.name()  # type: ignore[attr-defined]
     return _KINDS.get(name, Kind.UNKNOWN)
 
@@ -67,7 +66,6 @@ class Refusals:
         self.lasting = ""
 
     def heard(self, error: object, now_s: float) -> None:
-        """Records an error that the client reports."""
         text = error.str()  # type: ignore[attr-defined]
         broker = text.partition(": ")[0]
         kind = kind_of(error)

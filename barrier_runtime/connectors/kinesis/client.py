@@ -1,6 +1,6 @@
 """Kinesis client of the source: shards, iterators, records. Only this file imports boto3.
 
-Credentials come from boto3's default chain only. botocore's retries are off: the caller decides how long to retry.
+Credentials come from boto3's default chain. botocore's retries are off: the caller decides how long to retry.
 """
 
 import datetime
@@ -51,7 +51,7 @@ class Throttled(Unavailable):
 
 @dataclass(frozen=True)
 class KinesisRecord:
-    """Record of a shard. `arrived_ms`: arrival at Kinesis, in milliseconds since 1970."""
+    """`arrived_ms`: arrival at Kinesis, in milliseconds since 1970."""
 
     sequence: str
     key: str
@@ -89,7 +89,7 @@ class KinesisClient:
         return {**self.__dict__, "_made": None}
 
     def shards(self) -> list[str]:
-        """Returns the sorted ids of all shards with retained records."""
+        """Sorted ids of all shards with retained records."""
         found: list[str] = []
         more: dict[str, Any] = {"StreamName": self.stream}
         while more:
@@ -103,7 +103,7 @@ class KinesisClient:
         return int(summary["StreamDescriptionSummary"]["RetentionPeriodHours"]) * 3_600_000
 
     def iterator(self, split: KinesisSplit, after: str | None) -> str:
-        """Returns an iterator from after the record `after`, or from the split's beginning."""
+        """Iterator from after the record `after`, or from the split's beginning."""
         place: dict[str, Any] = {"ShardIteratorType": "TRIM_HORIZON"}
         if after is not None:
             place = {"ShardIteratorType": "AFTER_SEQUENCE_NUMBER", "StartingSequenceNumber": after}
@@ -116,7 +116,7 @@ class KinesisClient:
         return str(answer["ShardIterator"])
 
     def records(self, iterator: str) -> ShardAnswer:
-        """Returns the records at `iterator`. Also raises `IteratorExpired` and `Throttled`."""
+        """Also raises `IteratorExpired` and `Throttled`."""
         answer = self._asked(lambda client: client.get_records(ShardIterator=iterator, Limit=MOST_RECORDS))
         records = [
             KinesisRecord(

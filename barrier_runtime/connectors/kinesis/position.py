@@ -9,10 +9,7 @@ from barrier_runtime.connectors.source import Split
 
 
 class KinesisSplit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A shard, from records that arrived at `from_ms` (None: all) to the first that arrived after `until_ms`.
-
-    `until_ms` None: without end.
-    """
+    """A shard, from records that arrived at `from_ms` (None: all) to the first after `until_ms` (None: no end)."""
 
     shard: str
     from_ms: int | None = None
@@ -40,7 +37,7 @@ POSITION = msgspec.json.Decoder(KinesisPosition)
 
 
 def owner(shard: str, parallelism: int) -> int:
-    """Returns the subtask of a shard: shards have numbers, and go round-robin."""
+    """Shards have numbers, and go round-robin."""
     number = shard.rpartition("-")[2]
     return (int(number) if number.isdigit() else zlib.crc32(shard.encode())) % parallelism
 

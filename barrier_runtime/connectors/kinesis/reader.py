@@ -86,7 +86,7 @@ class ShardFetcher:
         threading.Thread(target=self._run, name=f"kinesis-{split.shard}", daemon=True).start()
 
     def take(self) -> ShardRows | None:
-        """Returns the next rows; None without rows. Raises the error that ended the thread."""
+        """Next rows, or None. Raises the error that ended the thread."""
         with self._changed:
             if self._held:
                 chunk = self._held.popleft()
@@ -99,7 +99,7 @@ class ShardFetcher:
 
     @property
     def over(self) -> bool:
-        """Returns whether every row was taken and no more rows follow."""
+        """True if every row was taken and no more rows follow."""
         with self._changed:
             return self._ended and not self._held and self._error is None
 
@@ -160,7 +160,7 @@ class ShardFetcher:
                 return
 
     def _wanted(self, fetched: ShardAnswer) -> tuple[Sequence[KinesisRecord], bool]:
-        """Returns the records before the end of the split, and True at that end."""
+        """Records before the end of the split, and True at that end."""
         until = self._split.until_ms
         if until is None:
             return fetched.records, False
@@ -192,7 +192,7 @@ class ShardFetcher:
             return not self._closed
 
     def _answered(self, ask: Callable[[], T]) -> T | None:
-        """Returns the answer after retries, endless if throttled; None after `close`."""
+        """Retries, endlessly if throttled; None after `close`."""
         wait_s, trouble_since = _FIRST_WAIT_S, time.monotonic()
         while True:
             try:
@@ -276,7 +276,7 @@ class KinesisReader:
         self._position = POSITION.decode(position)
 
     def close(self) -> None:
-        """Does not wait for a running request: the thread ends when the request returns."""
+        """Does not wait for a running request."""
         if self._fetcher is not None:
             self._fetcher.close()
 

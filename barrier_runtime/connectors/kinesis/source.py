@@ -45,8 +45,6 @@ METADATA: dict[str, pa.DataType] = {
 
 @dataclass(frozen=True)
 class KinesisColumns:
-    """Columns of a record."""
-
     value: Value
     payload: pa.Schema
     metadata: tuple[str, ...]
@@ -57,7 +55,7 @@ class KinesisColumns:
 
 
 def record_columns(value: str, schema: pa.Schema | None, metadata: Sequence[str], where: str) -> KinesisColumns:
-    """Returns the columns after a check of names and types. Raises `InvalidJob`."""
+    """Raises `InvalidJob` for wrong names or types."""
     if value not in ("bytes", "string", "json"):
         raise InvalidJob(f'{where}: value={value!r}: use "bytes", "string" or "json"')
     if value == "json" and schema is None:

@@ -18,7 +18,7 @@ Sink (`BatchFunctionSink`) and program (`BatchCaller`) exchange objects (`BatchQ
 A checkpoint is visible, and the job may end, only after the program has noted the function's success. Later batches
 wait in storage, up to a number at which the stream waits. A savepoint that ends the job is taken when no batch waits. A
 batch covers all subtasks, also of an earlier parallelism. All writers of a request write the same content. A note is
-final: the name is the highest checkpoint, and checkpoints only rise within a lineage.
+final: the name is the highest checkpoint.
 
 | batch                     | event                                     | the program                                  |
 |---------------------------|-------------------------------------------|----------------------------------------------|
@@ -104,9 +104,7 @@ class BatchQueue:
     # ------------------------------------------------------------ of the sink
 
     def ask(self, batch: DecidedBatch) -> None:
-        """Requests a batch. Raises `Corrupt` if staged rows are missing, so that aborted rows do not block later
-        batches.
-        """
+        """Requests a batch. Raises `Corrupt` if staged rows are missing: aborted rows must not block later batches."""
         gone = [each.key for each in batch.objects if self._is_gone(each)]
         if gone:
             raise Corrupt(
@@ -154,7 +152,7 @@ class BatchQueue:
     # ------------------------------------------------------------ rows
 
     def read(self, batch: DecidedBatch) -> pa.Table:
-        """All rows. Raises `ObjectNotFound`, and `Corrupt` for an object that was not staged so."""
+        """Raises `ObjectNotFound`, and `Corrupt` for an object that was not staged so."""
         import pyarrow.parquet as pq  # takes 20 ms
 
         def table(staged: StagedRows) -> pa.Table:
@@ -247,7 +245,7 @@ class BatchCaller:
     failures: int = 0
 
     def turn(self) -> bool:
-        """Calls the function for the waiting batches in order, until a call fails. Returns True if there were any.
+        """Calls the function for the waiting batches in order, until a call fails. False without batches.
 
         Raises errors of the store, and `BatchFunctionFailed`.
         """
@@ -323,7 +321,7 @@ class BatchFunctionSink(BatchingSink):
         self._queue.withdraw(batch)
 
     def wait_until_done(self, batch: DecidedBatch) -> None:
-        """Waits for the program's note. Raises `Unavailable` after some seconds without success."""
+        """Waits for the program's note. Raises `Unavailable` after some seconds."""
         look_s, until_s = _FIRST_LOOK_S, time.monotonic() + _REPORT_AFTER_S
         while not self._queue.is_done(batch):
             if self._closing.wait(look_s) or time.monotonic() > until_s:

@@ -1,6 +1,6 @@
-"""Sink that collects committed rows in this process's memory, for `run_local`. Uncommitted rows are invisible.
+"""Sink that collects committed rows in this process's memory, for `run_local`.
 
-Copies share a ledger, because each subtask runs a copy. Pickling raises an error: the ledger cannot leave the process.
+Each subtask runs a copy; copies share a ledger. Pickling raises an error: the ledger cannot leave the process.
 
 With `checkpoints=` a job continues where an earlier run ended, and a sink collects the rows of one run. Rows that the
 earlier run decided but did not make visible go to the new sink if both runs are in this process, which keeps the staged
@@ -34,7 +34,7 @@ _STAGED = VersionedDecoder(committable_format(_STAGED_VERSION), msgspec.json.Dec
 
 
 class _Ledger:
-    """Staged and visible rows. The process's memory is this sink's durable store."""
+    """Staged and visible rows: this sink's durable store."""
 
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
@@ -61,7 +61,7 @@ class _Ledger:
             self._visible[number] = self._staged.pop(number)
 
     def adopt(self, earlier: str, number: int) -> None:
-        """Makes rows visible that an earlier run, with the ledger `earlier`, decided but did not make visible."""
+        """Makes rows visible that the run with the ledger `earlier` decided but did not make visible."""
         with _recent_lock:
             staged = _recent.get(earlier, {}).pop(number, None)
         if staged is not None:

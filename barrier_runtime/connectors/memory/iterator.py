@@ -2,8 +2,8 @@
 
 The slot's loop waits some milliseconds for a full batch of a quick iterator, and takes the available rows of a slower
 iterator. The thread builds chunks whose rows stay in the processor's cache until they become columns, and stops at a
-full batch (rows or bytes) until the batch is taken: two threads should rarely alternate at the interpreter. After
-`close` the thread lives until the waiting iterator returns, and drops these rows.
+full batch until the batch is taken: two threads should rarely alternate at the interpreter. After `close` the thread
+lives until the waiting iterator returns, and drops these rows.
 """
 
 import itertools
@@ -66,9 +66,9 @@ class IteratorSource(SourceSettings):
     After a failure a new iterator is made and the rows already read are skipped, so every iterator must yield the same
     rows. If this is impossible, set `replayable=False`; the job then cannot be exactly-once.
 
-    The iterator runs in a thread, at most some thousand rows ahead, and may wait for a socket, an API or a clock. Rows
-    are passed on as they are yielded. The thread is not interrupted: after a failure a new iterator may start while the
-    old still waits. An exception of the iterator fails the job, after the rows before the exception.
+    The iterator runs in a thread, at most some thousand rows ahead, and may wait for a socket, an API or a clock. The
+    thread is not interrupted: after a failure a new iterator may start while the old still waits. An exception of the
+    iterator fails the job, after the rows before the exception.
     """
 
     make_iterator: MakeIterator
@@ -113,8 +113,9 @@ class IteratorRaised(Exception):
 
 
 class RowsAhead:
-    """Pulls rows of the iterator that `begin` makes, both in a thread. The thread and the caller of `take` share
-    `writer`.
+    """Pulls rows of the iterator that `begin` makes, both in a thread.
+
+    The thread and the caller of `take` share `writer`.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class RowsAhead:
         threading.Thread(target=self._run, name=f"rows-{name}", daemon=True).start()
 
     def take(self, limit: int) -> pa.RecordBatch | None:
-        """Returns the next rows, at most `limit`; None if there are none now, or no more.
+        """At most `limit` rows; None if there are none now, or no more.
 
         Raises `IteratorRaised` or an error of the writer after all earlier rows were taken.
         """
@@ -172,7 +173,7 @@ class RowsAhead:
         return len(self._chunks) >= _BATCH_CHUNKS or self._chunks_bytes >= _BATCH_BYTES or self._ended
 
     def close(self) -> None:
-        """Does not wait for a waiting iterator: the thread ends when the iterator returns."""
+        """Does not wait for a waiting iterator."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -211,7 +212,7 @@ class RowsAhead:
             return not self._closed
 
     def _fill(self, iterator: Iterator[Row]) -> bool:
-        """Fills a chunk. Returns False at the end of the iterator."""
+        """Returns False at the end of the iterator."""
         rows = self._filling
         weight, wanted, size = self._chunks_bytes, 0, 1 if self._wide else _CHUNK_ROWS
         while wanted < _CHUNK_ROWS and weight < _BATCH_BYTES and not self._closed:

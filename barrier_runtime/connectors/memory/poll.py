@@ -1,7 +1,7 @@
 """Source of rows from a function that is called periodically, such as queries of an API or table.
 
-A position is the cursor of the current page and the number of rows emitted from the page: a restored job requests the
-page again and continues inside. The function's thread is at most a page ahead and wakes the slot for pages.
+A position is the cursor of the current page and the number of rows emitted from the page. The function's thread is at
+most a page ahead and wakes the slot for pages.
 """
 
 import logging
@@ -44,9 +44,9 @@ class PollSource(SourceSettings):
     `fetch` returns `(rows, next_cursor)`, or None at the end. The first cursor is None, each further cursor is the
     `next_cursor` of the last call. Checkpoints contain the cursor, which must be JSON.
 
-    After a failure `fetch` gets the cursor of the current page again, and rows already emitted are skipped. The same
-    cursor must therefore return the same rows first. If this is impossible, set `replayable=False`; the job then cannot
-    be exactly-once.
+    After a failure `fetch` gets the cursor of the current page again, and rows already emitted are skipped, so the same
+    cursor must return the same rows first. If this is impossible, set `replayable=False`; the job then cannot be
+    exactly-once.
 
     `fetch` runs in a thread, in a single subtask, and may wait. `retry`: exceptions after which `fetch` is called again
     with the same cursor, while other rows and checkpoints continue. Any other exception, and the last one, fails the
@@ -71,8 +71,6 @@ class PollSource(SourceSettings):
 
 @dataclass(eq=False)
 class PolledRows:
-    """Named `PollSource`."""
-
     positions_in = "rows of a function that is polled"
 
     _name: str
@@ -155,7 +153,7 @@ class PollReader:
         self._skip = self._place.taken
 
     def close(self) -> None:
-        """Does not wait for a waiting function: the thread ends when the function returns."""
+        """Does not wait for a waiting function."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

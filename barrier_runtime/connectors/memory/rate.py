@@ -48,8 +48,6 @@ class RateSource(SourceSettings):
 
 
 class GeneratedRows:
-    """Named `RateSource`. `rows=None` never ends."""
-
     exactly_once = True
     positions_in = "generated rows"
 

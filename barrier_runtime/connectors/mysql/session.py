@@ -31,7 +31,6 @@ _BAD_ROW = {1048, 1062, 1146, 1216, 1264, 1265, 1292, 1364, 1366, 1406, 1452, 15
 
 
 def load_pymysql() -> Any:
-    """Imports PyMySQL, or raises an error with the install command."""
     try:
         import pymysql
         import pymysql.err
@@ -57,7 +56,6 @@ class Server:
 
     @property
     def url(self) -> str:
-        """URL without the password."""
         user = f"{quote(self.user, safe='')}@" if self.user else ""
         ssl = f"?ssl_ca={quote(self.ssl_ca)}" if self.ssl_ca else ""
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -65,7 +63,7 @@ class Server:
 
 
 def server_of(url: str) -> Server:
-    """Parses a URL. The message of `InvalidJob` omits the URL, which may hold a password."""
+    """Raises `InvalidJob`, whose message omits the URL: it may hold a password."""
     unreadable = InvalidJob(
         "the url of MySQLSink cannot be read (it is not repeated here, as it may hold a password): give "
         "mysql://user@host:port/database, with special characters percent-encoded, and ?ssl_ca=/path for TLS"

@@ -1,11 +1,8 @@
 """Exactly-once rows in a table of MySQL or MariaDB: inserted or upserted (protocol: `sink_bases/sql`).
 
 `barrier_runtime_commits`, in the target's database, has a row per job, sink and lineage: the last checkpoint whose rows
-are in the target. The sink creates the table if missing; a user without this right needs another user to start the job
-once, and SELECT, INSERT and UPDATE on the table. docs/design/sql-sinks.md says why XA is not used.
-
-Only the commit can find a row that violates the table itself (a unique or foreign key, a CHECK, a trigger). The commit
-is then retried until a person has changed the table: decided rows are never dropped.
+are in the target. A user who may not create the table needs another user to start the job once, and SELECT, INSERT and
+UPDATE on the table. docs/design/sql-sinks.md says why XA is not used.
 """
 
 import logging
@@ -60,7 +57,7 @@ _log = logging.getLogger("barrier_runtime.mysql")
 
 @dataclass(frozen=True)
 class MySQLTarget(SqlTarget):
-    """Table: columns of each `unique` index, and maximum bytes of a statement (`packet`)."""
+    """Columns of each `unique` index, and maximum bytes of a statement (`packet`)."""
 
     unique: tuple[frozenset[str], ...]
     packet: int
@@ -214,7 +211,7 @@ def _bytes_of(values: pa.Array) -> pa.Array:
 
 
 def _json_columns(cursor: Any, database: str, table: str) -> set[str]:
-    """Returns columns of the type json in MariaDB, which stores them as text with a CHECK."""
+    """Columns of the type json in MariaDB, which stores them as text with a CHECK."""
     cursor.execute("select version()")
     if "mariadb" not in str(cursor.fetchone()[0]).lower():
         return set()
@@ -281,6 +278,9 @@ class MySQLSink(SqlSink):
     text, have a binary collation; the last row of a key in a checkpoint stays. `call_s`: the longest wait for an answer
     of the server, in seconds. `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before a part is
     staged early. The sink keeps its marks in the table `barrier_runtime_commits` of the same database.
+
+    Only the commit can find a row that violates the table itself (a unique or foreign key, a CHECK, a trigger). The
+    commit is then retried until a person has changed the table: decided rows are never dropped.
 
     >>> MySQLSink("mysql://app@db/shop", "totals", mode="upsert", key=["shop"])  # doctest: +SKIP
     """

@@ -1,7 +1,7 @@
 """Rules that match Arrow types with PostgreSQL types, and rows as `COPY … (FORMAT csv)` reads them.
 
 Arrow writes CSV without the GIL (several million rows/s), and the server parses CSV as fast as its binary format, which
-only Python could write (0.5 million rows/s). Every value is quoted and a null is empty, so no value reads as null.
+only Python could write (0.5 million rows/s). Every value is quoted and a null is empty.
 
 Only lossless conversions are accepted: no rounding, no narrowing, no guess about time zones; the user casts. Exception:
 PostgreSQL has no nanoseconds, so whole microseconds are kept.
@@ -242,7 +242,6 @@ def _no_key(family: str, kind: pa.DataType, column: Column) -> str:
 
 
 def _in_key(family: str, kind: pa.DataType, column: Column) -> Sequence[Refusal]:
-    """Refusals of key values that the server considers equal to others."""
     if family == "float":
         return ((negative_zeros, "is -0.0, which is the key 0.0 to the server"),)
     if family == "text" and column.base == "uuid":

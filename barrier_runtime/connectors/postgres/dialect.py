@@ -1,8 +1,7 @@
 """PostgreSQL dialect: catalog of a table, checks by the server, commits by COPY.
 
-The sink's tables are in the schema `barrier_runtime` of the target's database, and are created if missing. If the role
-may not create them, another role must start the job once; the role then needs USAGE on the schema and all rights to its
-tables.
+The schema `barrier_runtime` of the target's database has the sink's tables. If the role may not create them, another
+role must start the job once; the role then needs USAGE on the schema and all rights to its tables.
 
     layout    version of these tables
     commits   mark per job, sink and lineage: the highest visible checkpoint
@@ -224,7 +223,7 @@ class PostgresDialect(Dialect):
     ) -> bool:
         """Sends one message: raise the mark or fail, copy the rows in windows, upsert each window.
 
-        Each window may take `statement_timeout`. The client waits once per window and once for the end.
+        The client waits at most `statement_timeout` per window, and once for the end.
         """
         staged = (rows for each in read for rows in each)
         first = next(staged)
@@ -284,7 +283,7 @@ class PostgresDialect(Dialect):
         *,
         ordered: bool = False,
     ) -> Copy:
-        """COPY into a temporary table of this connection, which every transaction empties."""
+        """COPY into a temporary table, which every transaction empties."""
         if _TEMPORARY.get(connection) != columns:
             connection.execute("drop table if exists pg_temp.barrier_runtime_check")
             make_check_table(connection, target, columns, key)
@@ -298,7 +297,7 @@ class PostgresDialect(Dialect):
 
 
 def staged_csv(data: bytes, columns: Sequence[str]) -> pa.RecordBatch:
-    """Returns staged CSV as a batch of one value, with the columns as metadata."""
+    """Batch of one value, the CSV, with the columns as metadata."""
     schema = pa.schema([pa.field("csv", pa.large_binary())], {"columns": json.dumps(list(columns))})
     return pa.RecordBatch.from_arrays([pa.array([data], pa.large_binary())], schema=schema)
 
@@ -359,7 +358,7 @@ def make_check_table(connection: Any, target: PostgresTarget, columns: Sequence[
 
 
 def _upsert(into: Any, columns: Sequence[str], key: Sequence[str]) -> Any:
-    """Upsert of the last row of each key, by order of writing."""
+    """Upserts the last row of each key, by order of writing."""
     sql = load_psycopg().sql
     listed, keys = (sql.SQL(", ").join(map(sql.Identifier, names)) for names in (columns, key))
     others = [name for name in columns if name not in key]

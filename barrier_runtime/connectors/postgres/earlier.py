@@ -67,7 +67,6 @@ class EarlierCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def has_own_name(self) -> bool:
-        """Returns whether the name agrees with the other fields."""
         if self.transactions == "staged":
             return re.fullmatch(rf"{self.token}-{self.subtask}-[0-9a-z]+-\d+", self.name, re.ASCII) is not None
         place = f"{digest(self.lineage)}:{self.token}:{self.subtask}:{self.checkpoint}:"
@@ -80,7 +79,7 @@ _DECODER = VersionedDecoder(committable_format(1), msgspec.json.Decoder(EarlierC
 
 @dataclass
 class EarlierCommits:
-    """Commits of earlier releases that one sink subtask finishes."""
+    """Commits of earlier releases that one sink subtask finishes; methods return this release's committables."""
 
     context: SinkContext
     dialect: PostgresDialect
@@ -96,7 +95,7 @@ class EarlierCommits:
             self.session.run("opening the sink", lambda connection: connection.execute(_RAISE_FENCE, fence))
 
     def committed(self, committables: Sequence[bytes]) -> list[bytes]:
-        """Shows staged rows of earlier releases; returns the committables of this release."""
+        """Shows staged rows."""
         earlier, ours = self._split(committables)
         staged = [each for each in earlier if each.transactions == "staged"]
         staged.sort(key=lambda each: (each.lineage, each.checkpoint, each.subtask))
@@ -105,7 +104,7 @@ class EarlierCommits:
         return ours
 
     def recovered(self, decided: Sequence[bytes]) -> list[bytes]:
-        """Commits prepared transactions and drops leftovers; returns the committables of this release."""
+        """Commits prepared transactions and drops leftovers."""
         earlier, ours = self._split(decided)
         for each in earlier:
             if each.transactions == "prepared":
@@ -115,7 +114,6 @@ class EarlierCommits:
         return ours
 
     def aborted(self, committable: bytes) -> list[bytes]:
-        """Drops rows of an earlier release; returns the committable if this release made it."""
         earlier, ours = self._split([committable])
         for each in earlier:
             if each.transactions == "prepared":

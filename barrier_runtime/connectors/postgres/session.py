@@ -48,7 +48,6 @@ _REFUSED = (  # messages of libpq, which has no code for a failed connection
 
 
 def load_psycopg() -> Any:
-    """Imports psycopg, or raises an error with the install command."""
     try:
         import psycopg
         import psycopg.conninfo
@@ -59,7 +58,7 @@ def load_psycopg() -> Any:
 
 
 def parameters_of(url: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns public parameters and secrets of a `postgresql://` URL or a `key=value` string."""
+    """Public parameters and secrets of a `postgresql://` URL or a `key=value` string."""
     psycopg = load_psycopg()
     unreadable = InvalidJob(
         "the url of PostgreSQL cannot be read (it is not repeated here, as it may hold a password): give "
@@ -80,7 +79,7 @@ def parameters_of(url: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def shown_server(parameters: Mapping[str, str]) -> str:
-    """Returns address and user of the server, for messages."""
+    """Address and user of the server, for messages."""
     if "service" in parameters:
         return f"service {parameters['service']}"
     hosts = (parameters.get("host") or parameters.get("hostaddr") or "the local server").split(",")

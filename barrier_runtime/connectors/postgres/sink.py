@@ -1,8 +1,4 @@
-"""Exactly-once rows in a PostgreSQL table: inserted, or upserted by key (protocol: `sink_bases/sql`).
-
-Errors appear early: table, rights and key when the sink opens, columns and types with the first rows, values and
-constraints of a row before its checkpoint is decided.
-"""
+"""Exactly-once rows in a PostgreSQL table: inserted, or upserted by key (protocol: `sink_bases/sql`)."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -33,9 +29,10 @@ class PostgresSink(SqlSink):
     seconds. `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before a part is staged early. The
     sink keeps its marks in the schema `barrier_runtime` of the same database.
 
-    Rows that the table refuses by type, NOT NULL or CHECK are found before their checkpoint is decided. Only the commit
-    can find violations of unique and foreign keys, a missing partition, or errors of a trigger. The commit is then
-    retried until a person has changed the table: decided rows are never dropped.
+    Table, rights and key are checked when the sink opens, columns and types with the first rows; type, NOT NULL and
+    CHECK of a row before its checkpoint is decided. Only the commit can find violations of unique and foreign keys, a
+    missing partition, or errors of a trigger. The commit is then retried until a person has changed the table: decided
+    rows are never dropped.
 
     >>> PostgresSink("postgresql://app@db/shop", "totals", mode="upsert", key=["shop"])  # doctest: +SKIP
     """

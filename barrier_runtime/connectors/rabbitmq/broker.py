@@ -23,7 +23,7 @@ _HEARTBEAT_S = 30  # after two of these a broker gives a dead consumer's message
 
 @dataclass(frozen=True)
 class Broker:
-    """Address of a broker: `url` without user and password, `user` empty if the environment names it."""
+    """`url`: without user and password; `user`: empty if the environment names it."""
 
     url: str
     user: str

@@ -1,8 +1,8 @@
 """Consumer of a queue: a thread with a connection, a buffer, and acknowledgements in order.
 
-The broker delivers at most `prefetch` unacknowledged messages, which bounds the buffer. A lost connection is reopened,
-with growing pauses, without limit, and the broker delivers the unacknowledged messages again. Delivery tags count per
-connection: tags of earlier connections acknowledge nothing.
+At most `prefetch` unacknowledged messages bound the buffer. A lost connection is reopened, with growing pauses, without
+limit, and the broker delivers the unacknowledged messages again. Delivery tags count per connection: tags of earlier
+connections acknowledge nothing.
 
 Only the thread uses pika's objects. `take`, `acknowledge` and `reject` are for the loop and never wait.
 """
@@ -98,7 +98,7 @@ class Consumer:
         self._wake()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits after `close` until the connection is closed. Returns False after `timeout_s`."""
+        """Waits after `close`. Returns False after `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

@@ -56,7 +56,7 @@ def columns_of(
     id_needed: bool,
     where: str,
 ) -> Columns:
-    """Returns the columns. Raises `InvalidJob` for impossible choices."""
+    """Raises `InvalidJob` for impossible choices."""
     if value not in ("bytes", "json"):
         raise InvalidJob(f'{where}: value={value!r}: use "bytes" or "json"')
     if value == "json" and json is None:

@@ -4,8 +4,7 @@ After a failure before a covering checkpoint is completed (a killed slot, a lost
 broker delivers a message again, to any consumer. The stream is exactly-once only with a following `deduplicate`, whose
 state belongs to the same checkpoints: either the restored state contains the id, or the message was not acknowledged.
 
-Splits are consumers that compete for the queue, so a job may be rescaled freely. The order of a queue holds with a
-single consumer only (and not for redelivered messages).
+Splits are consumers that compete for the queue, so a job may be rescaled freely.
 """
 
 import uuid
@@ -47,10 +46,10 @@ class RabbitMQSource(SourceSettings):
     the publisher's, in whole seconds, null if missing. `headers` is JSON text.
 
     `prefetch`: messages that a consumer may hold without acknowledgement (at most 65,535). After that many, the stream
-    waits for the next checkpoint, so `prefetch` should cover the messages between two completed checkpoints; `prefetch`
-    messages should fit into a slot's memory. The time between checkpoints must be below the broker's consumer_timeout
-    (30 minutes), otherwise the broker takes the messages back and delivers them again. A quorum queue drops messages
-    that were returned too often: the delivery-limit must exceed the restarts of a job.
+    waits for the next checkpoint, so `prefetch` should cover the messages between two completed checkpoints, and fit
+    into a slot's memory. The time between checkpoints must be below the broker's consumer_timeout (30 minutes),
+    otherwise the broker takes the messages back and delivers them again. A quorum queue drops messages that were
+    returned too often: the delivery-limit must exceed the restarts of a job.
 
     `bad_records`: "fail" stops the job at a message without id or with an unfitting body; "reject" sends the message to
     the queue's dead-letter exchange (without such an exchange the message is lost). `until_idle`: end after the queue

@@ -1,8 +1,8 @@
 """Rows as the text that Redis stores. Rows with different keys have different Redis keys.
 
 The key of a single column is the plain value: text, or the digits of a number. Null is `\\N`, so text that begins with
-a backslash gets another backslash. In a key of several columns, which are joined by colons, backslashes and colons of a
-value are escaped by a backslash. A column has a single type, so a number never equals a text.
+a backslash gets another backslash. In a key of several columns, joined by colons, backslashes and colons of a value are
+escaped by a backslash. A column has a single type, so a number never equals a text.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ _NULL = b"\\N"
 
 
 def check_key(name: str, kind: pa.DataType) -> str | None:
-    """Returns why a column of this type cannot be a key, or None."""
+    """Explains why a column of this type cannot be a key; None if it can."""
     if pa.types.is_union(kind):
         return f"column {name!r} has values of several types ({kind}), whose texts may be equal: cast it to one type"
     return None
 
 
 def keys_of(rows: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
-    """Key of each row, without the prefix."""
+    """Keys without the prefix."""
     columns = [_named_texts(name, rows.column(name)) for name in names]
     if len(columns) == 1:
         return [_alone(text) for text in columns[0]]
@@ -38,7 +38,7 @@ def keys_of(rows: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
 
 
 def exact_rows(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Returns rows whose times keep all digits and all years."""
+    """Rows whose times keep all digits and all years."""
     if not any(_has_nanoseconds(field.type) for field in rows.schema):
         with contextlib.suppress(InvalidJob):  # for a year that Python's times lack; raised before the first row
             return each_row(rows)
@@ -59,14 +59,14 @@ def _exact_values(column: pa.Array) -> list[Any]:
 
 
 def text_of(value: Any) -> bytes:
-    """Returns text as UTF-8, bytes unchanged, other values as JSON without quotes."""
+    """Text as UTF-8, bytes unchanged, other values as JSON without quotes."""
     if isinstance(value, str):
         return value.encode()
     return value if isinstance(value, bytes) else json_of(value).strip(b'"')
 
 
 def json_of(value: Any) -> bytes:
-    """Returns JSON, with "NaN", "Infinity" and "-Infinity" as text."""
+    """JSON, with "NaN", "Infinity" and "-Infinity" as text."""
     return msgspec.json.encode(_finite(value))
 
 

@@ -1,6 +1,4 @@
-"""Work that a commit postpones: the sink reports the commit first, and nothing waits for the work.
-
-Postponed work must be safe to lose with the process:
+"""Work that a commit postpones, and that is safe to lose with the process:
 
 | work                                            | lost with the process                                       |
 |-------------------------------------------------|-------------------------------------------------------------|
@@ -42,7 +40,7 @@ class Afterwards:
     def do(self, work: Callable[[], None], *, at_once: bool = False) -> None:
         """Runs `work` later, or on the caller's thread if too much work waits or the sink is closed.
 
-        `at_once` runs `work` now, after all waiting work, and raises its errors. Errors of postponed work are logged.
+        `at_once` runs `work` now, after all waiting work, and raises its errors; errors of postponed work are logged.
         """
         if at_once:
             with self._lock:

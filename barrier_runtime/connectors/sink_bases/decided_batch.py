@@ -1,8 +1,7 @@
 """Write-ahead rows that appear once for all subtasks: a batch per checkpoint, in checkpoint order.
 
-Batches decided during a commit are delivered together, so a sink can write them in one commit. A subtask only stages,
-and keeps the staged rows that the restored checkpoint decided; subtask 0, as global committer, delivers the batches and
-then deletes these rows.
+A subtask only stages, and keeps the staged rows that the restored checkpoint decided. Subtask 0, as global committer,
+delivers the batches, several in one commit if they were decided meanwhile, and then deletes these rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,7 @@
 """Encoders of rows into the bytes of a file, one per format, and rows encoded while they arrive.
 
 Encoders run off the event loop. Arrow's writers of Parquet and CSV release the GIL. JSON lines are made from Python
-objects, in small chunks: after each chunk another thread may take the GIL, because a held GIL delays every record that
-arrives meanwhile.
+objects, in small chunks between which other threads get the GIL: a held GIL delays all arriving records.
 
 Rows of an open transaction as bytes of a text format (`EncodingBuffer`):
 
@@ -14,8 +13,7 @@ Rows of an open transaction as bytes of a text format (`EncodingBuffer`):
 | any of these  | the part is full, or the barrier arrives     | chunks and the batches after them are encoded;     |
 |               |                                              | the part is staged                                 |
 
-Encoded rows are not durable. Chunks keep the order of their rows. Early encoding and staging exclude each other, and a
-chunk is encoded once.
+Encoded rows are not durable. Chunks keep the order of their rows. Early encoding and staging exclude each other.
 """
 
 import threading
@@ -82,7 +80,7 @@ class _EncodedPart(BufferPart[_Staged]):
         return chunk
 
     def encoded(self, chunk: _Chunk) -> EncodedRows:
-        """Bytes of the chunk, encoded at most once. Two threads must not call at the same time."""
+        """Bytes of the chunk, encoded once. For one thread at a time."""
         if chunk.encoded is None:
             batches = chunk.batches
             data, rows = self._encode(batches), sum(batch.num_rows for batch in batches)
@@ -148,7 +146,6 @@ def parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
 
 
 def is_in_parquet(kind: pa.DataType) -> bool:
-    """Returns whether a Parquet file can hold values of type `kind`."""
     import pyarrow.parquet as pq
 
     try:
@@ -159,10 +156,7 @@ def is_in_parquet(kind: pa.DataType) -> bool:
 
 
 def csv(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Returns CSV with a header line.
-
-    A null is an empty field, empty text is `""`, times with a zone are in UTC.
-    """
+    """Returns CSV with a header line; a null is an empty field, empty text is `""`, zoned times are in UTC."""
     return csv_head(batches[0].schema) + csv_rows(batches)
 
 
@@ -197,7 +191,7 @@ def _as_written(schema: pa.Schema) -> pa.Schema:
 
 
 def _csv_lines(batch: pa.RecordBatch) -> bytes:
-    """Lines that Arrow's writer makes, 26 times as fast for times with a zone."""
+    """Lines as from Arrow's writer, 26 times as fast for times with a zone."""
     lines = pc.binary_join_element_wise(
         *map(_csv_fields, batch.columns), _text(","), null_handling="replace", null_replacement=""
     )

@@ -2,9 +2,9 @@
 
 This module alone makes and reads file names of a sink. Staged files are below `_staging/` (hidden: Spark, pyarrow and
 others skip names that begin with `_` or `.`). The *incarnation* in a name is random, drawn when the sink opens and
-stored in the committable, so runs into a folder never share a name, and a repeated commit uses the same names.
+stored in the committable: runs never share a name, and a repeated commit uses the same names.
 
-The incarnation begins with a tag of the decision log in which the token is a position. Jobs with the same name and
+The incarnation begins with a tag of the decision log in which the token is a position. Jobs of the same name with
 different checkpoint locations may share a folder; tokens of different logs cannot be compared:
 
 | file of this job and sink, not listed by this subtask       | deleted by `Sweep`                              |
@@ -94,7 +94,6 @@ class FileNames:
         return "" if self.folders else "part-"
 
     def staged(self, number: int) -> str:
-        """Key of the staged file `number` of this incarnation."""
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-{number}.{self.suffix}"
 
     def final(self, checkpoint: int, part: int, folder: str = "") -> str:
@@ -109,7 +108,7 @@ class FileNames:
         return self.final(10**15, 10**6, folder) + "0" * _TAG_DIGITS
 
     def probe(self) -> str:
-        """Key of the object that the sink writes and deletes when it opens; swept like a staged file."""
+        """Key of the object that the sink writes and deletes in `open`; swept like a staged file."""
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-0.probe"
 
 
@@ -130,7 +129,7 @@ class Sweep:
         return self._takes(_STAGED.fullmatch(key))
 
     def takes_upload(self, key: str) -> bool:
-        """Returns whether to abort an unfinished upload; `key` is the final name of its file."""
+        """True for an unfinished upload to abort; `key` is the final name of its file."""
         return self._takes(_FINAL.fullmatch(key))
 
     def _takes(self, match: re.Match[str] | None) -> bool:
@@ -163,7 +162,7 @@ def _tag(text: str) -> str:
 
 
 def incarnation_of(file: StagedFile) -> str:
-    """Incarnation that staged the file. Raises `Corrupt` if no sink makes such a name."""
+    """Raises `Corrupt` if no sink makes such a name."""
     return _final_match(file)["incarnation"]
 
 
@@ -224,5 +223,4 @@ def encode_committable(files: tuple[StagedFile, ...]) -> bytes:
 
 
 def decode_committable(data: bytes, where: str) -> FileCommittable:
-    """Decodes the bytes of `encode_committable`; other bytes are refused undecoded."""
     return _DECODER.decode(data, where)

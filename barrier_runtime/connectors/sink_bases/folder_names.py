@@ -13,15 +13,11 @@ _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{}\[\]^]|^ |[ .]\Z")
 
 
 def escaped(text: str) -> str:
-    """Text as a segment of a path."""
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 def folder_name(column: str, text: str | None) -> str:
-    """Folder of a column's value, without a slash.
-
-    Different values have different names, except null and empty text.
-    """
+    """Folder of a column's value, without a slash; distinct, except for null and empty text."""
     value = NULL if not text else _NULL_TEXT if text == NULL else escaped(text)
     return f"{escaped(column)}={value}"
 

@@ -32,7 +32,7 @@ _NO_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def with_moments_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Batch with timestamps as the text that `json_rows` writes; all rows at once, without the GIL."""
+    """Replaces timestamps by the text that `json_rows` writes; all rows at once, without the GIL."""
     for number, field in enumerate(batch.schema):
         if types.is_timestamp(field.type):
             texts = _of_column(field.name, _moments, batch.column(number))
@@ -96,7 +96,7 @@ def json_values(array: pa.Array) -> list[Any]:
 
 
 def _is_lossy(column: pa.Array) -> bool:
-    """Returns whether values of `to_pylist` differ from those of JSON."""
+    """True if values of `to_pylist` differ from those of JSON."""
     kind = column.type
     if types.is_map(kind) or types.is_timestamp(kind) or getattr(kind, "unit", "") in ("ms", "ns"):
         return True
@@ -157,7 +157,7 @@ def _days(array: pa.Array) -> list[Any]:
 
 
 def refuse_far_times(array: pa.Array, column: str = "") -> None:
-    """Raises `InvalidJob` for years that Arrow cannot write as text. `column` is the name of `array`."""
+    """Raises `InvalidJob` for years that Arrow cannot write as text."""
     kind = array.type
     if not types.is_date(kind) and not types.is_timestamp(kind):
         return
@@ -180,7 +180,7 @@ def _moments(array: pa.Array) -> pa.Array:
 def moment_texts(array: pa.Array, between: str) -> pa.Array:
     """Returns timestamps as text, with `between` between day and time; UTC and `Z` with a zone.
 
-    Arrow's own cast of times with a zone takes 26 times as long, because it uses `strftime`.
+    Arrow's own cast of zoned times uses `strftime` and takes 26 times as long.
     """
     kind = array.type
     texts = array.view(pa.timestamp(kind.unit)).cast(pa.string())  # values count from 1970 in UTC

@@ -59,7 +59,7 @@ class RowBuffer(Generic[_Staged]):
 
     @property
     def bytes_in_current(self) -> int:
-        """Returns at least the Arrow bytes of the current part's rows, and not much more."""
+        """At least the Arrow bytes of the current part's rows, and not much more."""
         return self._current.bytes + self._few_bytes
 
     def write_few(self, rows: FewRows) -> None:
@@ -89,8 +89,7 @@ class RowBuffer(Generic[_Staged]):
         part.bytes += weight + _BATCH_OVERHEAD
         part.unmerged_bytes += weight
         if len(part.batches) - part.merged >= _MERGE_BATCHES:
-            # A few microseconds per merge here replace milliseconds in pre-commit, during which the event loop would
-            # wait.
+            # Microseconds per merge here replace milliseconds in pre-commit, during which the event loop would wait.
             if part.unmerged_bytes <= _MERGE_BYTES:
                 merged = pa.concat_batches(part.batches[part.merged :])
                 part.batches[part.merged :] = [merged]
@@ -98,7 +97,7 @@ class RowBuffer(Generic[_Staged]):
             part.merged, part.unmerged_bytes = len(part.batches), 0
 
     def fill_up(self) -> bool:
-        """Ends the current part, so that the next `stage` includes it. Returns False without rows."""
+        """Ends the current part for the next `stage`. Returns False without rows."""
         self._write_gathered()
         if not self._current.rows:
             return False
@@ -112,7 +111,7 @@ class RowBuffer(Generic[_Staged]):
         return tuple(self._current.batches)
 
     def stage(self, make: Callable[[Sequence[Any]], _Staged]) -> list[_Staged]:
-        """Makes all full parts durable by `make`, once each. May be called again after an error."""
+        """Makes all full parts durable by `make`, once each; may be repeated after an error."""
         with self._staging:
             staged = []
             for part in list(self._full):
@@ -123,7 +122,7 @@ class RowBuffer(Generic[_Staged]):
             return staged
 
     def hand_over(self, write_out: Callable[[Sequence[Any]], None]) -> None:
-        """As `stage`, but forgets durable parts: a transaction may consist of thousands of parts."""
+        """As `stage`, but forgets durable parts: a transaction may have thousands."""
         with self._staging:
             while self._full:
                 write_out(self._full[0].content())
@@ -143,7 +142,7 @@ class InOrder:
     """Buffers of a sink that writes before the commit: rows leave in the order of their arrival.
 
     Early staging and pre-commit run on different threads, and the pre-commit of an older transaction may be late, or
-    absent if the checkpoint is aborted. Every call of `stage` therefore stages all older buffers first.
+    absent after an abort. Every call of `stage` therefore stages all older buffers first.
     """
 
     def __init__(self) -> None:

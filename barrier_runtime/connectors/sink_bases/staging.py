@@ -1,7 +1,7 @@
 """Staging of files: the bytes wait for the decision as a durable, invisible object, on any store.
 
-Staged objects never expire. A commit publishes the object under the final name. Leftovers of undecided transactions are
-known by name alone. Committables of older releases may also name multipart uploads of S3.
+Leftovers of undecided transactions are known by name alone. Committables of older releases may name multipart uploads
+of S3.
 """
 
 import dataclasses
@@ -31,14 +31,13 @@ from barrier_runtime.state.store.paths import too_long
 
 
 def names_of(context: SinkContext, suffix: str, *, folders: bool = False) -> FileNames:
-    """File names of this incarnation of a sink. Reads the job's store and raises its errors."""
+    """Reads the job's store and raises its errors."""
     owner = log_tag(log_id(context), context.job_store.url)
     random = context.new_id()[:RANDOM_DIGITS]
     return FileNames(context.job, context.sink, context.token, context.subtask, owner, random, suffix, folders)
 
 
 def example_of(url: str, suffix: str, partition_by: Sequence[str] = ()) -> str:
-    """Path or URL of an example file of a sink below `url`."""
     file = FileNames("job", "sink", 1, 0, "0" * 16, "0" * RANDOM_DIGITS, suffix).final(1, 0)
     folders = "".join(f"{name}=x/" for name in partition_by)
     return within(url, folders + file)
@@ -69,10 +68,7 @@ class Staging:
         self._multipart: MultipartUploads | None = None
 
     def stage(self, data: bytes, rows: int, earliest: int, folder: str = "") -> StagedFile:
-        """Makes the bytes durable. `earliest`: first checkpoint that can close the transaction.
-
-        `folder`: of the final file, with a slash at the end.
-        """
+        """Makes the bytes durable. `folder`: of the final file, with a slash at the end."""
         key = self._names.staged(self._next_number())
         self._store.put(key, data)
         self._never_shown.add(key)
@@ -111,7 +107,7 @@ class Staging:
         return isinstance(self._store, CopiesStaged)
 
     def drop_shown(self, files: Sequence[StagedFile]) -> None:
-        """Deletes staged objects that `show` kept; otherwise a successor's `sweep` deletes them."""
+        """Deletes staged objects that `show` kept; otherwise a successor's `sweep` does."""
         if self.leaves_staged:
             self._store.delete([file.staged for file in files if file.upload is None])
 

@@ -1,8 +1,7 @@
 """Sinks that write rows as they arrive: at least once, or upserts by key. Nothing is staged or undone.
 
-A restart writes all rows after the restored checkpoint again. No row is lost, because the target has every row before
-the barrier when the checkpoint is acknowledged. The operator calls `stage_now` and `stage_early`
-(`runtime/sinks/at_once`) in the order of the rows; `InOrder` keeps this order between the writing threads.
+A restart writes all rows after the restored checkpoint again. No row is lost: a checkpoint is acknowledged when the
+target has every row before the barrier. `InOrder` keeps the order of rows between the writing threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,20 +25,20 @@ class DirectSink(TwoPhaseCommitSink):
     write_bytes: ClassVar[int] = 256 << 10  # Arrow bytes of waiting rows that are written whatever else is running
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Raises `InvalidJob` for columns that the target cannot take; on the event loop, at the first rows."""
+        """Raises `InvalidJob` for columns that the target cannot take; on the loop, at the first rows."""
 
     def check_rows(self, schema: pa.Schema) -> None:
-        """Checks each batch; runs on the event loop."""
+        """Checks each batch, on the loop."""
         if not self._schema_checked:
             self.check_schema(schema)
             self._schema_checked = True
 
     def write_out(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Hands rows to the target, in order; off the event loop, one call at a time, repeated if it raises."""
+        """Hands rows to the target, in order; off the loop, one call at a time, repeated if it raises."""
         raise NotImplementedError
 
     def acknowledgement(self) -> Acknowledgement | None:
-        """Returns a call that waits until the target has all rows of `write_out`; None: the target has the rows."""
+        """Returns a call that waits until the target has all rows of `write_out`; None: the target has them."""
         return None
 
     def open(self, context: SinkContext) -> None:
@@ -75,24 +74,24 @@ class DirectSink(TwoPhaseCommitSink):
         self._buffers.stage(transaction, self.write_out, closed=True)
 
     def commit(self, committable: bytes) -> None:
-        """Never called: pre-commit returns no committable."""
+        """Never called."""
 
     def abort(self, committable: bytes) -> None:
-        """Does nothing: written rows cannot be undone."""
+        """Does nothing: written rows stay."""
 
 
 class UpsertSink(DirectSink):
     """Base of sinks that overwrite by key; subclasses define `upsert`.
 
-    The target may show rows of a checkpoint that is never decided. This is harmless only if a replay writes the same
-    values under the same keys (docs/upserts.md shows the effect of a wrong declaration). Without an argument the sink
-    is at-least-once; either argument makes the sink exactly-once:
+    The target may show rows of a checkpoint that is never decided: harmless only if a replay writes the same values
+    under the same keys (docs/upserts.md). Without an argument the sink is at-least-once; either argument makes the sink
+    exactly-once:
 
-    - `deterministic` declares that equal input always makes equal rows, in the same order per key: nothing in the rows
-      comes from the clock, chance, or a look-up elsewhere.
-    - `after_decision` needs no declaration: the runtime stores the rows with each checkpoint and passes them to the
-      sink after its decision (`Stream.stable`), with equal values after a restart. Rows arrive up to a checkpoint
-      interval later. See docs/design/stable-rows.md.
+    - `deterministic` declares that equal input makes equal rows, in the same order per key: nothing comes from the
+      clock, chance, or a look-up elsewhere.
+    - `after_decision` needs no declaration: the runtime stores the rows with each checkpoint and passes them on after
+      its decision, with equal values after a restart. Rows arrive up to a checkpoint interval later. See
+      docs/design/stable-rows.md.
     """
 
     required_methods: ClassVar[tuple[str, ...]] = ("upsert",)
@@ -110,7 +109,7 @@ class UpsertSink(DirectSink):
     def upsert(self, rows: pa.RecordBatch) -> None:
         """Writes every row under its key, in order, and returns when the target cannot lose the rows.
 
-        Runs off the event loop, one call at a time; repeated if it raises.
+        Runs off the loop, one call at a time; repeated if it raises.
         """
         raise NotImplementedError
 

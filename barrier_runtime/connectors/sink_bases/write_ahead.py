@@ -1,16 +1,14 @@
 """Exactly-once for targets with idempotency tokens: rows wait in the job's store until decided.
 
 Pre-commit stages rows as immutable objects beside the checkpoints (Arrow, compressed, hashed), which never expire.
-After the decision `commit` checks every hash and calls `deliver` with a token that is equal in every repetition.
-Deliveries of an origin subtask run in sequence, oldest first; transactions decided during a delivery are delivered
-together.
+`commit` checks every hash and calls `deliver` with a token that is equal in every repetition. Deliveries of an origin
+subtask run in sequence, oldest first.
 
 Subclasses define `deliver`, and may define
 
-- `deliver_together`, if the target takes several transactions at once for less than one after the other;
+- `deliver_together`, if the target takes several transactions at once for less;
 - `delivered(token)`, if the target remembers deliveries: called before anything is sent;
-- `prepare(batches)`, to refuse or convert rows while a refusal is still possible: a failure after the decision is
-  retried forever.
+- `prepare(batches)`, to refuse or convert rows: a failure after the decision is retried forever.
 
 Fate of the staged objects of a transaction:
 
@@ -78,14 +76,14 @@ class WriteAheadSink(TwoPhaseCommitSink):
     # ------------------------------------------------------------ for subclasses
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Raises `InvalidJob` for columns that the target cannot take; on the event loop, at the first rows."""
+        """Raises `InvalidJob` for columns that the target cannot take; on the loop, at the first rows."""
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-        """Rows to stage instead of `batches`. Runs off the event loop, before the decision."""
+        """Rows to stage instead of `batches`. Runs off the loop, before the decision."""
         return batches
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
-        """Returns a staged object: an Arrow stream, as `deliver` reads, unless the sink reads objects itself."""
+        """Returns a staged object: an Arrow stream, unless the sink reads objects itself."""
         return _encoded(batches)
 
     def delivered(self, token: DeliveryToken, rows: int) -> bool | None:
@@ -93,17 +91,17 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return None
 
     def check_again(self) -> None:
-        """Drops deliveries that `delivered` has cached, so that the next call asks the target."""
+        """Drops answers that `delivered` has cached."""
 
     def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
-        """Writes decided rows completely and in order. Must have no effect if `token` was delivered before."""
+        """Writes decided rows completely and in order; no effect if `token` was delivered before."""
         raise NotImplementedError
 
     def deliver_together(self, deliveries: Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
         """Delivers several transactions of an origin, oldest first.
 
-        The rows of a transaction can be read until the next is taken. After an error the transactions are delivered one
-        by one, whatever was written.
+        Read the rows of a transaction before taking the next. After an error the transactions are delivered one by one,
+        whatever was written.
         """
         for token, batches in deliveries:
             self.deliver(token, batches)
@@ -182,7 +180,6 @@ class WriteAheadSink(TwoPhaseCommitSink):
             self._commit_entries(list(same))
 
     def _commit_entries(self, entries: Sequence[WriteAheadCommittable]) -> None:
-        """Commits transactions of an origin, oldest first."""
         remembered = [self.delivered(entry.delivery, entry.rows) for entry in entries]
         missing = [entry for entry, known in zip(entries, remembered, strict=True) if not known]
         try:
@@ -225,10 +222,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         store.delete(orphans)
 
     def _is_orphan(self, key: str) -> bool:
-        """True for an object of an older generation in this subtask's share.
-
-        Called after all decided transactions are delivered, so no decided object is deleted.
-        """
+        """True for an object of an older generation in this subtask's share, after all decided deliveries."""
         origin = self._paths.staged_rows_origin(key)
         if origin is None:
             return False
@@ -243,7 +237,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def _deliveries(
         self, entries: Sequence[WriteAheadCommittable]
     ) -> Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]:
-        """Yields the rows of each transaction, in order; its first object is read before its token is yielded."""
+        """Yields rows per transaction; reads its first object before the token is yielded."""
         objects = self._read_all([each for entry in entries for each in entry.objects])
         for entry in entries:
             rest = itertools.islice(objects, len(entry.objects))
@@ -289,7 +283,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         ) from error
 
     def _is_noted(self, entry: WriteAheadCommittable) -> bool:
-        """Returns whether a note of this transaction or of a later transaction exists.
+        """True if a note of this transaction or of a later transaction exists.
 
         Notes are read by name, oldest first: if a zombie deletes a note meanwhile, a later note exists. A listing may
         lack the newest note; it serves older checkpoints, and notes that earlier builds named after the delivering
@@ -326,7 +320,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self._notes[origin] = max(note, before or note)
 
     def _drop(self, entries: Sequence[WriteAheadCommittable]) -> None:
-        """Deletes the staged rows of `entries`, the first object of each entry first."""
+        """Deletes the first object of each entry first."""
         store = self._context.job_store
         for each in itertools.chain.from_iterable(entry.objects for entry in entries):
             self._in_memory.pop(each.key, None)

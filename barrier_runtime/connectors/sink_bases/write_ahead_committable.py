@@ -1,7 +1,6 @@
 """Committable of a write-ahead sink: origin and checkpoint of a transaction, objects with hashes.
 
-Any process can deliver the transaction. Before any delivery or deletion the committable is checked against the job and
-sink that read it, and foreign object names are refused.
+Any process can deliver the transaction, after a check that job and sink made the committable and its object names.
 """
 
 from dataclasses import dataclass
@@ -82,7 +81,7 @@ def encode_committable(delivery: DeliveryToken, objects: tuple[StagedRows, ...])
 
 
 def decode_committable(data: bytes, job: str, sink: str, where: str) -> WriteAheadCommittable:
-    """Decodes the bytes of `encode_committable` for this sink of this job; other bytes are refused."""
+    """Raises `Corrupt` for other bytes, or of another sink or job."""
     committable = _DECODER.decode(data, where)
     if (committable.job, committable.sink) != (job, sink):
         raise Corrupt(

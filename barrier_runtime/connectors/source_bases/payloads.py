@@ -1,9 +1,9 @@
 """Shared parts of sources of logs: payloads (bytes, text, JSON) as Arrow columns, and the start.
 
-A decoder takes many payloads at once. If a payload is invalid, `decoded` finds the payload, keeps the others, and the
-error names the payload. JSON is decoded payload by payload: joined for a common parse, a payload could be taken for
-two, or two for one, and a safe separator makes the common parse as slow (223 and 232 ns a record of 100 bytes). Arrow's
-reader takes 570 ns, more than parse and columns together.
+A decoder takes many payloads at once; `decoded` finds invalid payloads, and keeps the others. JSON is decoded payload
+by payload: joined for a common parse, a payload could be taken for two, or two for one, and a safe separator makes the
+common parse as slow (223 and 232 ns a record of 100 bytes). Arrow's reader takes 570 ns, more than parse and columns
+together.
 """
 
 import datetime
@@ -22,10 +22,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def checked_start(start: Any, words: Sequence[str], where: str) -> Any:
-    """Returns `start`: an element of `words`, or a time. Raises `InvalidJob` for other values.
-
-    The start of a log source applies without a checkpoint.
-    """
+    """Returns `start`: an element of `words`, or a time. Raises `InvalidJob` for other values."""
     if isinstance(start, datetime.datetime):
         if start.tzinfo is None:
             raise InvalidJob(
@@ -53,7 +50,7 @@ class Decoder(Protocol):
         ...
 
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
-        """Returns the columns of `rows`; a row None becomes nulls. Raises if a value does not fit the column."""
+        """A row None becomes nulls. Raises if a value does not fit the column."""
         ...
 
 
@@ -104,7 +101,7 @@ def _nullable(decoder: Decoder, rows: list[Any], bad: dict[int, str]) -> list[pa
 
 
 def columns_of(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> list[pa.Array]:
-    """Returns an array per field. Raises `UnkeptValue` for a value that a column cannot keep exactly."""
+    """Raises `UnkeptValue` for a value that a column cannot keep exactly."""
     return [
         column_of_records(values, field.type, field.name, field.nullable)
         for values, field in zip(columns, schema, strict=True)
@@ -170,7 +167,7 @@ def _json_type(kind: pa.DataType, column: str, where: str) -> Any:
 
 
 def json_row(schema: pa.Schema, where: str) -> type[msgspec.Struct]:
-    """Returns msgspec's class for a payload. Raises `InvalidJob` for an unsupported column type."""
+    """Msgspec's class for a payload. Raises `InvalidJob` for an unsupported column type."""
     fields: list[Any] = []
     for number, field in enumerate(schema):
         kind = _json_type(field.type, field.name, where)

@@ -42,7 +42,7 @@ class PartFetcher:
         self.came = self._refused = False
 
     def reserve(self, size: int, *, needed: bool) -> bool:
-        """Reserves `size` bytes. Returns False if the bound does not allow them.
+        """Returns False if the bound does not allow `size` bytes.
 
         `needed`: the reader waits for these bytes and retries a refused reservation in the next pass.
         """
@@ -194,7 +194,6 @@ class RangesFile(io.RawIOBase):
         return all(part.data.done() for part in parts)
 
     def forget(self, start: int, end: int) -> None:
-        """Drops parts that lie between `start` and `end`."""
         gone = [part for part in self._parts if part.start >= start and part.end <= end]
         if gone:
             self._parts = [part for part in self._parts if part.start < start or part.end > end]

@@ -1,8 +1,7 @@
 """Reads a table with versions: the newest version's rows, then each later version's additions.
 
 A position is a version of the table, the number of a file in name order, and a row in that file: a replay returns the
-same rows. A single reader returns the versions in order; a thread reads files ahead, the files of a version in
-parallel. The system's `TableHistory` defines versions and files.
+same rows. A single reader returns the versions in order; a thread reads files of a version ahead, in parallel.
 """
 
 import logging
@@ -107,7 +106,7 @@ _POSITION = VersionedDecoder(_FORMAT, msgspec.json.Decoder(TablePosition))
 
 
 def period_of(every: Duration | None, where: str) -> float | None:
-    """Returns the period in seconds. Raises `InvalidJob`."""
+    """Period in seconds. Raises `InvalidJob`."""
     if every is None:
         return None
     period_s = milliseconds(every, f"every of {where}") / 1000
@@ -117,7 +116,7 @@ def period_of(every: Duration | None, where: str) -> float | None:
 
 
 class TableHistory(Protocol):
-    """Versions of a table. Blocks. Raises `InvalidJob` if changes cannot be followed, or `Unavailable`."""
+    """Versions and files of a table. Blocks. Raises `InvalidJob` if changes cannot be followed, or `Unavailable`."""
 
     def refresh(self) -> None:
         """Reads the newest state of the table."""
@@ -128,11 +127,11 @@ class TableHistory(Protocol):
         ...
 
     def following(self, after: int) -> int | None:
-        """Number of the version that follows `after`; None if there is none yet."""
+        """Number of the version that follows `after`, or None."""
         ...
 
     def files(self, version: int, *, whole: bool) -> Sequence[Any]:
-        """Returns files in a fixed order: of all rows (`whole`), or of the rows that the version added."""
+        """Files in a fixed order: of all rows (`whole`), or of the rows that the version added."""
         ...
 
     def size(self, file: Any) -> int:
@@ -140,7 +139,7 @@ class TableHistory(Protocol):
         ...
 
     def rows(self, file: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
-        """Returns the rows in file order with the columns of `schema`. Thread-safe for the last version listed."""
+        """Rows in file order with the columns of `schema`. Thread-safe for the last version listed."""
         ...
 
 

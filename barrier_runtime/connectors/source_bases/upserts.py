@@ -21,7 +21,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def checked_key(key: str | Sequence[str], where: str) -> tuple[str, ...]:
-    """Returns the columns of the key; empty without a key. Raises `InvalidJob`."""
+    """Columns of the key; empty without a key. Raises `InvalidJob`."""
     names = column_names(key, f"{where}: key")
     if len(set(names)) < len(names):
         raise InvalidJob(f"{where}: key={key!r}: give the names of the columns that tell rows apart, each once")
@@ -59,7 +59,7 @@ class Upserts:
         self._keys_after: set[tuple[Any, ...]] | None = None  # and their keys; None: not read yet
 
     def schema(self, table: pa.Schema) -> pa.Schema:
-        """Returns the columns of the upserts of a table with these columns. Raises `InvalidJob`."""
+        """Columns of the upserts of a table with these columns. Raises `InvalidJob`."""
         require_columns(table, tuple(self._key), f"{self._where}, key=")
         for name in self._key:
             if pa.types.is_nested(table.field(name).type):
@@ -82,7 +82,7 @@ class Upserts:
         return [*(Part(file, True, at) for file in before), *(Part(file, False, at) for file in after)]
 
     def rows(self, part: Part, schema: pa.Schema) -> list[pa.RecordBatch]:
-        """Returns the rows of a part of the last version."""
+        """Rows of a part of the last version."""
         batches = self._read(part.file, pa.schema(list(schema)[: -len(_ADDED)]), part.deleted)
         if part.deleted:
             batches = [self._gone(batch) for batch in batches]
@@ -96,7 +96,7 @@ class Upserts:
         ]
 
     def _gone(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the rows whose key does not exist after the version."""
+        """Rows whose key does not exist after the version."""
         with self._looking:
             if self._keys_after is None:
                 schema = pa.schema([batch.schema.field(name) for name in self._key])

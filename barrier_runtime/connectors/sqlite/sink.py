@@ -160,7 +160,7 @@ class SqliteDialect(StatementDialect):
 
 
 def _column(_: int, name: str, declared: str, not_null: int, default: Any, key: int, hidden: int) -> TableColumn:
-    """Returns a column; an integer primary key fills nulls by numbers, so it is NOT NULL here."""
+    """An integer primary key fills nulls by numbers, so it is NOT NULL here."""
     counts = bool(key) and declared.upper() == "INTEGER"
     filled = counts or default is not None
     return TableColumn(name, declared, base_of(declared), bool(not_null) or counts, filled, hidden in (2, 3))

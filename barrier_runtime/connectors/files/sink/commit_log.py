@@ -1,14 +1,13 @@
 """Commit log of a file sink: the files that readers may see, with a record per commit of all subtasks.
 
-A file system cannot rename many files at once. Readers that list the folder see whole files, but may see rows of a
-subtask before rows of another. Readers of the commit log see whole checkpoints: a record is put, if absent, when all
-files of the record are in place.
+A file system cannot rename many files at once: readers that list the folder may see rows of a subtask before rows of
+another. Readers of the commit log see whole checkpoints: a record is put, if absent, when all its files are in place.
 
     <url>/_commits/<job>/<sink>/<sequence, 20 digits>.json        1, 2, 3, … without gaps; immutable
 
 A file is in exactly one record, however often and by whomever a commit is repeated: `CommitLog.append` omits files that
-the log names, and loses the put if another process (a zombie, or the successor) was faster. File names never repeat
-(`file_committable`). A summary covers 250 records (`commit_record`).
+the log names, and loses the put if another process was faster. File names never repeat (`file_committable`). A summary
+covers 250 records (`commit_record`).
 """
 
 import contextlib
@@ -54,8 +53,7 @@ def commits_prefix(job: str, sink: str) -> str:
 def read_commit_log(store: ObjectStore, job: str, sink: str, after: int = 0) -> tuple[CommitRecord, ...]:
     """Returns the records after the first `after` records, oldest first.
 
-    Reads summaries where there are any, and records in parallel batches that double: single reads of a long log would
-    take hours on S3.
+    Reads summaries, and records in parallel batches that double: single reads of a long log take hours on S3.
     """
     log = CommitLog(store, job, sink)
     records: list[CommitRecord] = []
@@ -122,7 +120,7 @@ class CommitLog:
         return self._summaries.read(number)
 
     def look_ahead(self) -> None:
-        """Searches the head before the first `append`, in any thread. Errors, and a later head, show in `append`."""
+        """Searches the head before the first `append`, in any thread. `append` meets errors and a later head."""
         with self._looking:
             if self._head is None and self._read_head is None:
                 with contextlib.suppress(BarrierRuntimeError, OSError):
@@ -138,8 +136,8 @@ class CommitLog:
         """Makes `files` visible at once, except files that the log names already. Idempotent.
 
         `origin_of`: the token under which a file was written and the checkpoint that closed the file; no record below
-        either can name the file. Checkpoints of calls only rise: files of later calls were closed after this
-        `checkpoint`, so only a record of a later checkpoint (perhaps of a successor) can name them.
+        either can name the file. Checkpoints of calls only rise, so only a record of a later checkpoint (perhaps of a
+        successor) can name files of later calls.
         """
         if not files:
             return
@@ -164,8 +162,8 @@ class CommitLog:
     def replace(self, known: list[CommitRecord], old: Sequence[str], new: CommittedFile, wall_ms: int) -> bool:
         """Writes a record that replaces the files `old` by `new`, for callers that write no rows.
 
-        Returns False if another compaction has replaced some of `old`. `known`: all records read so far; newer ones are
-        appended.
+        Returns False if another compaction has replaced some of `old`. `known`: all records read so far; newer records
+        are appended.
         """
         while True:
             known += read_commit_log(self._store, self._job, self._sink, len(known))
@@ -190,8 +188,9 @@ class CommitLog:
         return outcome is PutOutcome.CREATED
 
     def _make_durable(self) -> None:
-        """Puts a head again that was only read, and may not be durable if its writer died. This proves all records
-        durable.
+        """Puts a head again that was only read: its writer may have died before the record was durable.
+
+        A durable head proves all records durable.
         """
         assert self._head is not None
         if self._durable < self._head:
@@ -207,9 +206,7 @@ class CommitLog:
         return record
 
     def names(self, file: str, token: int, checkpoint: int) -> bool:
-        """True if a record names this file, written under `token` and closed by `checkpoint` or later: it was visible
-        once.
-        """
+        """True if a record names this file, written under `token` and closed by `checkpoint` or later."""
         records = self._newest_first(self._find_head(), {log_of(file): (token, checkpoint)})
         return any(each.name == file for record in records for each in record.files)
 
@@ -238,9 +235,7 @@ class CommitLog:
         return record is not None
 
     def _newest_first(self, head: int, lowest: Mapping[str, tuple[int, int]]) -> Iterator[CommitRecord]:
-        """Yields records backwards while they may name a file with the `lowest` (token, checkpoint) per
-        decision log.
-        """
+        """Yields records backwards while they may name a file of `lowest`: (token, checkpoint) per decision log."""
         token, checkpoint = (min(each) for each in zip(*lowest.values(), strict=True))
         sequence = head
         while sequence:
@@ -291,8 +286,8 @@ def committed_files(url: str, job: str | None = None, sink: str | None = None) -
     `job`, `sink`: only their files; default: files of all jobs and sinks.
 
     Returns URLs with the scheme of `url`: Spark outside EMR and Databricks reads only `s3a://`, most others `s3://`. If
-    a folder's name has characters that a URL must quote, returns plain paths: some readers do not unquote. (Spark alone
-    takes `*`, `?`, `[…]` and `{…}` in either for patterns.)
+    a folder's name has characters that a URL must quote, returns plain paths: some readers do not unquote. (Spark takes
+    `*`, `?`, `[…]` and `{…}` for patterns.)
 
     With unaligned checkpoints, rows that a barrier overtook may be missing while the job runs, although later rows of
     the same split are there. At the job's end no row is missing.

@@ -3,11 +3,11 @@
     <url>/_commits/<job>/<sink>/summaries/<number, 20 digits>.json        number n: of records 250·(n-1)+1 … 250·n
 
 A summary is a copy of durable, immutable records, the same bytes whoever writes them. Readers ignore a summary that is
-missing, damaged or outdated (the last record differs from the log's) and read the records. Summaries are written in
-order, at most one per commit.
+missing, damaged or outdated (the last record differs from the log's). Summaries are written in order, at most one per
+commit.
 
-`origins`: the highest token and checkpoint per decision log (see `file_committable`) of files named by these records
-*and all earlier records*. A job that starts anew in the same folder has another decision log and skips older records.
+`origins`: the highest token and checkpoint per decision log (see `file_committable`) of files named by these *and all
+earlier records*. A job that starts anew in the same folder has another decision log and skips older records.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -70,9 +70,7 @@ def _encoded(record: CommitRecord, check: str) -> bytes:
 
 
 def live_files(records: Iterable[CommitRecord]) -> list[CommittedFile]:
-    """Files that readers may see now, in row order. Compacted files take the place of the first file that they
-    replaced.
-    """
+    """Files that readers may see now, in row order; a compacted file takes the place of the first it replaced."""
     order: list[CommittedFile] = []
     into: dict[str, tuple[CommittedFile, ...]] = {}
     for record in records:
@@ -154,7 +152,7 @@ def log_of(file: str) -> str:
 
 @dataclass
 class Summaries:
-    """Summaries of a log. Blocks; for one thread. `record_at`: reads a record; None if there is none."""
+    """Summaries of a log. Blocks; for one thread."""
 
     _store: ObjectStore
     _prefix: str
@@ -164,7 +162,7 @@ class Summaries:
     _through: int = -1  # summaries up to this number need no check; -1: unknown
 
     def read(self, number: int) -> Summary | None:
-        """Returns a summary if it is intact and matches the records."""
+        """Returns a summary if intact and equal to the records."""
         data = get_or_none(self._store, self._key(number))
         summary = None if data is None else _decoded_summary(data)
         if summary is None or not summary.records:
@@ -175,7 +173,7 @@ class Summaries:
         return summary if summary.records[-1] == self._record_at(number * RECORDS) else None
 
     def follow(self, head: int) -> None:
-        """Writes the oldest missing summary of a log with `head` durable records; one per call."""
+        """Writes the oldest missing summary of a log with `head` durable records."""
         wanted = head // RECORDS
         if wanted <= max(self._through, 0):
             return

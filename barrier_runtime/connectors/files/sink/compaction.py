@@ -1,8 +1,8 @@
 """Compaction of small committed files into large files, while readers read and the job writes.
 
-A record of the commit log replaces many files by one in a single step. Readers of the log (`committed_files`) therefore
-always see each row once; files that they have listed stay for `keep` more. Readers that list the folder miss rows
-between the deletion of the small files and the appearance of the large file, and never see rows twice.
+A record of the commit log replaces many files by one in a single step. Readers of the log (`committed_files`) see each
+row once; files that they have listed stay for `keep` more. Readers that list the folder miss rows between the deletion
+of the small files and the appearance of the large file, and never see rows twice.
 
 | step                                        | readers of the log | folder's listing     | died here, run again     |
 |---------------------------------------------|--------------------|----------------------|--------------------------|
@@ -13,9 +13,9 @@ between the deletion of the small files and the appearance of the large file, an
 | a record names it in place of the hidden    | the visible one    | the large one        | goes on below            |
 | `keep` has passed: the hidden is deleted    | the visible one    | the large one        | deletes it               |
 
-Each run performs the steps that are due. Concurrent runs are safe: a record is written only if all its files are still
-visible; all other steps may be repeated. A restored job that commits a compacted file again skips the file
-(`FileSink.commit`). Folders that a watching source reads must not be compacted: large files would be read as new rows.
+Each run performs the due steps. Concurrent runs are safe: a record is written only if all its files are still visible;
+all other steps may be repeated. A restored job that commits a compacted file again skips the file (`FileSink.commit`).
+Folders that a watching source reads must not be compacted: large files would be read as new rows.
 """
 
 import hashlib
@@ -45,9 +45,9 @@ _CHUNK = 1 << 20
 class Compacted:
     """Result of a compaction run.
 
-    `merged` small files became `made` large files, which readers of the log see from now on. `shown`: large files of
-    earlier runs that replaced their small files in the folder; `waiting`: those that will do so after `keep`.
-    `skipped`: reasons why files were left unchanged.
+    `merged` small files became `made` large files, visible to readers of the log. `shown`: large files of earlier runs
+    that replaced their small files in the folder; `waiting`: large files that will do so after `keep`. `skipped`:
+    reasons why files were left unchanged.
     """
 
     merged: int = 0
@@ -110,7 +110,6 @@ class Compaction:
     # ------------------------------------------------------------ small files into a hidden large file
 
     def _small(self, records: Sequence[CommitRecord]) -> Iterator[list[CommittedFile]]:
-        """Yields neighbours in a folder that are to become one file."""
         sizes = {info.key: info.size for info in self.store.list("")}
         runs: dict[str, tuple[list[CommittedFile], int]] = {}
         for file in live_files(records):
@@ -143,7 +142,7 @@ class Compaction:
         yield part
 
     def _form_of(self, file: CommittedFile) -> object:
-        """Columns of a file, comparable with other files'; None if the file cannot be merged."""
+        """Columns of a file, to compare; None if the file cannot be merged."""
         suffix = file.name.rpartition(".")[2]
         try:
             if suffix == "jsonl":
@@ -220,7 +219,7 @@ class Compaction:
         return shown, waiting
 
     def _drop_hidden(self, records: Sequence[CommitRecord]) -> None:
-        """Deletes copies that no reader needs any more, and copies of runs that died before their record."""
+        """Deletes copies that no reader needs, and copies of runs that died before their record."""
         replaced = {name: record.wall_ms for record in records for name in record.replaces}
         named = {file.name for record in records for file in record.files}
         now_ms, gone = self.now_ms(), []
@@ -234,7 +233,7 @@ class Compaction:
 
 
 def _worth_it(run: list[CommittedFile], sizes: Mapping[str, int]) -> list[CommittedFile]:
-    """Drops leading files that are larger than all later files together: a row is rewritten only a few times."""
+    """Drops leading files larger than all later files together: a row is rewritten only a few times."""
     total = sum(sizes[file.name] for file in run)
     start = 0
     while start < len(run) and 2 * sizes[run[start].name] > total:

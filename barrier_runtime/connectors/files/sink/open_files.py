@@ -1,9 +1,8 @@
 """Rows of open files of a rolling file sink, which grow over several checkpoints. Pure.
 
-A rolling sink keeps rows in memory, a file per folder, and in snapshots. A rolled file is staged, and becomes visible
-with the checkpoint that rolled the file.
+A rolled file is staged, and becomes visible with the checkpoint that rolled the file.
 
-| what is there | event                                        | next                                              |
+| before        | event                                        | next                                              |
 |---------------|----------------------------------------------|---------------------------------------------------|
 | nothing       | rows of a folder                             | an open file, whose age counts from now           |
 | an open file  | rows of the same folder and columns          | grows                                             |
@@ -15,10 +14,9 @@ with the checkpoint that rolled the file.
 |               | a snapshot                                   | the rows are in the snapshot, or in a rolled file |
 |               |                                              |   of the same snapshot, never in both             |
 
-Snapshots store *parts*: the rows of all folders from a checkpoint in a single value, so that a checkpoint writes new
-rows into one object. Eight parts of similar size are merged, and a part with mostly rolled files is rewritten, so each
-row is written a few times. A stored part is referenced even after some of its files were rolled; their rows are
-ignored.
+Snapshots store *parts*: the rows of all folders from a checkpoint in a single value. Eight parts of similar size are
+merged, and a part with mostly rolled files is rewritten, so each row is written a few times. A stored part stays
+referenced after some of its files were rolled; their rows are ignored.
 """
 
 import struct
@@ -44,9 +42,7 @@ _Key: TypeAlias = tuple[str, pa.Schema]  # of an open file: folder, and columns 
 
 @dataclass(frozen=True)
 class Rolling:
-    """When a file is rolled: at `size` bytes of rows in memory, or `age_ms` after the first row. `most_bytes`: of all
-    files.
-    """
+    """Limits of open files: `size` bytes in memory or `age_ms` after the first row; `most_bytes` of all files."""
 
     size: int
     age_ms: int
@@ -74,9 +70,7 @@ _LIST = VersionedDecoder(value_format("{}: open files of a sink", _LIST_VERSION)
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of checkpoints. `tables`: fixed order; None for a rolled file. `bytes`: of all tables when the part was
-    made.
-    """
+    """Rows of checkpoints. `tables`: in fixed order; None: rolled. `bytes`: of all tables when made."""
 
     id: int
     tables: tuple[tuple[_Key, pa.Table | None], ...]
@@ -98,8 +92,9 @@ class _Part:
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """Open files of a sink subtask. Immutable: a failed attempt changes nothing. `unique`: part of names, per
-    incarnation.
+    """Open files of a sink subtask, immutable: a failed attempt changes nothing.
+
+    `unique`: part of names, per incarnation.
     """
 
     unique: str

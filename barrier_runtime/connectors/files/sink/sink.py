@@ -1,8 +1,7 @@
 """Exactly-once sinks of files (Parquet, JSON lines, CSV) in a local folder or an object store.
 
 Pre-commit stages whole, durable, hidden objects that never expire. Commit publishes each under its final name: atomic,
-idempotent, checked by hash. Then the global committer adds the files of all subtasks to the sink's commit log at once.
-Readers of that log (`committed_files`) see whole checkpoints, readers that list the folder see whole files.
+idempotent, checked by hash. Then the global committer adds the files of all subtasks to the commit log at once.
 
 A file takes the rows of a subtask and checkpoint; a large transaction makes several files. With `roll_bytes` or
 `roll_age`, files grow over several checkpoints (`open_files`); with `partition_by`, there is a file per folder
@@ -60,8 +59,7 @@ _MOST_FOLDERS = 10_000  # of a part of a transaction
 
 @kinds_checked
 class FileSink(TwoPhaseCommitSink):
-    """Base of the file sinks. `url`: a local folder or the URL of a store (docs/running.md), which several jobs may
-    share.
+    """Base of the file sinks. `url`: a local folder or the URL of a store (docs/running.md), for several jobs.
 
     `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction, above which a part is staged early as a separate
     file. The default is smaller for text, which is encoded as rows arrive and also staged at four times this size of
@@ -71,10 +69,10 @@ class FileSink(TwoPhaseCommitSink):
     as in Hive and Spark: `day=2026-01-01/part-….parquet`.
 
     `roll_bytes`, `roll_age`: a file becomes visible when its rows take that many bytes in memory (three to ten times as
-    many as in a Parquet file) or the first row has that age. Defaults of the second: 128 MiB, 10 minutes.
-    Without both, every checkpoint shows its rows. Rows of open files wait in the job's checkpoints, at most
-    `max_bytes_in_memory` (or `roll_bytes`) per subtask: beyond that the largest files become visible earlier. At the
-    end of the input, and when the job is drained, all files become visible.
+    many as in a Parquet file) or the first row has that age. Defaults of the second: 128 MiB, 10 minutes. Without both,
+    every checkpoint shows its rows. Rows of open files wait in the job's checkpoints, at most `max_bytes_in_memory` (or
+    `roll_bytes`) per subtask: beyond that the largest files become visible earlier. At the end of the input, and when
+    the job is drained, all files become visible.
     """
 
     global_committer = True
@@ -116,7 +114,7 @@ class FileSink(TwoPhaseCommitSink):
         return f"{type(self).__name__}({shown(self.url)!r})"
 
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments; a folder has its absolute path, because an equal sink may be made in another place."""
+        """Keyword arguments; a folder's path is absolute, because an equal sink may be made elsewhere."""
         url = self.url if "://" in self.url else str(Path(self.url).expanduser().absolute())
         return {"url": url, "max_bytes_in_memory": self.max_bytes_in_memory}
 
@@ -235,8 +233,8 @@ class FileSink(TwoPhaseCommitSink):
         """Stages the open files, and rows of this transaction, that are done; the rest stays open.
 
         Rows of a subtask become visible in the order of their arrival. Rows staged early are younger than the open
-        files, so all of these are staged, too, and no later rows stay open. Rows from before a rescaling become visible
-        first, because another subtask may have newer rows, which wait for the next checkpoint.
+        files, so these are then staged, too, and no later rows stay open. Rows from before a rescaling become visible
+        first: newer rows, perhaps of another subtask, wait for the next checkpoint.
         """
         full = self._stage(transaction, checkpoint)
         rest = transaction.rest()
@@ -312,7 +310,7 @@ class FileSink(TwoPhaseCommitSink):
                 raise
 
     def _was_visible(self, file: StagedFile) -> bool:
-        """True if the file was visible, which rotation and compaction may later remove or rewrite."""
+        """True if the file was visible; rotation or compaction may have removed the file since."""
         token, checkpoint = origin_of(file)
         return CommitLog(self._store, self._context.job, self._context.sink).names(file.final, token, checkpoint)
 
@@ -367,7 +365,7 @@ class ParquetSink(FileSink):
 
 
 class TextSink(FileSink):
-    """Base of text formats, whose files are a head and the texts of rows: rows are encoded as they arrive."""
+    """Base of text formats, whose files are a head and the texts of rows."""
 
     def head(self, schema: pa.Schema) -> bytes:
         """Returns the beginning of a file."""
@@ -381,9 +379,7 @@ class TextSink(FileSink):
         return self.head(batches[0].schema) + self.encode_rows(batches)
 
     def begin_transaction(self) -> RowBuffer[_Files]:
-        """Buffer that encodes rows as they arrive, unless files may grow or depend on folders, or a subclass has its
-        own `encode`.
-        """
+        """Buffer that encodes rows as they arrive, if no folders, open files or a subclass's `encode` prevent this."""
         waits = self._rolling is not None or self._open_files.parts or self.partition_by
         if waits or type(self).encode is not TextSink.encode:
             return RowBuffer()
@@ -408,8 +404,9 @@ class TextSink(FileSink):
 
 
 class JsonlSink(TextSink):
-    """JSON lines: times are RFC 3339, durations ISO 8601, binary is base64, a map is an object; NaN and infinities are
-    the texts `NaN`, `Infinity` and `-Infinity`.
+    """JSON lines: times are RFC 3339, durations ISO 8601, binary is base64, a map is an object.
+
+    NaN and infinities are the texts `NaN`, `Infinity` and `-Infinity`.
     """
 
     kind = "jsonl"

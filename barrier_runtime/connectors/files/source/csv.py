@@ -1,4 +1,4 @@
-"""Source of CSV files with a header line, plain or compressed. Quoted values may contain line breaks."""
+"""Source of CSV files with a header line, plain or compressed."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -27,10 +27,10 @@ from barrier_runtime.state.errors import InvalidJob
 class CsvSource(GuessingSource):
     """CSV files with a header line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
 
-    An empty field is null, an empty field in quotes the empty text. Without `schema`, types are guessed from the
-    beginning of the first file: numbers or times if each value has the usual form, else text (`01234`, `+1`, `1.10`,
-    `12e3`). A later value that the guessed type would not reproduce ends the job. `types`, such as `{"at": datetime}`,
-    declares some columns.
+    An empty field is null, an empty field in quotes the empty text; quoted values may contain line breaks. Without
+    `schema`, types are guessed from the beginning of the first file: numbers or times if each value has the usual form,
+    else text (`01234`, `+1`, `1.10`, `12e3`). A later value that the guessed type would not reproduce ends the job.
+    `types`, such as `{"at": datetime}`, declares some columns.
 
     `delimiter` and `decimal_point` are single ASCII characters (in Germany ";" and ","). `encoding` must leave ASCII
     unchanged, such as "latin-1" or "cp1252".

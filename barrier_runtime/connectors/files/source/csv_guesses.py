@@ -28,7 +28,7 @@ _0, _9, _MINUS, _E = b"09-e"
 
 
 def guessed_type(texts: pa.Array, decimal_point: str) -> pa.DataType | None:
-    """Type of a column; None if all texts are null."""
+    """None if all texts are null."""
     values = {text for text in pc.unique(texts).to_pylist() if text is not None}
     if not values:
         return None

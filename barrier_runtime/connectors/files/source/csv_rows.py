@@ -138,7 +138,7 @@ def texts_of(data: bytes, header: bytes, form: CsvForm, where: str) -> dict[str,
 
 
 class CsvRows:
-    """Parses whole rows of a file into batches of `schema`. `guessed`: columns whose values must reproduce the text.
+    """Parses whole rows of a file into batches. `guessed`: columns whose values must reproduce the text.
 
     Raises `InvalidJob` if the header lacks a column, `LineError` for an invalid row.
     """
@@ -223,7 +223,7 @@ class CsvRows:
             raise LineError(at, f"column {field.name!r} is {field.type}, and {misfit.why}") from misfit
 
     def _with_points(self, texts: pa.Array) -> pa.Array:
-        """Replaces the decimal point. Raises `TextMisfit` for a number with a point: 1.000 may be a thousand."""
+        """Raises `TextMisfit` for a number with a point: 1.000 may be a thousand."""
         row = pc.index(pc.match_substring(texts, "."), True).as_py()
         if row >= 0:
             text = texts[row].as_py()

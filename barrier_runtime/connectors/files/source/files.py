@@ -77,7 +77,7 @@ class Files:
         self.schema = schema
 
     def leaves_column_out(self, where: str, found: Sequence[str], guessed: pa.Schema) -> bool:
-        """Returns whether the guessed schema lacks a column of a file, and logs the first such column."""
+        """True if the guessed schema lacks a column of a file; logs the first such column."""
         left = next((name for name in found if name not in guessed.names), None) if self._guesses else None
         if left is not None:
             self.log_left_out(where, left)
@@ -108,7 +108,7 @@ class Files:
         return f"{len(self.files)} {self.kind} files of {self.paths}{self._passed}{pace}"
 
     def reading(self, columns: Collection[str]) -> "Files":
-        """See `Projecting`. Returns all columns if the format cannot omit any."""
+        """Returns all columns if the format cannot omit any."""
         return self
 
     def schema_in(self, file: FoundFile) -> pa.Schema:

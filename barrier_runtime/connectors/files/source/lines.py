@@ -35,9 +35,7 @@ def end_of_lines(data: bytes) -> int:
 
 
 class LinesReader(FileReader):
-    """Reader of lines. `make_parser(header, where)` returns a function from whole lines to a batch, which raises
-    `LineError`.
-    """
+    """`make_parser(header, where)` returns a function from whole lines to a batch, which raises `LineError`."""
 
     def __init__(
         self,
@@ -168,7 +166,7 @@ def begin_of_text(text: Text) -> int:
 
 
 def read_lines(text: Text, offset: int, block: int, where: str, end_of_records: EndOfRecords = end_of_lines) -> bytes:
-    """Returns about `block` bytes from `offset`, up to the end of a record or file; empty at the end."""
+    """About `block` bytes from `offset`, up to the end of a record or file; empty at the end."""
     length = block
     while True:
         data = text.read_at(offset, length)

@@ -32,9 +32,7 @@ from barrier_runtime.state.store.urls import local_path, shown, without_credenti
 
 
 class FoundFile(msgspec.Struct, frozen=True):
-    """Input file. `id`: stable if the folder moves. `folders`: folders above the file, below a listed folder, that name
-    columns.
-    """
+    """Input file. `id`: stable if the folder moves. `folders`: folders below a listed folder that name columns."""
 
     id: str
     url: str
@@ -84,8 +82,7 @@ def fingerprint(opened: Any, size: int, where: str) -> str:
 def find_files(
     paths: str | Sequence[str], suffixes: tuple[str, ...], where: str, passed: PassedOver | None = None
 ) -> list[FoundFile]:
-    """All files of `paths`, sorted by id. In folders, only visible names that end in one of `suffixes`; `passed` counts
-    others.
+    """Files of `paths`, sorted by id. In folders, only visible names with a suffix; `passed` counts others.
 
     Raises `InvalidJob` if a path is missing or has no such file.
     """
@@ -117,11 +114,10 @@ def find_arrivals(
     skips: Callable[[str], bool] | None = None,
     passed: PassedOver | None = None,
 ) -> list[FoundFile]:
-    """Files of folders in which files appear, oldest first; else like `find_files`. Raises `Unavailable` for a missing
-    folder.
+    """Files of folders in which files appear, oldest first; else like `find_files`.
 
-    Folders may be empty. Hidden names, of incomplete files, are left out even if a pattern names them. `skips`: ids of
-    local files that need no look.
+    Raises `Unavailable` for a missing folder. Folders may be empty. Hidden names, of incomplete files, are left out
+    even if a pattern names them. `skips`: ids of local files that need no look.
     """
     listed, passed = _listed(paths, where), PassedOver() if passed is None else passed
     found = [file for path in listed for file in _files_of(path, suffixes, where, passed, skips, len(listed) == 1)]
@@ -173,10 +169,10 @@ def local_place(path: str) -> str:
 def _with_sizes(
     named: Iterable[tuple[str, str]], whole: bool, alone: bool, where: str, passed: PassedOver
 ) -> list[FoundFile]:
-    """Listed files with size and time. `whole`: ids are paths below the listed folder, and folders above name no
-    columns.
+    """Listed files with size and time.
 
-    `alone`: the only path, so former ids cannot collide with ids of other paths.
+    `whole`: ids are paths below the listed folder, and folders above name no columns. `alone`: the only path, so former
+    ids cannot collide with ids of other paths.
     """
     files = []
     for id, path in named:

@@ -1,8 +1,7 @@
 """Base of readers of files: decodes chunk by chunk, returns slices, possibly at a pace, and detects changed files.
 
-A position holds the number of rows returned, the schedule's start, facts that identify the file, and the format's fast
-path to the place. A file of another size is refused. So is a file with another time of change, if the first or last
-64 kB differ (a copy has another time); a change in the middle alone is not detected.
+A file of another size is refused. So is a file with another time of change, if the first or last 64 kB differ (a copy
+has another time); a change in the middle alone is not detected.
 
 Of a completely read file, a mark of 24 bits remains beside the size: half of the time, half of those 128 kB
 (docs/design/splits-and-discovery.md). A change in about 2,000 keeps half of the mark and is missed.
@@ -95,7 +94,7 @@ class FileReader:
         return True
 
     def next_chunk(self) -> pa.RecordBatch | None:
-        """Returns the next rows in the wanted schema; None at the end."""
+        """Next rows in the wanted schema; None at the end."""
         raise NotImplementedError
 
     def at_end(self) -> bool:

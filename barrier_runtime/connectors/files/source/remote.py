@@ -235,7 +235,7 @@ def _hdfs(url: RemoteUrl, where: str) -> Any:
 
 @lru_cache(maxsize=16)
 def _opened_store(bucket: str, environment: tuple[tuple[str, str], ...]) -> ObjectStore:
-    """Store whose client keeps connections. `environment`: variables from which the client takes credentials."""
+    """Keeps connections. `environment`: variables from which the client takes credentials."""
     return open_store(bucket)
 
 
@@ -262,7 +262,7 @@ def _list_store(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[Remot
 
 
 def _below(url: RemoteUrl, store: ObjectStore, prefix: str) -> list[RemoteFile]:
-    """Lists files without the empty objects that represent folders in some tools."""
+    """Omits the empty objects that represent folders in some tools."""
     return [_remote_file(url, info) for info in store.list(prefix) if not info.key.endswith("/")]
 
 

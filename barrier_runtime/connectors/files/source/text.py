@@ -110,7 +110,7 @@ class PlainText:
 
 
 class CompressedText:
-    """Keeps the last bytes, from the last offset; a smaller offset starts from the beginning."""
+    """Keeps the last bytes; a smaller offset starts from the beginning."""
 
     def __init__(self, file: FoundFile, codec: str, where: str, fetcher: PartFetcher | None = None) -> None:
         self.end: int | None = None

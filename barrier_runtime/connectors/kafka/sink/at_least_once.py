@@ -1,7 +1,7 @@
 """At-least-once Kafka sink: sends rows as they arrive; a barrier waits until the brokers have them.
 
-The client's `linger.ms` is the job's `latency_target`. A row that the brokers refuse for good breaks this instance: the
-job restarts from its last checkpoint.
+`linger.ms` is the job's `latency_target`. A refused row breaks this instance: the job restarts from its last
+checkpoint.
 
 Three threads use the client. The writer hands rows over and waits while the client's queue is full. The listener and
 pre-commit wait for acknowledgements. One thread at a time serves the client's callbacks (`_serve`).
@@ -15,8 +15,8 @@ Rows on their way to the brokers form *flights*, the rows of one write:
 | any    | the brokers acknowledged a row | same    |
 | closed | all its rows are acknowledged  | arrived |
 
-A barrier waits for the flights that exist when its last row has been handed over, so later rows hold up no barrier. A
-flight with a refused row never arrives: `KafkaDirect` raises the refusal.
+A barrier waits only for the flights that exist when its last row has been handed over. A flight with a refused row
+never arrives.
 """
 
 import threading
@@ -51,7 +51,7 @@ class Flight:
 
 
 class Flights:
-    """Flights in the order of their rows. For several threads."""
+    """In the order of their rows. For several threads."""
 
     def __init__(self) -> None:
         self._flights: deque[Flight] = deque()
@@ -151,7 +151,7 @@ class KafkaDirect(DirectSink):
             raise self._refused
 
     def _wait_for(self, flights: Sequence[Flight], timeout_s: float | None = None) -> bool:
-        """Returns True when `flights` have arrived, False after `timeout_s`; raises the refusal of any row."""
+        """Returns False after `timeout_s`; raises the refusal of any row."""
         began = time.monotonic()
         while not all(flight.arrived for flight in flights):
             self._raise_refusal()

@@ -1,11 +1,11 @@
 """At-most-once Kafka sink: short transactions of rows and the source's positions after these rows.
 
-A transaction takes all rows that arrived during the transaction before. No transaction waits for a checkpoint; a
-checkpoint waits for the rows before its barrier. Readers need `isolation.level=read_committed`.
+A transaction takes all rows that arrived during the transaction before. A checkpoint waits for the rows before its
+barrier. Readers need `isolation.level=read_committed`.
 
-`open` fences the producers of earlier generations, so the written positions stay as they are
-(docs/design/at-most-once.md). After an error the outcome of a transaction is unknown, so this instance writes nothing
-more: the job restarts, and its next generation reads the positions.
+`open` fences the producers of earlier generations, so the written positions stay (docs/design/at-most-once.md). After
+an error the outcome of a transaction is unknown, so this instance writes nothing more: the job restarts, and its next
+generation reads the positions.
 """
 
 import base64
@@ -161,7 +161,7 @@ class KafkaWithPositions(TwoPhaseCommitSink):
             self._changed.notify_all()
 
     def _write_waiting(self) -> None:
-        """Writes released rows until none waits, or until an error: the outcome is unknown then."""
+        """Writes released rows until none waits, or until an error."""
         while True:
             with self._changed:
                 batches, self._waiting, self._waiting_bytes = self._waiting, [], 0

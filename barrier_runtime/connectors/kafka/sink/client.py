@@ -1,7 +1,4 @@
-"""Settings and errors of all clients of the Kafka sink.
-
-`confluent_kafka` is imported on first use, so that jobs without Kafka work without the library.
-"""
+"""Settings and errors of all clients of the Kafka sink. `confluent_kafka` is imported on first use."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +41,7 @@ def library() -> Any:
 
 
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the user's client settings. Raises `InvalidJob` for settings that the sink sets itself."""
+    """Raises `InvalidJob` for settings that the sink sets itself."""
     for name, reason in _OURS.items():
         if name in config:
             raise InvalidJob(f"KafkaSink: config={{{name!r}: …}} cannot be set: {reason}; remove it")
@@ -52,7 +49,7 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that may be shown, by an allow-list: a list of secrets is never complete."""
+    """Settings that may be shown, by an allow-list: a list of secrets is never complete."""
     return {name: value for name, value in config.items() if name in _SHOWN and isinstance(value, str | int | float)}
 
 
@@ -96,11 +93,11 @@ class KafkaCluster:
 
     @property
     def refused(self) -> bool:
-        """Returns True while a broker refuses credentials or handshake."""
+        """True while a broker refuses credentials or handshake."""
         return self._refusals.present
 
     def answers(self) -> None:
-        """Forgets earlier errors and refusals after an answer of a broker."""
+        """Forgets errors and refusals after an answer of a broker."""
         self._heard = ""
         self._refusals.answered()
 

@@ -3,13 +3,12 @@
 Rows are staged beside the checkpoint and written after the decision, with a marker in the same transaction. Decided
 rows cannot expire, however long the brokers are away and however short their transaction timeout is.
 
-A transaction takes the rows of a subtask and checkpoint, and of checkpoints decided meanwhile, up to 16 MiB and a third
-of the transaction timeout; further transactions write the rest. The marker counts rows and covers all earlier
-checkpoints, so commits fall behind by at most one transaction.
+A transaction takes the rows of a subtask and decided checkpoints, up to 16 MiB and a third of the transaction timeout.
+The marker counts rows and covers all earlier checkpoints, so commits fall behind by at most one transaction.
 
-A note in the job's store (`kafka/sink/markers`) records that a marker exists. If a recorded marker is missing (the
-marker expired, or the topic was recreated), the commit stops: the sink cannot know whether the topic holds the rows, so
-an operator must decide. Old markers are rewritten, also without rows.
+A note in the job's store (`kafka/sink/markers`) records that a marker exists. If a recorded marker is missing (expired,
+or the topic was recreated), the commit stops: only an operator can know whether the topic holds the rows. Old markers
+are rewritten, also without rows.
 
 If the sink sets rows' timestamps, a topic that refuses old rows (`message.timestamp.before.max.ms`) is refused: a
 decided row could become too old while the brokers are away. Rows that are too large, too far in the future, or without
@@ -82,7 +81,7 @@ class KafkaWriteAhead(WriteAheadSink):
             self.check_again()
 
     def _limits_of(self, topic: str) -> KafkaLimits:
-        """Returns the limits of a chosen topic, before the decision: `Unavailable` only fails a checkpoint."""
+        """Limits of a chosen topic, before the decision: `Unavailable` only fails a checkpoint."""
         limits = limits_of_chosen(self._cluster, topic, self._limits)
         check_waiting(limits, self._where, topic, self._format.timestamp)
         return limits
@@ -167,10 +166,7 @@ class KafkaWriteAhead(WriteAheadSink):
         return Marker(token.checkpoint, token.token, rows, self._context.token)
 
     def _connected(self, lineage: str, subtask: int, in_doubt: DeliveryToken | None) -> MarkedProducer:
-        """Returns the connected producer of an origin, with a marker.
-
-        `in_doubt`: rows that may have been written before.
-        """
+        """Connected producer of an origin, with a marker. `in_doubt`: rows perhaps written before."""
         if self._fenced is not None:
             raise self._fenced
         producer = self._producers.get((lineage, subtask))

@@ -1,16 +1,15 @@
 """Notes about the markers of origin subtasks, and an operator's answers about lost markers.
 
-Each new marker, the first as well as each replacement of a lost marker, has a *note*: an object with the next number
-and the generation that wrote the note. The first note is written between the first marker and the first rows, each
-other note before the marker. Notes never change and are read by name from number 1 on: a listing may lack notes, and a
-lost marker would look like a marker that never existed, or like a loss already explained.
+Each new marker has a *note*: an object with the next number and the generation that wrote the note. The first note is
+written between the first marker and the first rows, each other note before the marker. Notes never change and are read
+by name from number 1 on: a listing may lack notes, and a lost marker would look like a marker that never existed, or
+like a loss already explained.
 
 Notes of cancelled jobs are never deleted: their names lack the generation by which the coordinator finds objects to
 delete. A later run has another lineage.
 
 Earlier builds wrote a note per generation, with the limits. A listing finds these notes; they are deleted once a note
-of this form exists. The limits are a separate object that each generation overwrites, so that a sink can start while
-the brokers are away.
+of this form exists. The limits are a separate object that each generation overwrites.
 """
 
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ LostMarkers: TypeAlias = Mapping[str, int]  # by name of a loss: the last checkp
 
 
 def checked_answers(given: Any) -> dict[str, int]:
-    """Returns `given` as a dict. Raises `InvalidJob` unless it is a `LostMarkers`."""
+    """Raises `InvalidJob` unless `given` is a `LostMarkers`."""
     right = isinstance(given, Mapping) and all(
         isinstance(name, str) and type(checkpoint) is int and checkpoint >= 0 for name, checkpoint in given.items()
     )
@@ -60,7 +59,7 @@ class Loss:
         return f"{self.lineage}/{self.subtask}/{self.generation}"
 
     def answer(self, answers: LostMarkers, where: str, topic: str, group: str) -> int:
-        """Returns the last checkpoint whose rows are in the topic.
+        """Last checkpoint whose rows are in the topic.
 
         Raises `Corrupt` without an answer, and `InvalidJob` for an undecided checkpoint: later rows would count as
         written.
@@ -109,7 +108,7 @@ class MarkerNotes:
     # ------------------------------------------------------------ markers
 
     def generation(self, lineage: str, subtask: int) -> int | None:
-        """Returns the generation that began the last marker of this origin; None if there never was a marker."""
+        """Generation that began the last marker of this origin; None if there never was a marker."""
         noted = [self._last(lineage, subtask)[1], *self._of_earlier_builds(lineage, subtask)]
         return max(noted) or None
 

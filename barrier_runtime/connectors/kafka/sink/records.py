@@ -34,8 +34,8 @@ class RecordFormat:
     """Form of the records of a topic.
 
     `key`, `value`: a column, "json" (value only: the whole row), or a factory of a serialiser of the client. `headers`:
-    header -> column. `timestamp`: a timestamp column, or an integer column in ms since 1970. `topic_column`: text
-    column with the topic of each row; null: `topic`.
+    header -> column. `timestamp`: a timestamp column, or integers in ms since 1970. `topic_column`: text column; null:
+    `topic`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RecordFormat:
                 )
 
     def records(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Returns a record per row, in order. Raises `InvalidJob` for a row that the topic would refuse."""
+        """A record per row, in order. Raises `InvalidJob` for a row that the topic would refuse."""
         together = _together(batches)
         if self._topic_column is not None:
             for batch in together:

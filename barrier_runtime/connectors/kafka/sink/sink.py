@@ -1,11 +1,4 @@
-"""`KafkaSink`: rows as records of a Kafka topic, exactly once, at least once or at most once.
-
-    KafkaSink("broker:9092", "orders", key="customer")
-    KafkaSink("broker:9092", "orders", key="customer", value=lambda: AvroSerializer(registry, schema))
-
-Exactly once: readers with `isolation.level=read_committed` see every row once, in order per key, after the checkpoint
-that covers the row. Two jobs on a cluster must not share both job name and sink name.
-"""
+"""`KafkaSink`: rows as records of a Kafka topic, exactly once, at least once or at most once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -30,6 +23,9 @@ from barrier_runtime.state.errors import InvalidJob
 class KafkaSink(TwoPhaseCommitSink):
     """Records of an existing Kafka topic, exactly once, at least once or (for `mode="at_most_once"`) at most once.
 
+    Exactly once: readers with `isolation.level=read_committed` see every row once, in order per key, after the
+    checkpoint that covers the row. Two jobs on a cluster must not share both job name and sink name.
+
     Text columns are written as UTF-8, binary columns unchanged, numbers and times as text.
 
     - `key`: a column, or a factory of a serialiser `(row, SerializationContext) -> bytes`, such as the client's own for
@@ -38,8 +34,7 @@ class KafkaSink(TwoPhaseCommitSink):
     - `headers`: columns, or header name -> column. `timestamp`: a column with the record's time (null: sending time).
       With exactly once, the topic must not limit the age of rows (`message.timestamp.before.max.ms`).
     - `topic_column`: a text column with the topic of each row; null: `topic`. Each topic must exist and accept rows as
-      large as `topic` does, else the row is refused; the brokers are asked once per topic. The column stays in the
-      value; `value=` may omit the column.
+      large as `topic` does, else the row is refused. The column stays in the value; `value=` may omit the column.
     - `config`: client settings (librdkafka's names), including credentials, which are never shown or stored.
       `transaction.timeout.ms` may be at most the brokers' `transaction.max.timeout.ms`; default: chosen by the sink.
     - `max_bytes_in_memory`: Arrow bytes per subtask above which rows of an open checkpoint are staged early.

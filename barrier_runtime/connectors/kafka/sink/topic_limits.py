@@ -57,16 +57,15 @@ def encode_limits(limits: KafkaLimits) -> bytes:
 
 
 def decode_limits(data: bytes, key: str) -> KafkaLimits | None:
-    """Decodes limits; None for an older version, which lacks fields."""
+    """Returns None for an older version, which lacks fields."""
     limits = _LIMITS.decode(data, key)
     return limits if limits.version == LIMITS_VERSION else None
 
 
 def read_limits(cluster: KafkaCluster, topic: str, config: Mapping[str, Any]) -> KafkaLimits:
-    """Reads the limits from the brokers.
+    """Raises `InvalidJob` for impossible topics and settings, `Unavailable` without an answer.
 
-    Raises `InvalidJob` for impossible topics and settings, `Unavailable` without an answer. Refusals are retried until
-    they last.
+    Refusals are retried until they last.
     """
     while True:
         try:
@@ -99,7 +98,7 @@ def _limits(cluster: KafkaCluster, admin: Any, topic: str, config: Mapping[str, 
 
 
 def limits_of_chosen(cluster: KafkaCluster, topic: str, own: KafkaLimits) -> KafkaLimits:
-    """Returns the limits of a topic that a row has chosen.
+    """Limits of a topic that a row has chosen.
 
     One producer writes to all topics, so each must accept rows and batches as large as the `own` topic does.
     """
@@ -135,7 +134,7 @@ def _least(of_topic: dict[str, str], names: tuple[str, ...]) -> int | None:
 
 
 def _metadata(cluster: KafkaCluster, admin: Any, topic: str) -> Any:
-    """Reads metadata with short waits: only a poll reports a refused password."""
+    """Reads with short waits: only a poll reports a refused password."""
     deadline = time.monotonic() + kafka_client.ANSWER_S
     while True:
         try:
@@ -149,7 +148,7 @@ def _metadata(cluster: KafkaCluster, admin: Any, topic: str) -> Any:
 
 
 def _settings(cluster: KafkaCluster, admin: Any, kind: str, name: str) -> dict[str, str]:
-    """Returns the settings of a topic or broker; empty if the user may not read them."""
+    """Settings of a topic or broker; empty if the user may not read them."""
     resources = library().admin.ConfigResource
     asked = resources(getattr(resources.Type, kind), name)
     try:

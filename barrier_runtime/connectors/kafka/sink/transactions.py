@@ -13,7 +13,7 @@ has moved the marker, and stops for good.
 
 The library exceeds the timeouts: `send_offsets_to_transaction` may wait for ever for a group coordinator that was away
 (librdkafka issues 5456 and 5511). The call runs in a thread that is then abandoned together with the producer; the next
-producer fences that producer first. Threads of ended calls are reused.
+producer fences that producer first.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ class Marker:
     """Record that `rows` rows of `checkpoint` and all rows of earlier checkpoints are in the topic.
 
     `token`: of the generation that staged the rows; `writer`: of the generation that wrote them. `positions`: only of
-    the sink that writes at most once, which has no checkpoints and counts transactions instead.
+    the sink that writes at most once, which counts transactions instead of checkpoints.
     """
 
     checkpoint: int
@@ -86,7 +86,7 @@ class TransactionOrigin:
 
     @property
     def transactional_id(self) -> str:
-        """Producer id, equal in all lineages, so that zombies of every lineage are fenced."""
+        """Equal in all lineages, so that zombies of every lineage are fenced."""
         return f"barrier-runtime.{self.job}.{self.sink}.{self.subtask}"
 
     @property
@@ -147,7 +147,7 @@ class MarkedProducer:
                 self._producer.list_topics(self._topic, timeout=_REACH_S)
 
     def read_marker(self) -> Marker | None:
-        """Reads the marker without fencing: it may be of a producer that still writes."""
+        """Reads the marker without fencing: its producer may still write."""
         wanted = [library().TopicPartition(self._topic, 0)]
         found = self._cluster.answered(
             lambda timeout: self._group().committed(wanted, timeout=timeout), "read the marker at"
@@ -171,7 +171,7 @@ class MarkedProducer:
 
     @property
     def full(self) -> bool:
-        """Returns whether the transaction must end, long before the timeout."""
+        """True if the transaction must end, long before the timeout."""
         return self._bytes >= _CHUNK_BYTES or time.monotonic() - self._began > self._timeout_s / 3
 
     def commit(self, marker: Marker) -> None:
@@ -245,7 +245,6 @@ class MarkedProducer:
         """Sends the marker's offset to the transaction.
 
         If the brokers refuse a row meanwhile, the error is only "erroneous state"; a second call raises the refusal.
-        Either way the transaction is not committed.
         """
         kafka = library()
         try:

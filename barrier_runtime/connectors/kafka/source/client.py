@@ -1,7 +1,7 @@
 """Access to a Kafka cluster: client settings, errors for operators, topics and offsets.
 
-Clients are made where they are used (driver, slot) and never pickled; `KafkaClient` travels. The settings may hold
-secrets, so messages and `repr` omit them. Every call here has a timeout.
+Clients are made where they are used (driver, slot); only `KafkaClient` is pickled. Settings may hold secrets, so
+messages and `repr` omit them. Every call has a timeout.
 """
 
 import logging
@@ -19,7 +19,7 @@ _SAY_AGAIN_S = 30.0  # between two warnings of the same kind
 
 
 class LogThrottle:
-    """Log of the fetching thread, which also runs the client's callbacks; passing errors repeat rarely.
+    """Log of the fetching thread and the client's callbacks; passing errors repeat rarely.
 
     Lasting errors end the source.
     """
@@ -114,13 +114,13 @@ class KafkaClient:
         return {"bootstrap.servers": self.servers, **given}
 
     def consumer(self, **callbacks: Callable[..., None]) -> Any:
-        """Returns a consumer of committed records that neither commits nor stores offsets by itself."""
+        """Consumer of committed records that neither commits nor stores offsets by itself."""
         kafka = load_client(self.where)
         given = self.settings()
         return self._make(kafka.Consumer, {"group.id": self.group, **_READING, **given, **callbacks})
 
     def admin(self) -> Any:
-        """Returns an admin client that does not log: the log would need polls, and answers contain the errors."""
+        """Admin client that does not log: the log would need polls, and answers contain the errors."""
         load_client(self.where)
         from confluent_kafka.admin import AdminClient
 
@@ -161,7 +161,7 @@ class Cluster:
         self._admin.close()
 
     def partitions(self, topics: Collection[str], pattern: str | None) -> list[Partition]:
-        """Returns partitions of `topics`, or of topics whose whole name matches `pattern`, without `__…`."""
+        """Partitions of `topics`, or of topics whose whole name matches `pattern`, without `__…`."""
         found = self._patiently(self._consumer, lambda consumer, left: consumer.list_topics(timeout=left)).topics
         if pattern is not None:
             wanted = sorted(name for name in found if re.fullmatch(pattern, name) and not name.startswith("__"))
@@ -178,7 +178,7 @@ class Cluster:
         return [(topic, number) for topic in wanted for number in sorted(found[topic].partitions)]
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """Returns ids of topics, which change when a topic is recreated; "" for brokers before 2.8."""
+        """Ids of topics, which change when a topic is recreated; "" for brokers before 2.8."""
         wanted = sorted(set(topics))
         if not wanted:
             return {}
@@ -192,7 +192,7 @@ class Cluster:
         return found
 
     def offsets(self, partitions: Sequence[Partition], time_ms: int) -> dict[Partition, int]:
-        """Returns the first offset at or after `time_ms`, EARLIEST or LATEST; the end if there is none.
+        """First offset at or after `time_ms`, EARLIEST or LATEST; the end if there is none.
 
         LATEST is the end of the committed records, before any open transaction.
         """
@@ -210,7 +210,7 @@ class Cluster:
 
     def _per_partition(self, ask: Callable[[Any, float], Any]) -> dict[Partition, int]:
         def sure(consumer: Any, left: float) -> Any:
-            """Raises a partition's retryable error as an error of the whole answer, which is then requested again."""
+            """Raises a partition's retryable error, so that the whole request is repeated."""
             answers = ask(consumer, left)
             raised([each for each in answers if each.error is not None and self._is_curable(each.error)])
             return answers
@@ -246,7 +246,7 @@ class Cluster:
     def _is_curable(self, error: Any) -> bool:
         """True if waiting may help.
 
-        At the start, requests name partitions that were just listed, so an unknown partition is only unknown yet.
+        At the start, requests name just listed partitions, so an unknown partition is only unknown yet.
         """
         return is_transient(error) or (self._must_exist and error.code() in self._unheard_of)
 
@@ -270,7 +270,7 @@ def is_refusal_of_credentials(error: Any) -> bool:
 
 
 def what_to_do(error: Any, where: str) -> InvalidJob | Unavailable:
-    """Returns a client's error as `InvalidJob` or `Unavailable`. The client's texts contain no secrets."""
+    """The client's texts contain no secrets."""
     kind, text = kind_of(error), error.str()
     if kind is Kind.REFUSED:
         return InvalidJob(

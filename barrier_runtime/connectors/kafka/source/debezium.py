@@ -1,9 +1,9 @@
 """Debezium's change events as rows with the columns of changes that are read from PostgreSQL directly.
 
 Events are JSON, with or without Kafka Connect's schema (`{"schema": …, "payload": …}`), or come from a deserialiser
-(Avro). The event's schema, or else the type of the column, gives values their meaning: `debezium_values` converts,
-docs/changes.md has the table. A large value that the event omits is null and listed in `unchanged`: Debezium writes a
-placeholder, as the only element in arrays and maps.
+(Avro). The event's schema, or else the type of the column, gives values their meaning: docs/changes.md has the table.
+An omitted large value is null and listed in `unchanged`: Debezium writes a placeholder, as the only element in arrays
+and maps.
 
 A column that `after` lacks is a mistake in `schema=`, or the table gained or lost the column during the topic's life;
 `absent` decides which.
@@ -53,7 +53,6 @@ _Columns: TypeAlias = Sequence[tuple[str, Convert | None]]
 
 
 def debezium_schema(form: Debezium, columns: pa.Schema, absent: Absent, where: str) -> pa.Schema:
-    """Returns the schema of the rows. `columns`: of the table. Raises `InvalidJob`."""
     if form not in ("changes", "upsert"):
         raise InvalidJob(f"{where}: debezium={form!r}: use 'changes' or 'upsert'")
     if absent not in ("fail", "null"):
@@ -155,7 +154,7 @@ class DebeziumRows:
                 )
 
     def _event(self, payload: bytes, message: Any) -> tuple[_Event, _Columns, Sequence[str]]:
-        """Returns the event, the columns with converters for its schema, and the names of the schema's fields."""
+        """Event, columns with converters for its schema, names of the schema's fields."""
         if self._deserialise is not None:
             told = self._deserialise(payload, message)
             if not isinstance(told, Mapping):
@@ -202,7 +201,7 @@ class DebeziumRows:
 
 
 def _changed_at(source: Mapping[str, Any], sent_ms: int | None) -> datetime.datetime | None:
-    """Time of the change, else the time `sent_ms` when the connector sent the event, else None."""
+    """Time of the change, else `sent_ms`, when the connector sent the event, else None."""
     time_us, time_ms = source.get("ts_us"), source.get("ts_ms") or sent_ms
     for name, time in (("ts_us", time_us), ("ts_ms", time_ms)):
         if time is not None and (isinstance(time, bool) or not isinstance(time, int)):

@@ -1,8 +1,7 @@
 """Converts values of Debezium's events by Connect's schema or by the type of the column. Pure.
 
-A value is converted to a form that `column_of` accepts, or refused; docs/changes.md has the table. A type in Connect's
-schema that contradicts the column (base64 for a text, microseconds for a whole number) is refused although each value
-would fit: an altered column looks the same.
+docs/changes.md has the table. A type in Connect's schema that contradicts the column (base64 for a text, microseconds
+for a whole number) is refused although each value would fit: an altered column looks the same.
 """
 
 import base64
@@ -104,7 +103,7 @@ def json_text(text: str) -> str:
 
 
 def converter(kind: pa.DataType, told: ConnectType | None, *, of_json: bool) -> Convert | None:
-    """Returns a function that converts a value, not null, for `column_of`; None without conversion.
+    """Returns a function that converts a non-null value for `column_of`; None without conversion.
 
     `told`: None without Connect's schema. `of_json`: fractions were read as `Decimal`. The function raises `ValueError`
     for a value that cannot have the column's type.
@@ -153,7 +152,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _wrongly_told(kind: pa.DataType, told: ConnectType | None) -> str:
-    """Explains why Connect's type does not fit the column; "" if the types may fit."""
+    """Explains why Connect's type does not fit the column, or ""."""
     if told is None:
         return ""
     shown = f"Connect's schema has the type {told.name or told.type}"

@@ -1,7 +1,4 @@
-"""Decodes keys and values of Kafka records: bytes, text, JSON, or the client's deserialisers.
-
-The slot makes a decoder (`source_bases/payloads`) from a `PayloadFormat`, which travels.
-"""
+"""Decodes keys and values of Kafka records: bytes, text, JSON, or the client's deserialisers."""
 
 import datetime
 import sys
@@ -31,7 +28,7 @@ _CUT = 300  # characters of an error message of another library
 
 @dataclass(frozen=True)
 class PayloadFormat:
-    """Form of a key or value (`part`), and the columns.
+    """Form of a key or value (`part`), and the columns; travels to the slot, which makes the decoder.
 
     For events, `debezium`: form of the rows; `table`: columns of the table; `absent`: treatment of a column that an
     event lacks; `placeholder`: the connector's text for an omitted large value.
@@ -55,7 +52,7 @@ def format_of(
     absent: Absent = "fail",
     placeholder: str = UNAVAILABLE,
 ) -> PayloadFormat:
-    """Returns the format after all checks that need no data. Raises `InvalidJob`."""
+    """Performs all checks that need no data. Raises `InvalidJob`."""
     if debezium is not None:
         needed = [] if format_name == "json" or callable(format_name) else ['value="json" or a deserialiser']
         if schema is None:
@@ -188,7 +185,6 @@ class _Client:
 
 
 def _of_message(message: Any, name: str, kind: pa.DataType) -> Any:
-    """Returns a field of a Protobuf message as Arrow accepts it for `kind`."""
     field = message.DESCRIPTOR.fields_by_name.get(name)
     if field is None:
         raise ValueError(f"{message.DESCRIPTOR.full_name} has no field {name!r}")

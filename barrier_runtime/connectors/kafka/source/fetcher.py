@@ -1,8 +1,7 @@
 """Consumer for all partitions of a source that a slot reads, and the thread that serves the consumer.
 
 The thread waits in the client, converts messages, and fills a `PartitionQueue` per partition; the partition of a full
-queue is paused. The slot's loop sends orders by `_orders` and gets rows and errors from the queues. Partitions are
-assigned, never subscribed to.
+queue is paused. The slot's loop sends orders by `_orders`. Partitions are assigned, never subscribed to.
 
     broker ──► librdkafka's queue ──► convert ──► queue per partition ──► reader.poll
                 (bounded)                          (bounded: pause)
@@ -343,7 +342,6 @@ class Fetcher:
             queue.fail(Unavailable(f"{queue.where}: Kafka cannot read on ({error.name()}: {error.str()}): tried again"))
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        """Retries `work` while a schema registry is unavailable."""
         while True:
             self._turned_s = time.monotonic()
             try:
@@ -365,8 +363,8 @@ def place_of(thread: int | None) -> str:
 class FetcherPool:
     """Fetchers of a source in a process; readers share a fetcher. `join` and `leave` do not block.
 
-    A fetcher reads a partition only once: a second reader, as after a failure, gets another fetcher, and so never gets
-    records that were fetched for the first reader.
+    A fetcher reads a partition only once: a second reader, as after a failure, gets another fetcher, and so no records
+    fetched for the first reader.
     """
 
     def __init__(

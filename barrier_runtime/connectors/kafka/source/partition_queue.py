@@ -1,8 +1,8 @@
 """Queue of fetched rows of a partition: filled by the fetching thread, emptied by the slot's loop.
 
 Lock-free: each side writes a separate counter, and a deque hands rows over. An error is raised after the rows before
-it. While more rows are expected at once, the thread gathers rows and the loop takes chunks together, so batches grow
-while the source is behind.
+it. While more rows are expected at once, the thread gathers rows and the loop joins chunks, so batches grow while the
+source is behind.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ class Fetched:
     """Rows in the queue, possibly none, and the position after them.
 
     `offsets`: of each row; `size`: an upper bound of the rows' bytes; `nulls`: records without value up to
-    `next_offset`, which are not rows if they are skipped.
+    `next_offset`, skipped or not.
     """
 
     rows: pa.RecordBatch | FewRows | None
@@ -92,7 +92,7 @@ class PartitionQueue:
 
     @property
     def over(self) -> bool:
-        """Returns whether nothing more of this partition is to be fetched."""
+        """True if nothing more is to be fetched."""
         return self.trouble is not None or (self.end is not None and self.next_offset >= self.end)
 
     @property
@@ -139,11 +139,11 @@ class PartitionQueue:
 
     @property
     def waiting(self) -> bool:
-        """Returns whether `take` would return rows or raise an error."""
+        """True if `take` would return rows or raise an error."""
         return bool(self._items) or self.trouble is not None
 
     def take(self, max_rows: int) -> Taken | None:
-        """Returns at most `max_rows` rows; None without rows. Raises the error after the last rows."""
+        """Returns at most `max_rows` rows, or None. Raises the error after the last rows."""
         trouble = self.trouble  # read first: rows are put before the error is set
         if not self._items:
             if trouble is not None:

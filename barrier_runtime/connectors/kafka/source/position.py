@@ -25,7 +25,7 @@ SPLIT = msgspec.json.Decoder(KafkaSplit)
 
 
 class KafkaPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Position in a partition. `offset`: the next to read; `end` and `topic_id` stay as at the first read."""
+    """`offset`: the next to read; `end` and `topic_id` stay as at the first read."""
 
     offset: int
     end: int | None = None
@@ -41,13 +41,12 @@ def split_id(topic: str, partition: int) -> str:
 
 
 def partition_of(id: str) -> tuple[str, int]:
-    """Returns topic and number of a partition from the id of its split."""
     topic, _, partition = id.rpartition("-")
     return topic, int(partition)
 
 
 def owner(id: str, parallelism: int) -> int:
-    """Returns the subtask of a partition: round-robin per topic, each topic from another subtask."""
+    """Round-robin per topic, each topic from another subtask."""
     topic, partition = partition_of(id)
     return (zlib.crc32(topic.encode()) + partition) % parallelism
 
@@ -57,7 +56,7 @@ def begin(split: KafkaSplit) -> KafkaPosition:
 
 
 def resumed(split: KafkaSplit, position: KafkaPosition, where: str) -> KafkaPosition:
-    """Returns the position to continue from. Raises `InvalidJob` if the topic was recreated.
+    """Position to continue from. Raises `InvalidJob` if the topic was recreated.
 
     A position without a topic id, from an older snapshot, takes the split's id.
     """

@@ -1,7 +1,7 @@
 """Converts Kafka records to rows: columns of key, value and metadata; treats bad records.
 
-Few good records become lists (`data/few_rows`), at a fraction of Arrow's cost. Many records, or few with a bad record,
-become Arrow: this path finds the record and the reason.
+Few good records become lists (`data/few_rows`), at a fraction of Arrow's cost; other records become Arrow, which finds
+a bad record and the reason.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,13 +56,12 @@ class RecordColumns:
 
     @property
     def nulls_are_told(self) -> bool:
-        """Returns whether a row of nulls is a surprise: other values become rows of columns."""
+        """True if a row of nulls is a surprise: other values become rows of columns."""
         decoded = self.value.format_name not in ("bytes", "string") and self.value.debezium is None
         return decoded and self.null_values == "row"
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of good records."""
         parts = [*(self.key.schema if self.key else ()), *self.value.schema]
         return pa.schema([*parts, *((column, METADATA[name]) for name, column in self.metadata.items())])
 
@@ -84,7 +83,7 @@ def record_columns(
     where: str,
     null_values: NullValues = "row",
 ) -> RecordColumns:
-    """Returns the columns after a check of their names. Raises `InvalidJob`."""
+    """Raises `InvalidJob` for unfit names."""
     if bad not in ("fail", "dead_letter"):
         raise InvalidJob(f'{where}: bad_records={bad!r}: use "fail" or "dead_letter"')
     if null_values not in ("row", "skip", "bad"):
@@ -104,7 +103,7 @@ def record_columns(
 
 
 def _remedies(columns: RecordColumns, repeated: str) -> str:
-    """Returns remedies for a repeated column. A field of the value or of the key keeps its name."""
+    """Remedies for a repeated column. A field of the value or of the key keeps its name."""
     remedies = []
     for name, column in columns.metadata.items():
         if column == repeated:
@@ -123,8 +122,8 @@ def _remedies(columns: RecordColumns, repeated: str) -> str:
 class Converted:
     """Rows in offset order, None if all records were skipped. `size`: an upper bound of their bytes.
 
-    `bad_at`: index of a message that cannot be decoded, `bad`: the reason; the rows are of the messages before.
-    `nulls`: records without value before `bad_at`. `kept`: indices of the messages that were not skipped; None: all.
+    `bad_at`: index of a message that cannot be decoded, `bad`: the reason; the rows precede the message. `nulls`:
+    records without value before `bad_at`. `kept`: indices of the unskipped messages; None: all.
     """
 
     rows: pa.RecordBatch | FewRows | None
@@ -206,7 +205,7 @@ class RecordConverter:
             payloads = list(map(payload, messages))
             nulls = payloads.count(None)
             columns += decoder.values(decoder.rows(payloads, messages))
-            size += sum(map(len, filter(None, payloads)))  # no text is longer than its payload
+            size += sum(map(len, filter(None, payloads)))
         if nulls and self._columns.null_values == "bad":
             raise ValueError(_NULL)
         columns += [_METADATA_VALUES[name](messages) for name in self._columns.metadata]
@@ -281,7 +280,7 @@ def _offsets(messages: Sequence[Any]) -> list[Any]:
 
 
 def _timestamps(messages: Sequence[Any]) -> list[Any]:
-    """Returns milliseconds, as Arrow stores them; None for a record without time (type 0)."""
+    """Milliseconds; None for a record without time (type 0)."""
     return [ms if kind else None for kind, ms in (message.timestamp() for message in messages)]
 
 

@@ -1,8 +1,7 @@
 """Source of Kafka topics: a split per partition, with an offset as the position in the checkpoint.
 
-The first offset of a partition is looked up once, by the driver or by the discovery, and travels in the split, so every
-run begins at the same offset. Only committed records are read. Records that are deleted before they were read stop the
-job (`kafka/source/topic_checks`).
+Driver or discovery look up the first offset of a partition once; it travels in the split, so every run begins at the
+same offset.
 
     driver: topics, offsets ──► splits ──► slot: KafkaReader per partition ──► one Fetcher for all of them
     slot: discovery, in a thread ──► splits of new partitions, from their earliest record
@@ -100,9 +99,9 @@ class KafkaSource(SourceSettings):
     to `group`, for monitoring.
 
     `start` applies without a checkpoint: "earliest", "latest", a datetime (of the records' timestamps) or "group": that
-    group's committed offsets, and the earliest record of partitions without a committed offset. New partitions are
-    searched every `discover` (None: only at a restart), and begin with their earliest record. `until="latest"`: the
-    stream ends where each partition ends at the start.
+    group's committed offsets, else the earliest record. New partitions are searched every `discover` (None: only at a
+    restart), and begin with their earliest record. `until="latest"`: the stream ends where each partition ends at the
+    start.
 
     `key`, `value`: "bytes", "string", "json", or a function that makes a deserialiser of the client, called in each
     slot; the latter two need `key_schema=`, `schema=` with their columns. `key=None`: no such column. JSON: fields
@@ -118,8 +117,8 @@ class KafkaSource(SourceSettings):
     column is null. `unavailable_value_placeholder`: as set in the connector.
 
     A record that cannot be decoded ends the job, and the error names the place. With `bad_records="dead_letter"` the
-    record goes to a separate stream: use such a source with `source_with_dead_letters`. The source waits for a schema
-    registry that does not answer.
+    record goes to a separate stream: use `source_with_dead_letters`. The source waits for a schema registry that does
+    not answer.
 
     Records that are deleted before they were read end the job, after a warning. `config`: further settings of
     librdkafka, or a function that returns them, called in driver and slots, so that secrets need not travel.
@@ -336,7 +335,7 @@ class KafkaTopics:
         return owner(split_id, parallelism)
 
     def discovery(self, known: NameSet) -> Discovery | None:
-        """Returns the discovery; without `discover=` it lists only once, at a start from a checkpoint.
+        """Without `discover=` it lists only once, at a start from a checkpoint.
 
         New partitions are read from their earliest record, whatever `start` says.
         """
@@ -352,8 +351,6 @@ class KafkaTopics:
 
 
 class _Listing:
-    """Lists new partitions, each from the earliest offset when first seen."""
-
     def __init__(self, client: KafkaClient, topics: Topics, known: NameSet, where: str) -> None:
         self._client = client
         self._topics = topics

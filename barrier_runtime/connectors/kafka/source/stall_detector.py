@@ -7,7 +7,7 @@ has arrived.
 
 The client reports nothing while it skips aborted transactions, so a replacement may be wrong: the wait doubles with
 each replacement after which the partition stays quiet. A request without an answer ends every suspicion, because the
-client handles outages itself; an answer with an error of leadership begins a suspicion.
+client handles outages itself; an error of leadership begins a suspicion.
 """
 
 import time
@@ -69,7 +69,7 @@ class StallDetector:
         self._blamed, self._wait_s = None, self._timeouts.still
 
     def to_ask(self, unread: Collection[Partition], now_s: float) -> list[Partition]:
-        """Returns partitions whose ends to request now. After a pause of the calls, observations restart."""
+        """Partitions whose ends to request now. After a pause of the calls, observations restart."""
         if now_s - self._polled_s > self._timeouts.quiet:
             self._heard_s, self._suspected = {}, {}
         self._polled_s = now_s
@@ -92,7 +92,7 @@ class StallDetector:
     def answered(self, unread: Mapping[Partition, int], ends: Mapping[Partition, int | None], now_s: float) -> None:
         """Records an answer about the partitions `unread`.
 
-        `ends`: without partitions that have no end at present; None: the client does not know the leader.
+        `ends`: lacks partitions without an end at present; None: the client does not know the leader.
         """
         for partition, offset in unread.items():
             end = ends.get(partition, offset)
@@ -114,7 +114,7 @@ class StallDetector:
             self._apart_until_s = now_s + 60 * self._timeouts.quiet
 
     def stalled(self, now_s: float) -> tuple[Partition, int | None] | None:
-        """Returns a stalled partition, which demands another client, and the end that was not reached."""
+        """A stalled partition, which demands another client, and the end that was not reached."""
         for partition, suspected in self._suspected.items():
             if now_s - suspected.since_s >= self._wait_s:
                 return partition, suspected.end
@@ -127,8 +127,6 @@ class StallDetector:
 
 
 class StallWatch:
-    """Runs a `StallDetector` in the fetching thread."""
-
     def __init__(self, kafka: Any, timeouts: StallTimeouts) -> None:
         self._kafka = kafka
         self._timeouts = timeouts
@@ -143,9 +141,9 @@ class StallWatch:
         return time.monotonic() >= self._poll_at_s
 
     def poll(self, consumer: Any, queues: Mapping[Partition, PartitionQueue]) -> str:
-        """Returns why to replace the client; "" for no reason.
+        """Returns why to replace the client, or "".
 
-        `queues`: of the partitions that await records. Called after all fetched messages were handed out.
+        `queues`: of the partitions that await records, after all fetched messages were handed out.
         """
         now_s = time.monotonic()
         self._poll_at_s = now_s + self._timeouts.quiet / 10
@@ -168,7 +166,7 @@ class StallWatch:
         return f"{queue.where}: the client went silent at offset {queue.next_offset} {why}"
 
     def _ends(self, consumer: Any, partitions: Collection[Partition]) -> dict[Partition, int | None] | None:
-        """Returns the ends of committed records (see `StallDetector.answered`); None without an answer."""
+        """Ends of committed records (see `StallDetector.answered`); None without an answer."""
         wanted = [self._kafka.TopicPartition(*partition, LATEST) for partition in partitions]
         try:
             found = consumer.offsets_for_times(wanted, timeout=self._timeouts.answer)

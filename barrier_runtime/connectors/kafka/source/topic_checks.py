@@ -1,8 +1,8 @@
 """Checks of topics while they are read: records deleted before they were read, recreated topics.
 
-Brokers delete records by age and size, read or not. A source that skipped the gap would be silently incomplete, so the
-job stops after a loss. A warning precedes: the earliest retained offset advances, and the position is within the oldest
-tenth of the retained records.
+Brokers delete records by age and size, read or not. Skipping the gap would be a silent loss, so the job stops. A
+warning precedes: the earliest retained offset advances, and the position is within the oldest tenth of the retained
+records.
 """
 
 import time
@@ -41,8 +41,8 @@ class TopicIds:
     Two gaps of up to a second remain: a partition that was just paused has no such failure, and a broker that does not
     know of the deletion returns the old id.
 
-    Ids are requested only when needed now or soon, so never without messages. If requests fail for some seconds,
-    another client is made. `say`: logs why rows wait.
+    Without messages no ids are requested. If requests fail for some seconds, another client is made. `say`: logs why
+    rows wait.
     """
 
     def __init__(self, client: KafkaClient, kafka: Any, say: Callable[[str], None]) -> None:
@@ -55,7 +55,7 @@ class TopicIds:
         self._asked: dict[str, tuple[Future[Any], float]] = {}  # without an answer yet
 
     def forget(self, topic: str) -> None:
-        """Forgets a topic of which a partition is read anew: earlier answers do not apply."""
+        """Forgets a topic of which a partition is read anew."""
         self._seen.pop(topic, None)
         self._asked.pop(topic, None)
         self._in_vain_s.pop(topic, None)
@@ -79,7 +79,7 @@ class TopicIds:
         return unknown
 
     def _is_due(self, topic: str, now_s: float) -> bool:
-        """True if a request is due; a pending request is dropped when its answer would be too old."""
+        """True if a request is due; drops a pending request whose answer would be too old."""
         if topic in self._asked:
             return now_s - self._asked[topic][1] >= _ID_TRUSTED_S
         return topic not in self._seen or now_s - self._seen[topic][1] >= _ID_AHEAD_S
@@ -93,7 +93,7 @@ class TopicIds:
             self._asked[topic] = answer, now_s
 
     def _hear(self, topic: str, queues: Collection[PartitionQueue], now_s: float) -> None:
-        """Takes an available answer; waits for the answer if the last one is too old."""
+        """Takes an available answer; waits if the last answer is too old."""
         if topic in self._seen and now_s - self._seen[topic][1] >= _ID_TRUSTED_S:
             del self._seen[topic]
         if topic not in self._asked or (topic in self._seen and not self._asked[topic][0].done()):
@@ -141,7 +141,7 @@ def outlook(position: int, earliest: int, earliest_before: int | None, end: int 
 
 
 def lost(queue: PartitionQueue, wanted: int, earliest: int, end: int) -> InvalidJob:
-    """Returns the error about a missing offset `wanted`; `earliest` and `end` may be newer."""
+    """Error about a missing offset `wanted`; `earliest` and `end` may be newer."""
     if wanted < earliest:
         return InvalidJob(
             f"{queue.where}: offset {wanted} is wanted, but the earliest that is retained is {earliest}: "
@@ -243,7 +243,7 @@ class RetentionWatch:
 
 
 def known_end(consumer: Any, partition: Any) -> int | None:
-    """End of a `TopicPartition` by the client's last fetch, without a request; None: not fetched."""
+    """End by the client's last fetch, without a request; None: not fetched."""
     cached = consumer.get_watermark_offsets(partition, cached=True)
     return cached[1] if cached is not None and cached[1] >= 0 else None
 

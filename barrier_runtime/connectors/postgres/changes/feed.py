@@ -1,7 +1,7 @@
 """Thread that fetches rows for a reader: chunks of the snapshot, then the log, into a bounded buffer.
 
 A lost session is replaced, with growing pauses and without limit, after the last buffered item. While the buffer is
-full the thread reads nothing but sends keepalives, so the server waits.
+full the thread only sends keepalives, so the server waits.
 
     reading the snapshot -> connecting <-> reading the log -> at the end (of `until`)
                        any -> failed: a person is needed
@@ -57,7 +57,7 @@ _EPOCH_US = 946_684_800_000_000
 
 
 class ChangeFeed:
-    """Feed that starts its thread at once.
+    """Starts its thread at once.
 
     `parameters` are libpq's, with secrets. `wake` is called when an item is ready.
     """
@@ -129,7 +129,7 @@ class ChangeFeed:
         self._ring()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits after `close` until the session is closed. Returns False after the timeout."""
+        """Waits after `close`. Returns False after the timeout."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

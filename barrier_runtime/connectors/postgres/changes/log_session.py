@@ -1,7 +1,7 @@
 """Conversion of the messages of one replication session into buffer items: rows with positions.
 
-Messages of rows are collected and decoded together (`flush`): at most `PART_ROWS` or `PART_BYTES`, so a large
-transaction becomes many items, and a reader has a position after each of them.
+Messages are decoded together (`flush`): at most `PART_ROWS` or `PART_BYTES`, so a large transaction becomes many items,
+with a position after each.
 """
 
 import struct
@@ -57,7 +57,7 @@ class LoggedRows:
     at: ChangePosition
 
     def split(self, count: int) -> tuple["LoggedRows", "LoggedRows"]:
-        """Returns the first `count` rows, at least one and not all, and the others."""
+        """Splits after `count` rows, at least one and not all."""
         ahead, left, rest = list[TransactionRows](), list[TransactionRows](), count
         for each in self.transactions:
             taken = min(rest, each.count)
@@ -134,7 +134,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Transaction:
-    """Transaction with undecoded messages, from message `first` on. `lsn`: end of the previous one."""
+    """Undecoded messages of a transaction, from `first` on. `lsn`: end of the previous transaction."""
 
     begin: TransactionBegin
     lsn: int
@@ -160,7 +160,7 @@ class LogSession:
         self._repeated = False  # the current transaction was read before
 
     def message(self, data: memoryview) -> bool:
-        """Handles a message. True if the server requests an answer now."""
+        """True if the server requests an answer now."""
         if data[0] == 119:  # w, of the log
             if data[HEADER] in ROW_KINDS:
                 if not self._repeated:
@@ -247,7 +247,6 @@ class LogSession:
     # ------------------------------------------------------------ decoding
 
     def flush(self) -> None:
-        """Decodes the collected messages into the feed."""
         if not self._messages:
             return
         messages, transactions = self._messages, self._transactions
@@ -275,7 +274,6 @@ class LogSession:
         return self._feed.layout.of_changes(changes, stamps) if changes else None
 
     def _put(self, rows: pa.RecordBatch, counts: list[int], transactions: list[_Transaction]) -> None:
-        """Passes rows from the given position on."""
         given, read, parts = self._given, 0, list[TransactionRows]()
         for transaction, count in zip(transactions, counts, strict=True):
             begin, first = transaction.begin, transaction.rows

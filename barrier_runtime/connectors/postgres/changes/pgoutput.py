@@ -4,9 +4,9 @@ Transactions arrive complete, after their commit, in commit order:
 
     Begin · (Relation | Insert | Update | Delete | Truncate)* · Commit
 
-A Relation precedes the first change of a table, and the first change after each change of its columns, on each
-connection. Inserts, updates and deletes are decoded many at a time, in columns (`RowMessages`): numpy walks over the
-tuples of all messages together, Arrow copies the values, and no Python code runs per row or value.
+On each connection a Relation precedes the first change of a table, and the first change after each change of its
+columns. Changes are decoded many at a time, in columns (`RowMessages`): numpy walks over the tuples of all messages
+together, Arrow copies the values, and no Python code runs per row or value.
 """
 
 import struct
@@ -63,7 +63,7 @@ class RowChanges:
 
 
 def truncation(relation: int) -> bytes:
-    """Returns a message of a row that stands for the truncation of a table."""
+    """Message of a row that stands for the truncation of a table."""
     return bytes(HEADER) + b"T" + relation.to_bytes(4, "big") + b"\0"
 
 
@@ -183,7 +183,7 @@ Message: TypeAlias = TransactionBegin | TransactionCommit | Relation | Truncate
 
 
 def decoded(data: memoryview) -> Message | None:
-    """Decodes a message. None: a message without rows (types, origins, users' own messages).
+    """None: a message without rows (types, origins, users' own messages).
 
     Raises `ValueError` for messages that version 1 does not have.
     """

@@ -11,7 +11,7 @@ same order.
 | a whole transaction                          | its end                         | 0          | 0    |
 | nothing, and the log has no rows up to there | up to there                     | 0          | 0    |
 
-Only `lsn` may be confirmed to the server, which may forget the log before `lsn`.
+Only `lsn` may be confirmed to the server, which may then forget the log before.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ POSITION_VERSION: Final = 1
 
 
 class ChangePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Position; `row` rows of the snapshot's `chunk` are read (None: the snapshot is read)."""
+    """`row` rows of the snapshot's `chunk` are read (None: the snapshot is read)."""
 
     lsn: int
     commit_lsn: int = 0

@@ -49,7 +49,7 @@ class ChangedTable:
 
     @property
     def has_key(self) -> bool:
-        """Returns False if only all columns together identify a row."""
+        """False if only all columns together identify a row."""
         return not all(column.key for column in self.columns)
 
     @property
@@ -71,7 +71,7 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class UpsertRows:
-    """Rows of form "upsert": the number of the `message` of each row; `deleted`: the row is a delete."""
+    """Rows of form "upsert", each with the number of its `message`."""
 
     message: Numbers
     deleted: Flags
@@ -79,7 +79,7 @@ class UpsertRows:
 
 
 def filled_in(changes: RowChanges, table: ChangedTable) -> TextRows:
-    """Returns the new rows; unchanged values that the log omits come from the old row, if known."""
+    """New rows; values that the log omits come from the old row, if known."""
     columns = []
     for column, before, after in zip(table.columns, changes.before.columns, changes.after.columns, strict=True):
         fill = after.unchanged & ~changes.before.missing & (changes.whole | column.key)
@@ -91,7 +91,6 @@ def filled_in(changes: RowChanges, table: ChangedTable) -> TextRows:
 
 
 def upserts_of(changes: RowChanges, table: ChangedTable) -> UpsertRows:
-    """Returns a row per change; for an update of the key a delete of the old key, then the new row."""
     before, after, ops = changes.before, filled_in(changes, table), changes.ops
     moved = (ops == _UPDATE) & ~before.missing & ~after.missing
     if moved.any():
@@ -187,7 +186,7 @@ class ChangeRowLayout:
         return self._together(parts, places, len(order)), counts
 
     def of_snapshot(self, table: int, rows: pa.RecordBatch, taken_us: int, lsn: int) -> pa.RecordBatch:
-        """Returns rows of the snapshot. Raises `InvalidJob` if the type of a column has changed since."""
+        """Raises `InvalidJob` if the type of a column has changed since."""
         where = f"{self._where}, table {self.tables[table].name}"
         columns = [
             as_stored(rows.column(column.name), column, where)
@@ -288,7 +287,6 @@ class ChangeRowLayout:
 
 
 def table_rows(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
-    """Rows of one table, with its columns, from rows of several tables."""
     mine = batch.column(batch.schema.names.index(table))
     return pa.RecordBatch.from_struct_array(mine.filter(mine.is_valid()))
 

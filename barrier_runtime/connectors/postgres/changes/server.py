@@ -1,7 +1,7 @@
 """Requirements on a PostgreSQL server whose changes are read, and its replication sessions.
 
 A *slot* makes the server keep the log until the source confirms it; a *publication* lists the tables in the log. The
-job creates both at the first start. Later the slot is checked before each use, because a slot that cannot continue at
+job creates both at the first start, and then checks the slot before each use, because a slot that cannot continue at
 the source's position would omit changes:
 
 | the slot ...                              | then                                                              |
@@ -86,7 +86,7 @@ def connect(parameters: Mapping[str, str], *, replication: bool, name: str) -> A
 
 
 def read_table(connection: Any, name: str, as_text: Sequence[str], form: Form, where: str) -> ChangedTable:
-    """Returns the table "schema.table". Raises `InvalidJob` if the form cannot express its changes."""
+    """Reads the table "schema.table". Raises `InvalidJob` if the form cannot express its changes."""
     schema, _, table = name.partition(".")
     found = connection.execute(_TABLE, (schema, table)).fetchone()
     if found is None:
@@ -163,7 +163,7 @@ def check_server(connection: Any, where: str) -> None:
 def make_publication(connection: Any, name: str, tables: Sequence[str], *, ours: bool, where: str) -> None:
     """Creates the publication if missing.
 
-    `ours`: the source chose the name, so an existing publication is set to `tables`; the user's must have them.
+    `ours`: an existing publication is set to `tables`; the user's must have them.
     """
     sql = load_psycopg().sql
     listed = sql.SQL(", ").join(sql.Identifier(*table.split(".", 1)) for table in tables)
@@ -210,7 +210,7 @@ def check_publication(connection: Any, name: str, tables: Sequence[str], where: 
 
 @dataclass(frozen=True)
 class ReplicationSlot:
-    """Replication slot; up to `confirmed` the server may have forgotten the log."""
+    """The server may have forgotten the log up to `confirmed`."""
 
     plugin: str | None
     database: str | None

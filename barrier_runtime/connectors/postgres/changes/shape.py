@@ -1,7 +1,7 @@
 """Comparison of a table's shape in the log with the shape that the flow was written for. Pure.
 
-Each Relation message has columns, types and replica identity of a table at that place of the log. ALTER TABLE rewrites
-rows without a change in the log, so a job may continue only if no value of the table changed:
+Each Relation message has columns, types and replica identity at that place of the log. ALTER TABLE rewrites rows
+without a change in the log, so a job may continue only if no value of the table changed:
 
 | in the log                                      | then                                                               |
 |-------------------------------------------------|--------------------------------------------------------------------|
@@ -13,8 +13,8 @@ rows without a change in the log, so a job may continue only if no value of the 
 | a key that no longer identifies rows            | the job ends                                                       |
 | less of the old row than REPLICA IDENTITY FULL  | the job ends if its rows have `before`                             |
 
-If the log is older than the table, the server's catalog tells whether a missing column was dropped, was renamed, or
-comes later: the catalog numbers columns, and the numbers never change.
+If the log is older than the table, the server's catalog tells whether a missing column was dropped, renamed, or comes
+later: the numbers of columns never change.
 """
 
 from collections.abc import Mapping
@@ -38,10 +38,9 @@ _HEADER = 4  # of a modifier
 
 @dataclass(frozen=True)
 class CatalogTable:
-    """Table in the server's catalog now.
+    """Table in the server's catalog now, without dropped columns and types.
 
-    `columns`: number → name and type, without dropped columns. `types`: id and modifier of the log's columns → type,
-    without dropped types.
+    `columns`: number → name and type. `types`: id and modifier of the log's columns → type.
     """
 
     identity: str
@@ -72,7 +71,7 @@ def places_of(
 
 
 def keeps_values(old: ServerType, new: ServerType) -> bool:
-    """Returns whether ALTER COLUMN … TYPE from `old` to `new` keeps every value, or the server refuses it.
+    """True if ALTER COLUMN … TYPE from `old` to `new` keeps every value, or the server refuses it.
 
     >>> keeps_values(ServerType("int4"), ServerType("int8")), keeps_values(ServerType("bool"), ServerType("int4"))
     (True, False)
@@ -93,7 +92,7 @@ def _is_text(kind: ServerType) -> bool:
 
 
 def _scale(kind: ServerType) -> int:
-    """Digits after the point; many for numeric without (p, s). The server checks digits before."""
+    """Digits after the point; many for numeric without (p, s)."""
     if kind.typmod < _HEADER:
         return 1 << 20
     return (((kind.typmod - _HEADER) & 0x7FF) ^ 1024) - 1024
@@ -115,7 +114,6 @@ def _reads(kind: pa.DataType, there: ServerType) -> bool:
 
 
 def _check_column(column: ChangedColumn, now: CatalogTable, shown: str) -> None:
-    """Raises `InvalidJob` for a column that the catalog renamed or replaced."""
     if not column.number:
         return
     found = now.columns.get(column.number)
@@ -153,7 +151,7 @@ def _check_type(column: ChangedColumn, there: ServerType | None, now: CatalogTab
 
 
 def _check_order(table: ChangedTable, places: Mapping[str, int], shown: str) -> None:
-    """Raises `InvalidJob` if columns changed their order, by being added again or exchanging names."""
+    """Raises `InvalidJob` if columns were added again or exchanged names."""
     known = [(places[column.name], column.name) for column in table.columns if column.name in places]
     for (before, _), (after, name) in pairwise(known):
         if after < before:

@@ -1,8 +1,7 @@
 """Snapshot of the tables as the job begins; the driver copies it into the job's storage, once.
 
-The server makes a slot and exports a snapshot of the moment at which the slot's log begins. This snapshot lives as long
-as the session that made the slot, so restarting slots cannot read it: the driver copies the tables into Parquet objects
-before the job starts.
+The server exports a snapshot of the moment at which the slot's log begins. The snapshot lives as long as the session
+that made the slot, so restarting slots cannot read it: the driver copies the tables into Parquet objects.
 
     1 publication · 2 slot with its snapshot · 3 objects `<id>/<n>.parquet` · 4 `<id>/staging.json` · 5 `current.json`
 
@@ -113,7 +112,7 @@ def staging_prefix(paths: Paths, source: str, id: str) -> str:
 def copy_tables(
     connection: Any, snapshot: str, tables: Sequence[ChangedTable], store: ObjectStore, prefix: str, where: str
 ) -> list[StagedTable]:
-    """Copies the tables into objects, by an ordinary session and the server's name of the `snapshot`."""
+    """Copies the tables by an ordinary session and the server's name of the `snapshot`."""
     staged, chunk = [], 0
     sql = load_psycopg().sql
     with connection.transaction():

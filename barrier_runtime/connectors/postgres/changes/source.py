@@ -1,8 +1,7 @@
 """PostgreSQL tables as streams of changes: a consistent snapshot, then the log (logical replication).
 
-There is a single split, because the log is one sequence in commit order, so rows of a key are in order at any
-parallelism. The driver copies the snapshot into the job's storage (`snapshot`); a thread reads the snapshot, then the
-log (`feed`). The server may forget only log that a completed checkpoint covers (`CheckpointListener`).
+The log is one sequence in commit order, hence a single split: rows of a key are in order at any parallelism. The driver
+copies the snapshot into the job's storage (`snapshot`); a thread reads the snapshot, then the log (`feed`).
 """
 
 from collections import deque
@@ -63,9 +62,9 @@ class PostgresChangesSource(SourceSettings):
     without state and dropped when the job has finished. A slot keeps the server's log until checkpoints complete:
     monitor the slot, and drop it when you abandon the job. A named `publication` must have the tables, or is created.
 
-    `as_text`: columns to read as PostgreSQL writes them. `unchanged`: the value in an upsert for a large value that did
-    not change and is missing in the log (tables without REPLICA IDENTITY FULL): "fail", or "null". `until="current"`:
-    the stream ends with the commits before the first start of the job.
+    `as_text`: columns to read as PostgreSQL writes them. `unchanged`: the value in an upsert for an unchanged large
+    value that the log lacks (tables without REPLICA IDENTITY FULL): "fail", or "null". `until="current"`: the stream
+    ends with the commits before the first start of the job.
 
     >>> flow.source("orders", PostgresChangesSource("postgresql://app@db/shop", ["orders"]))  # doctest: +SKIP
     """
@@ -196,7 +195,6 @@ class PostgresChanges:
             self._asked("dropping slot and publication", drop)
 
     def _begin(self, store: ObjectStore, paths: Paths, job: str, url: str, fresh: bool) -> snapshot.SnapshotStaging:
-        """Makes a slot and, unless `snapshot=False`, a snapshot of the tables."""
         id = snapshot.new_id()
         ours = f"barrier_{digest(job, url, self._name)}"
         slot = self._given.slot or f"{ours}_{id[:8]}"

@@ -13,8 +13,8 @@ Snapshot and log both arrive as text and use the same functions, so equal rows l
 | bytea                                       | binary                    |
 | all others: text, numeric, uuid, json, enums, arrays, intervals, … | string, as PostgreSQL writes it |
 
-Dates and times that Arrow does not have ("infinity", years BC, 24:00) and NaN in numeric(p, s) are refused; read such
-columns as text.
+Dates and times that Arrow lacks ("infinity", years BC, 24:00) and NaN in numeric(p, s) are refused; read such columns
+as text.
 """
 
 import re
@@ -45,7 +45,7 @@ _NUMERIC_HEADER = 4
 
 @dataclass(frozen=True)
 class ServerType:
-    """Type of PostgreSQL: internal name below any domain, and modifier."""
+    """Internal name of a PostgreSQL type below any domain, and modifier."""
 
     base: str
     typmod: int = -1
@@ -63,7 +63,7 @@ class ServerType:
 
 @dataclass(frozen=True)
 class ChangedColumn:
-    """Column of a table, with `number` and `server_type` of the catalog as of the writing of the flow.
+    """Column of a table, as of the writing of the flow.
 
     `key`: of the primary key, or of the index that identifies rows. `as_text`: read as PostgreSQL writes it.
     """
@@ -77,7 +77,7 @@ class ChangedColumn:
 
 
 def arrow_type(base: str, typmod: int) -> pa.DataType:
-    """Arrow type of a PostgreSQL type; `base`: internal name below any domain."""
+    """`base`: internal name below any domain."""
     if base == "numeric" and typmod >= 0:
         precision, scale = _numeric_digits(typmod)
         if precision <= _MOST_DIGITS and 0 <= scale <= precision:
@@ -91,7 +91,7 @@ def _numeric_digits(typmod: int) -> tuple[int, int]:
 
 
 def as_column(texts: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
-    """Converts bytes to the column's type. Raises `InvalidJob` for a value outside the type."""
+    """Raises `InvalidJob` for a value outside the type."""
     return from_text(texts.cast(pa.string()), column, where)
 
 
@@ -112,7 +112,7 @@ def as_stored(values: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
 
 
 def from_text(texts: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
-    """Converts strings to the column's type. Raises `InvalidJob` for a value outside the type."""
+    """Raises `InvalidJob` for a value outside the type."""
     kind = column.type
     if pa.types.is_string(kind):
         return texts

@@ -43,7 +43,7 @@ def _first_wrong(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> int:
 
 
 def _copied(column: pa.Array | pa.ChunkedArray, first: int, behind: int) -> pa.Array | pa.ChunkedArray:
-    """Copy of these rows: a cast of a slice of lists would also examine values of other rows."""
+    """Copies rows: a cast of a slice of lists would also examine values of other rows."""
     return column.take(pa.array(range(first, behind), pa.int64()))
 
 
@@ -54,5 +54,4 @@ def _remedy(kind: pa.DataType) -> str:
 
 
 def is_decimal_of_tables(kind: pa.DataType) -> bool:
-    """Returns whether the precision is at most 38, and the scale from 0 to the precision."""
     return bool(types.is_decimal128(kind)) and 0 <= kind.scale <= kind.precision

@@ -17,7 +17,7 @@ _DAY_MS = 24 * 60 * 60 * 1000
 
 
 def commit_every_ms(commit_every: datetime.timedelta | float, who: str) -> int:
-    """Duration in milliseconds. Raises `InvalidJob` unless it is between 0 and a day."""
+    """Raises `InvalidJob` unless the duration is between 0 and a day."""
     seconds = commit_every.total_seconds() if isinstance(commit_every, datetime.timedelta) else commit_every
     if isinstance(seconds, Real) and not isinstance(seconds, bool) and math.isfinite(seconds):
         ms = round(float(seconds) * 1000)
@@ -37,7 +37,7 @@ def described(commit_every_ms: int) -> str:
 def groups(
     files: Iterable[T], size: Callable[[T], int], kind: Callable[[T], Hashable], target: int = TARGET_BYTES
 ) -> list[list[T]]:
-    """Returns `files` in groups, each in order and of a single `kind`; the files of a group become a single file.
+    """Groups `files`, in order, of a single `kind` each; a group becomes a single file.
 
     A group ends with the file that reaches the target size. A small rest joins the previous group.
     """

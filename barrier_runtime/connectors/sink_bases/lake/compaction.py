@@ -30,7 +30,7 @@ W = TypeVar("W")
 
 
 def compact_bytes(compact: str | int | None, who: str) -> int | None:
-    """Target size of `compact=` in bytes; None: off. Raises `InvalidJob` for an invalid size."""
+    """Target size of `compact=` in bytes; None: off. Raises `InvalidJob`."""
     if compact is None:
         return None
     size: float | None = None
@@ -57,8 +57,8 @@ def to_compact(
 ) -> list[list[T]]:
     """Groups of small files of equal `kind`; each group becomes a file.
 
-    A group is as large as the target, or has many files and at least twice the size of the largest, so a row is
-    rewritten a logarithmic number of times.
+    A group is as large as the target, or has many files and twice the size of the largest: rows are rewritten a
+    logarithmic number of times.
     """
     small: dict[Hashable, list[T]] = {}
     for file in files:
@@ -83,7 +83,7 @@ def to_compact(
 
 
 class Pace:
-    """Decides when to look at the table, by the number of added files and the length of the last turn. Pure."""
+    """Decides when to look at the table, by added files and the length of the last turn. Pure."""
 
     def __init__(self) -> None:
         self._waiting = 0
@@ -95,9 +95,7 @@ class Pace:
         return self._waiting >= self._enough and now >= self._not_before
 
     def ended(self, began: float, now: float, compacted: int) -> None:
-        """Records the end of a turn that replaced `compacted` files. After a turn without work the next
-        wait is longer.
-        """
+        """Records the end of a turn; without `compacted` files the next wait is longer."""
         self._waiting = 0
         self._enough = LEAST_FILES if compacted else min(2 * self._enough, _MOST_WAITING)
         self._not_before = now + _SHARE * (now - began)
@@ -107,11 +105,11 @@ class CompactedTable(Protocol[P, W]):
     """Table whose files can be compacted. Each method is a move of the table of states."""
 
     def look(self) -> P | None:
-        """Returns a plan; None: there is nothing to compact."""
+        """Returns a plan, or None."""
         ...
 
     def write(self, plan: P, stop: Callable[[], bool]) -> W | None:
-        """New files, which are in no version of the table. None: given up, and the new files are deleted."""
+        """New files, in no version of the table yet. None: given up, and the new files are deleted."""
         ...
 
     def commit(self, plan: P, written: W) -> int:
@@ -143,7 +141,7 @@ class Compactor(Generic[P, W]):
         self._closed = threading.Event()
 
     def added(self, files: int) -> None:
-        """Counts files that a commit has added to the table, and starts a turn that is due."""
+        """Counts files of a commit, and starts a turn that is due."""
         with self._lock:
             due = self._pace.added(files, time.monotonic())
             if due and not self._working and not self._closed.is_set():

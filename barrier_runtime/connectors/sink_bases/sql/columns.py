@@ -1,8 +1,7 @@
 """Rules that match columns of rows with columns of a SQL table: fit, conversion, refused values. Pure.
 
-Each database has a `ColumnRules`: a rule per family of Arrow types. Rows are checked before their checkpoint is
-decided. Key columns also refuse values that the target considers equal to others, such as -0.0 and 0.0, because two
-rows would become one.
+Rows are checked before their checkpoint is decided. Key columns also refuse values that the target considers equal to
+others, such as -0.0 and 0.0, because two rows would become one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,6 @@ def with_trailing_spaces(values: pa.Array) -> pa.Array:
 
 
 def below_microseconds(values: pa.Array) -> pa.Array:
-    """Marks times in nanoseconds that are not whole microseconds."""
     numbers = pc.fill_null(values.view(pa.int64()), 0).to_numpy()
     return pa.array(numbers % 1_000 != 0)
 
@@ -88,7 +86,7 @@ class ColumnRules:
     """Rules of a database, by family of Arrow types. A rule returns None if not every value fits.
 
     `refused` returns why a column takes no values of the family, with the remedy; `refused_in_key` the same for key
-    columns. `hint` completes the message about a type that does not fit. `in_key` adds refusals for key columns.
+    columns. `hint` ends the message about an unfit type. `in_key` adds refusals for key columns.
     """
 
     rules: Mapping[str, Rule]
@@ -119,8 +117,8 @@ def fitted(
 ) -> tuple[Fitted, ...]:
     """`Fitted` for each column of `schema`.
 
-    Raises `InvalidJob` for the first column that the table lacks or cannot hold, and for a column of the table that
-    needs a value and receives none.
+    Raises `InvalidJob` for the first column that the table lacks or cannot hold, and for a required column of the table
+    that receives no value.
     """
     for name in key:
         if name not in schema.names:
@@ -225,14 +223,14 @@ def casting(kind: pa.DataType) -> Convert:
 
 
 def in_microseconds(kind: pa.DataType) -> Convert:
-    """Conversion that cuts off nanoseconds; values out of range are an error."""
+    """Cuts off nanoseconds; values out of range are an error."""
     return lambda values: values.cast(kind, safe=getattr(values.type, "unit", "") != "ns")
 
 
 def by_value(
     values: pa.Array, spelled: Callable[[Any], str], python: Callable[[pa.Array], list[Any]] = pa.Array.to_pylist
 ) -> pa.Array:
-    """Makes text in Python, in small chunks: a long hold of the GIL delays every record that arrives."""
+    """Makes text in Python, in small chunks: a long hold of the GIL delays every arriving record."""
     texts: list[str | None] = []
     for start in range(0, len(values), _PYTHON_ROWS):
         chunk = python(values.slice(start, _PYTHON_ROWS))
@@ -252,7 +250,7 @@ def bits_of(kind: pa.DataType) -> int:
 
 
 def outside(least: Any, most: Any) -> Convert:
-    """Function that marks dates or timestamps before `least` or after `most`."""
+    """Marks dates or timestamps before `least` or after `most`."""
     return lambda values: pc.or_(
         pc.less(values, pa.scalar(least, values.type)), pc.greater(values, pa.scalar(most, values.type))
     )

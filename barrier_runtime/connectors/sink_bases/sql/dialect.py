@@ -1,7 +1,6 @@
 """Differences between SQL databases: connection, errors, catalog, columns and statements.
 
-The base has statements that all databases understand; a dialect replaces statements that its database does better.
-`SqlSession` keeps the connection.
+The base has portable statements; a dialect replaces statements that its database does better.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ WRITE_ROWS = 4_096  # of a statement
 
 @dataclass(frozen=True)
 class SqlTarget:
-    """Table as of the sink's `open`. `shown` is the name for people."""
+    """Table as of the sink's `open`. `shown`: its name for people."""
 
     shown: str
     columns: tuple[TableColumn, ...]
@@ -43,7 +42,6 @@ class DeliveryMark:
 
     @property
     def names(self) -> Mapping[str, Any]:
-        """Parameters of statements."""
         owner = hashlib.sha256("\x00".join((self.job, self.sink, self.lineage)).encode()).digest()
         return {"job": self.job, "sink": self.sink, "lineage": self.lineage, "owner": owner}
 
@@ -51,14 +49,13 @@ class DeliveryMark:
 class Dialect(ABC):
     """Kind of database and the way to reach it.
 
-    `target` of methods is the result of `read_target`. `make_mark` and `raise_mark` are statements with the parameters
-    job, sink, lineage, owner, known and checkpoint.
+    `make_mark` and `raise_mark` are statements with the parameters job, sink, lineage, owner, known and checkpoint.
     """
 
-    name: ClassVar[str]  # of the kind of database, for messages
+    name: ClassVar[str]
     column_table: ClassVar[ColumnRules]
     quote: ClassVar[str] = '"'
-    marks: ClassVar[str] = "barrier_runtime_commits"  # the table of marks
+    marks: ClassVar[str] = "barrier_runtime_commits"
     mark_owner: ClassVar[str] = "job = %(job)s and sink = %(sink)s and lineage = %(lineage)s"
     make_mark: ClassVar[str]
 
@@ -79,18 +76,18 @@ class Dialect(ABC):
 
     @abstractmethod
     def is_lost(self, error: Exception) -> bool:
-        """True if the connection may be lost, so that a new connection may help at once."""
+        """True if a new connection may help at once."""
 
     @abstractmethod
     def translated(self, error: Exception, failure: str) -> BarrierRuntimeError:
-        """Error whose class shows the caller's next action. `failure` begins the message."""
+        """Error whose class shows the caller's next action; `failure` begins the message."""
 
     def bounded(self, connection: Any) -> contextlib.AbstractContextManager[None]:
         """Context in which no call waits forever for the server."""
         return contextlib.nullcontext()
 
     def end(self, connection: Any) -> None:
-        """Closes a connection without waiting; its errors do not matter."""
+        """Closes a connection without waiting, ignoring errors."""
         connection.close()
 
     # ------------------------------------------------------------ the table
@@ -104,7 +101,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def make_marks(self, connection: Any, where: str) -> None:
-        """Creates a missing table of marks; several processes may try at once.
+        """Creates a missing table of marks, perhaps in several processes at once.
 
         Raises `Corrupt` for a layout of a newer release.
         """
@@ -120,7 +117,7 @@ class Dialect(ABC):
     def mark_made(self, connection: Any, mark: DeliveryMark) -> int:
         """Returns the mark, created if missing.
 
-        Runs in a transaction of its own: two transactions that insert the mark at once would deadlock later.
+        Runs in a separate transaction: two transactions that insert the mark at once would deadlock later.
         """
         self.execute(connection, self.make_mark, mark.names)
         return self.mark_read(connection, mark)
@@ -154,7 +151,7 @@ class Dialect(ABC):
         """Raises the mark and writes the rows in one transaction.
 
         `raising`: the parameters of `raise_mark`; `objects`: the staged objects; `read`: the rows of each object.
-        Returns False, without writing, if the mark differs from the mark that this process knows.
+        Returns False, without writing, if the mark is not as known.
         """
 
     def execute(self, connection: Any, statement: str, given: Mapping[str, Any] | Sequence[Any] = ()) -> Any:
@@ -205,7 +202,7 @@ class StatementDialect(Dialect):
 def check_key(
     columns: Sequence[TableColumn], unique: Iterable[Iterable[str]], key: Sequence[str], table: str, where: str
 ) -> None:
-    """Raises `InvalidJob` unless the key's columns exist and have a unique index of exactly these columns."""
+    """Raises `InvalidJob` unless the key's columns have a unique index of exactly these columns."""
     names = [column.name for column in columns]
     listed = ", ".join(key)
     for name in key:
@@ -220,7 +217,7 @@ def check_key(
 
 
 def _in_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields all rows in order, at most `WRITE_ROWS` rows of equal schema at a time."""
+    """Yields rows in order, at most `WRITE_ROWS` of equal schema at a time."""
     gathered: list[pa.RecordBatch] = []
     count = 0
     for rows in batches:
@@ -240,10 +237,10 @@ def _cut(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class SqlSession:
-    """Connection of a dialect: opened on demand, closed without waiting; one thread at a time, others wait.
+    """Connection of a dialect, opened on demand; one thread at a time, others wait.
 
-    A failed unit of work closes the connection, so no half-open transaction, temporary table or setting outlives the
-    failure, and every unit of work can be repeated.
+    A failed unit of work closes the connection, so nothing half-open outlives the failure and every unit can be
+    repeated.
     """
 
     def __init__(self, dialect: Dialect, where: str) -> None:
@@ -254,7 +251,7 @@ class SqlSession:
         self._closed = False
 
     def run(self, what: str, work: Callable[[Any], T]) -> T:
-        """Runs `work(connection)` in one transaction and commits when `work` returns.
+        """Runs `work(connection)` in one transaction and commits.
 
         If an older connection proves lost, `work` runs again on a new connection. `what` names the work in errors,
         which are errors of this project.
@@ -273,7 +270,7 @@ class SqlSession:
                 raise self._translated(error, what) from error
 
     def close(self) -> None:
-        """Closes without waiting: a running call closes the connection when the call ends."""
+        """Never waits: a running call closes the connection when the call ends."""
         self._closed = True
         if self._using.acquire(blocking=False):
             try:

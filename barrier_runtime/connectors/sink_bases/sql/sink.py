@@ -1,9 +1,8 @@
 """Exactly-once rows in a SQL table: inserted or upserted by key, one transaction per commit.
 
-Rows wait in the job's storage until their checkpoint is decided. Subtask 0 then writes the rows of all subtasks, and of
-all checkpoints decided meanwhile, in one transaction: raise the mark if the mark is as known; write the rows; commit.
-If the mark differs, the client reads the mark and writes only rows that the mark does not cover. See
-docs/design/sql-sinks.md.
+Rows wait in the job's storage until their checkpoint is decided. Subtask 0 then writes the rows of all subtasks and
+decided checkpoints in one transaction: raise the mark if the mark is as known; write the rows; commit. If the mark
+differs, the client reads the mark and writes only uncovered rows. See docs/design/sql-sinks.md.
 
 | the process dies or stalls …            | its successor                                                             |
 |-----------------------------------------|---------------------------------------------------------------------------|
@@ -37,10 +36,10 @@ Step = TypeVar("Step")
 
 
 class CommitGroups:
-    """Chooses how many decided checkpoints a sink commits together: at most `most_bytes`.
+    """Chooses how many decided checkpoints a sink commits together: at most `most_bytes`, at least one step.
 
-    A larger step is committed alone. After a failure the group is halved, down to the failing checkpoint, which must
-    not hold back older checkpoints; each success doubles the next group.
+    After a failure the group is halved, down to the failing checkpoint, which must not hold back older checkpoints;
+    each success doubles the next group.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -49,14 +48,11 @@ class CommitGroups:
 
     @property
     def limited(self) -> bool:
-        """Returns True while the steps of a failed group are not all committed."""
+        """True while the steps of a failed group are not all committed."""
         return self._most is not None
 
     def failed(self, steps: int, error: BarrierRuntimeError) -> None:
-        """Halves the next group after a commit of `steps` steps raised `error`.
-
-        Raises `error` for a single step, and if the target may be unavailable.
-        """
+        """Halves the next group. Raises `error` for a single step, and if the target may be unavailable."""
         if steps == 1:
             raise error
         self._most = steps // 2
@@ -66,7 +62,7 @@ class CommitGroups:
     def commit(
         self, steps: Sequence[Step], size: Callable[[Step], int], commit: Callable[[Sequence[Step]], None]
     ) -> None:
-        """Commits all `steps`, oldest first, in groups within the limits."""
+        """Commits all `steps`, oldest first."""
         done = 0
         while done < len(steps):
             group = steps[done : done + self._fitting(steps[done:], size)]
@@ -135,7 +131,6 @@ class SqlSink(BatchingSink):
         return f"table {self.shown_table}"
 
     def open(self, context: SinkContext) -> None:
-        """Connects, and checks everything that needs no rows."""
         super().open(context)
         dialect = self._dialect
         self._fits: tuple[Fitted, ...] = ()
@@ -207,7 +202,6 @@ class SqlSink(BatchingSink):
         return steps
 
     def _deliver(self, mark: DeliveryMark, batches: Sequence[DecidedBatch]) -> None:
-        """Writes `batches`, of a lineage and oldest first, in a transaction."""
         checkpoint = batches[-1].checkpoint
         what = f"committing checkpoint {checkpoint}"
         while due := self._due(mark, batches):
