@@ -139,7 +139,7 @@ class PassedOver:
 
     @property
     def unexpected(self) -> bool:
-        """True for other kinds than hidden names, which most folders have."""
+        """Returns True for other kinds than hidden names, which most folders have."""
         return bool(self._counts.keys() - {HIDDEN})
 
     def __bool__(self) -> bool:

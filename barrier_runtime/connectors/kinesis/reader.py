@@ -99,7 +99,7 @@ class ShardFetcher:
 
     @property
     def over(self) -> bool:
-        """True if every row was taken and no more rows follow."""
+        """Returns True if every row was taken and no more rows follow."""
         with self._changed:
             return self._ended and not self._held and self._error is None
 

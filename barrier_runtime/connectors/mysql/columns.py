@@ -72,7 +72,7 @@ class MySQLColumn(TableColumn):
 
     @property
     def rounds(self) -> bool:
-        """True for float(m, d) and double(m, d), which keep d digits."""
+        """Returns True for float(m, d) and double(m, d), which keep d digits."""
         return self.base in ("float", "double") and "," in self.shown
 
     @property
@@ -81,12 +81,12 @@ class MySQLColumn(TableColumn):
 
     @property
     def tells_texts_apart(self) -> bool:
-        """True if different texts are different keys, apart from trailing spaces."""
+        """Returns True if different texts are different keys, apart from trailing spaces."""
         return not self.is_text or str(self.collation).endswith("_bin") or self.collation == "binary"
 
     @property
     def pads(self) -> bool:
-        """True if comparisons ignore trailing spaces."""
+        """Returns True if comparisons ignore trailing spaces."""
         return self.is_text and not str(self.collation).endswith(("_nopad_bin", "_0900_bin"))
 
 

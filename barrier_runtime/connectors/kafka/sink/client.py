@@ -93,7 +93,7 @@ class KafkaCluster:
 
     @property
     def refused(self) -> bool:
-        """True while a broker refuses credentials or handshake."""
+        """Returns True while a broker refuses credentials or handshake."""
         return self._refusals.present
 
     def answers(self) -> None:

@@ -171,7 +171,7 @@ class MarkedProducer:
 
     @property
     def full(self) -> bool:
-        """True if the transaction must end, long before the timeout."""
+        """Returns True if the transaction must end, long before the timeout."""
         return self._bytes >= _CHUNK_BYTES or time.monotonic() - self._began > self._timeout_s / 3
 
     def commit(self, marker: Marker) -> None:

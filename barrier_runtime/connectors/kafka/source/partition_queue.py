@@ -92,7 +92,7 @@ class PartitionQueue:
 
     @property
     def over(self) -> bool:
-        """True if nothing more is to be fetched."""
+        """Returns True if nothing more is to be fetched."""
         return self.trouble is not None or (self.end is not None and self.next_offset >= self.end)
 
     @property
@@ -139,7 +139,7 @@ class PartitionQueue:
 
     @property
     def waiting(self) -> bool:
-        """True if `take` would return rows or raise an error."""
+        """Returns True if `take` would return rows or raise an error."""
         return bool(self._items) or self.trouble is not None
 
     def take(self, max_rows: int) -> Taken | None:

@@ -56,7 +56,7 @@ class RecordColumns:
 
     @property
     def nulls_are_told(self) -> bool:
-        """True if a row of nulls is a surprise: other values become rows of columns."""
+        """Returns True if a row of nulls is a surprise: other values become rows of columns."""
         decoded = self.value.format_name not in ("bytes", "string") and self.value.debezium is None
         return decoded and self.null_values == "row"
 

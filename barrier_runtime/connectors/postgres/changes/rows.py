@@ -49,7 +49,7 @@ class ChangedTable:
 
     @property
     def has_key(self) -> bool:
-        """False if only all columns together identify a row."""
+        """Returns False if only all columns together identify a row."""
         return not all(column.key for column in self.columns)
 
     @property

@@ -48,7 +48,7 @@ class CommitGroups:
 
     @property
     def limited(self) -> bool:
-        """True while the steps of a failed group are not all committed."""
+        """Returns True while the steps of a failed group are not all committed."""
         return self._most is not None
 
     def failed(self, steps: int, error: BarrierRuntimeError) -> None:
