@@ -144,7 +144,7 @@ class SourceSettings:
 class SourceDescription(Protocol):
     """Description of a source without a name, such as `KafkaSource(…)`.
 
-    Several names in flows may share a description; before, nothing is checked or connected.
+    Nothing is checked or connected before a flow uses the description, possibly under several names.
     """
 
     def named(self, name: str) -> Source:

@@ -223,7 +223,7 @@ class PostgresDialect(Dialect):
     ) -> bool:
         """Sends one message: raise the mark or fail, copy the rows in windows, upsert each window.
 
-        The client waits at most `statement_timeout` per window, and once for the end.
+        Each window may take `statement_timeout`. The client waits once per window and once for the end.
         """
         staged = (rows for each in read for rows in each)
         first = next(staged)

@@ -79,7 +79,7 @@ _DECODER = VersionedDecoder(committable_format(1), msgspec.json.Decoder(EarlierC
 
 @dataclass
 class EarlierCommits:
-    """Commits of earlier releases that one sink subtask finishes; methods return this release's committables."""
+    """Commits of earlier releases that one sink subtask finishes; public methods return this release's committables."""
 
     context: SinkContext
     dialect: PostgresDialect

@@ -81,7 +81,7 @@ def encode_committable(delivery: DeliveryToken, objects: tuple[StagedRows, ...])
 
 
 def decode_committable(data: bytes, job: str, sink: str, where: str) -> WriteAheadCommittable:
-    """Raises `Corrupt` for other bytes, or of another sink or job."""
+    """Refuses bytes that `encode_committable` did not make for this sink of this job."""
     committable = _DECODER.decode(data, where)
     if (committable.job, committable.sink) != (job, sink):
         raise Corrupt(
