@@ -78,7 +78,7 @@ def test_status_alone_lists_jobs_and_their_names_suffice(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_coordinator_without_its_token_hides_no_other_and_a_token_may_serve_two_stores(tmp_path: Path) -> None:
+def test_a_broken_coordinator_hides_no_other_and_a_token_serves_two_stores(tmp_path: Path) -> None:
     with (
         EmbeddedCoordinator(str(tmp_path / "own")) as broken,
         daemon(tmp_path, storage=tmp_path / "a"),
