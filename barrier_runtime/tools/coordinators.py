@@ -34,8 +34,8 @@ def client_of(job: str, address: str | None, token_file: Path | None) -> Any:
     """
     if address is not None:
         return _given(address, token_file)
-    asked = [(client, {each.job for each in client.jobs()}) for client in answering()]
-    having = [client for client, jobs in asked if job in jobs]
+    asked = answering()
+    having = [client for client, jobs in asked if job in {each.job for each in jobs}]
     if len(having) == 1:
         return having[0]
     if having:
@@ -43,41 +43,51 @@ def client_of(job: str, address: str | None, token_file: Path | None) -> Any:
             f"{len(having)} coordinators of this machine know job {job}: add --coordinator with one of "
             f"{', '.join(client.url for client in having)}"
         )
-    known = sorted(name for _, jobs in asked for name in jobs)
+    known = sorted(each.job for _, jobs in asked for each in jobs)
     raise InvalidJob(
         f"no coordinator of this user on this machine knows job {job}; known: {', '.join(known) or 'no job'}. "
         "For another machine or user give --coordinator URL and --token-file FILE"
     )
 
 
-def clients(address: str | None, token_file: Path | None) -> Sequence[Any]:
-    return [_given(address, token_file)] if address is not None else answering()
+def all_jobs(address: str | None, token_file: Path | None) -> list[Any]:
+    """Jobs of the given coordinators, or of all coordinators here."""
+    if address is not None:
+        return list(_given(address, token_file).jobs())
+    return [job for _, jobs in answering() for job in jobs]
 
 
-def answering() -> Sequence[Any]:
-    """Clients of the coordinators here that answer. Daemons with the same token and storage share a client.
+def answering() -> list[tuple[Any, Sequence[Any]]]:
+    """Client and jobs of each coordinator here that answers. Daemons with the same token and storage share a client.
 
     Raises `InvalidJob` if there are none.
     """
     from barrier_runtime.coordinator.client.private_directory import coordinators_here
     from barrier_runtime.state.errors import Unavailable
 
-    found: dict[tuple[Path, str], list[str]] = {}
-    silent = []
+    urls_of: dict[tuple[Path, str], list[str]] = {}
+    silent: list[str] = []
+    found = []
     for each in coordinators_here():
         try:
             storage = _client([each.url], each.token_file).daemon().storage
         except (InvalidJob, Unavailable) as error:  # another coordinator may know the job
             silent.append(str(error))
         else:
-            found.setdefault((each.token_file, storage), []).append(each.url)
+            urls_of.setdefault((each.token_file, storage), []).append(each.url)
+    for (file, _), urls in urls_of.items():
+        client = _client(urls, file)
+        try:
+            found.append((client, client.jobs()))
+        except Unavailable as error:  # ended meanwhile
+            silent.append(str(error))
     if not found:
         raise InvalidJob(
             "no coordinator of this user runs on this machine"
             + "".join(f"; {error}" for error in silent)
             + ": give --coordinator URL and --token-file FILE (a local run has one with ui=True, or --ui)"
         )
-    return [_client(urls, file) for (file, _), urls in found.items()]
+    return found
 
 
 def _given(address: str, token_file: Path | None) -> Any:

@@ -91,11 +91,13 @@ def test_writing_a_flow(tmp_path: Path) -> None:
     assert (stopped.count("(Pdb) "), stopped.count("emitted: ")) == (10, 8)
 
 
-def test_operating(tmp_path: Path) -> None:
+def test_operating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon, a program that uses it, each command for the program's job, and `fsck` of the files left."""
     listen, http = free_port(), free_port()
     places = {"127.0.0.1:7070": f"127.0.0.1:{http}"}
     storage = str(tmp_path / "checkpoints")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(tmp_path / "temporary"))  # so commands find this daemon alone
     (token, daemon), commands, (fsck,), _ = commands_of("operating.md")
     shell(token, tmp_path)
     (tmp_path / "app.py").write_text(
@@ -125,10 +127,11 @@ def test_operating(tmp_path: Path) -> None:
             "the job completed checkpoints",
         )
         assert job.poll() is None, (tmp_path / "job.log").read_text()
-        names = [each.split()[1] for each in commands]
-        assert sorted(names) == ["checkpoint", "rescale", "savepoint", "status", "stop"]
-        for name in ("status", "checkpoint", "savepoint", "rescale", "stop"):  # the last command ends the daemon
-            shell(placed(commands[names.index(name)], places).replace("URL", str(tmp_path / "savepoint")), tmp_path)
+        assert "\njob " in shell(commands[0], tmp_path)
+        by_name = {each.split()[1]: each for each in commands[1:]}
+        assert sorted(by_name) == ["checkpoint", "rescale", "savepoint", "status", "stop"]
+        for name in ("status", "checkpoint", "savepoint", "rescale", "stop"):  # the last command ends the job
+            shell(by_name[name].replace("URL", str(tmp_path / "savepoint")), tmp_path)
         assert job.wait(240) == 0, (tmp_path / "job.log").read_text()
     finally:
         for process in reversed(running):

@@ -55,7 +55,7 @@ PROGRAM = """
             print(msgspec.json.encode(handle.status()).decode(), handle.status())
             for log in folder.glob("barrier-runtime-coordinator-*/coordinator.log"):
                 print(log.read_text())
-            print(handle._spark.sparkContext.getConf().toDebugString())
+            print(handle._carrier._spark.sparkContext.getConf().toDebugString())
             handle.stop("checkpoint")
             print(handle.wait())
         import boto3

@@ -10,7 +10,7 @@ import typer
 
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.tools.commands.app import USER_MODULE, Target, app, load_flow
-from barrier_runtime.tools.coordinators import Coordinator, TokenFile, client_of, clients
+from barrier_runtime.tools.coordinators import Coordinator, TokenFile, all_jobs, client_of
 
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 
@@ -31,7 +31,7 @@ def status(
         client = client_of(job, coordinator, token_file)
         answer = client.status(job)
     else:
-        answer = [each for client in clients(coordinator, token_file) for each in client.jobs()]
+        answer = all_jobs(coordinator, token_file)
     if json:
         _print_json(answer)
         for each in [answer] if job else answer:
