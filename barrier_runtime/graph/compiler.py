@@ -1,6 +1,6 @@
 """Compiles the plan of a flow to the graph of slots: chains of steps, and edges that exchange rows.
 
-A step joins the chain of its input if it is the only reader of a main output and rows are only forwarded. A step
+A step joins the chain of the input if it is the only reader of a main output and rows are only forwarded. A step
 begins a chain if rows are exchanged (hash, rebalance, …), if the step has several inputs, if its input has several
 readers, after a side output, if the step emits rows without input (lookups), and if it makes watermarks after a step
 whose side output is read: such watermarks are of the main output alone, and a chain has one watermark for all its
@@ -47,7 +47,7 @@ def compile_plan(
     list_splits: ListSplits = _list_splits,
     sinks_run: bool = True,
 ) -> JobGraph:
-    """Checks the plan and builds its graph. Raises `InvalidJob`.
+    """Checks the plan and builds the graph. Raises `InvalidJob`.
 
     `list_splits` lists the sources' splits (reads folders, asks servers). `sinks_run`: False if the sinks are only
     described, as in a replay."""
@@ -159,7 +159,7 @@ def _holds_back(node: SourceNode) -> bool:
 
 
 def _check_circles(nodes: list[Node]) -> None:
-    """Refuses a sink that writes to the place from which a source of its rows reads."""
+    """Refuses a sink that writes to the place from which a source of the rows reads."""
     for node, above in zip(nodes, _sources_above(nodes), strict=True):
         if isinstance(node, SourceNode):
             continue

@@ -38,7 +38,7 @@ class StepBehind:
 
 
 def followers_of(nodes: Sequence[Node]) -> list[StepBehind]:
-    """Followers by number of the node. A step that makes watermarks hides the event time of its input."""
+    """Followers by number of the node. A step that makes watermarks hides the event time of the input."""
     found = [StepBehind()] * len(nodes)
     for number in range(len(nodes) - 1, -1, -1):  # readers have higher numbers than their inputs
         node = nodes[number]

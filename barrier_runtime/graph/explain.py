@@ -1,4 +1,4 @@
-"""A flow for people: its plan as a picture (SVG), its job graph as text with settings."""
+"""A flow for people: the plan as a picture (SVG), the job graph as text with settings."""
 
 from collections.abc import Mapping
 from html import escape
@@ -46,7 +46,7 @@ def name_of(node: Node) -> str:
 
 
 def told(plan: Plan, at: int, schema: pa.Schema | None) -> str:
-    """Describes a stream in one line: its step, and its columns if known."""
+    """Describes a stream in one line: the step, and the columns if known."""
     columns = "columns not known yet" if schema is None else ", ".join(f"{each.name}: {each.type}" for each in schema)
     return f"{name_of(plan.nodes[at])} of {plan.name} ({columns})"
 

@@ -1,6 +1,6 @@
 """The compiled job, which slots run: chains of operators and the edges between them.
 
-A chain runs in one subtask per slot; its operators call each other directly. Edges connect chains.
+A chain runs in one subtask per slot; the operators call each other directly. Edges connect chains.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,12 +30,12 @@ class OperatorSpec:
     name: str
     kind: str  # for people: "map", "window", "file sink", …
     make: Callable[[], Operator]
-    stateful: bool = False  # a restore requires a place for its snapshot
+    stateful: bool = False  # a restore requires a place for the snapshot
     is_sink: bool = False
     guarantee: str = ""  # sinks only
     global_committer: bool = False  # sinks only
     describe: str = ""  # one line for explain()
-    definition: str = ""  # what its state depends on, such as the windows' size; a restore requires an equal definition
+    definition: str = ""  # what the state depends on, such as the windows' size; a restore requires an equal definition
     side_outputs: tuple[str, ...] = ()  # tags
     keys: str = ""  # key columns with their types, if known
     states: Mapping[str, StateDescription] = field(default_factory=dict)  # declared by the user
@@ -163,7 +163,7 @@ class JobGraph:
 
 @dataclass(frozen=True)
 class OperatorPlace:
-    """Place of an operator in its chain, and the partitioning columns of each input port."""
+    """Place of an operator in the chain, and the partitioning columns of each input port."""
 
     chain: Chain
     place: int

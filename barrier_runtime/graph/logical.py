@@ -32,7 +32,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Within:
-    """Tumbling windows that hold the times of `column`; a row is emitted after the end of its window."""
+    """Tumbling windows that hold the times of `column`; a row is emitted after the end of the window."""
 
     column: str
     size_ms: int
@@ -68,11 +68,11 @@ class StepNode:
     is_idempotent: bool = False  # see `OperatorSpec`
     describe: str = ""
     definition: str = ""  # see `OperatorSpec`
-    makes_watermarks: bool = False  # independent of the watermarks of its input
+    makes_watermarks: bool = False  # independent of the watermarks of the input
     begins_chain: bool = False  # the step emits rows without input, which only the first step of a chain can
     detail: Detail = "none"  # how closely the step follows event time
     whole_batches: bool = False  # the step never takes a batch in parts of one event time: see `graph/event_time`
-    event_times: frozenset[str] | None = None  # columns of its rows that the watermark is based on; None: unknown
+    event_times: frozenset[str] | None = None  # columns of the rows that the watermark is based on; None: unknown
     within: frozenset[Within] = frozenset()  # columns whose times lie within the window of a result row
     timeless: bool = False  # the step has state, but watermarks do not change its results
     by_wall_clock: str = ""  # why a replay may produce other rows; empty: a replay produces the same rows

@@ -1,7 +1,7 @@
 """Finds the variable of a user's function that cannot be copied, such as a lock or a connection.
 
 Pickle's own error ("cannot pickle '_thread.lock' object") does not name the variable. The search covers everything that
-a function refers to: outer variables, globals, defaults, attributes of its object. Libraries' data counts as copyable;
+a function refers to: outer variables, globals, defaults, attributes of the object. Libraries' data counts as copyable;
 nothing is pickled.
 """
 

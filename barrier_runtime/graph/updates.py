@@ -1,6 +1,6 @@
 """Columns emitted again with every row of a key: a step that adds them up counts every update.
 
-A running aggregate emits its results so far with each row, a window with early results emits results before its end,
+A running aggregate emits the results so far with each row, a window with early results emits results before the end,
 and a window with an allowed lateness emits results again for late rows. Columns are followed through the flow by name;
 `map` and similar steps may have renamed them.
 """
@@ -189,7 +189,7 @@ def _of_function(node: StepNode, found: Updates, plan: Plan) -> Updates:
 
 
 def _of_join(name: str, found: Updates, known: frozenset[str]) -> Updated | None:
-    """Update of a join's column, whose name has the suffix of its side if both sides have the column."""
+    """Update of a join's column, whose name has the suffix of the side if both sides have the column."""
     if name in known:
         return found.of(name)
     return next((each for column, each in found.columns.items() if name.startswith(column)), None)

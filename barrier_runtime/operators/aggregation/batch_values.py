@@ -24,7 +24,7 @@ _EXACT_INTEGER, _EXACT_POWER = 1 << 53, 22  # doubles represent all integers, an
 
 
 class Left(Protocol):
-    """Makes the error for a result that does not fit its type: a sum of `column`, or another `aggregate`."""
+    """Makes the error for a result that does not fit the type: a sum of `column`, or another `aggregate`."""
 
     def __call__(self, column: str, row_id: int, aggregate: str = "sum_", /) -> Exception: ...
 

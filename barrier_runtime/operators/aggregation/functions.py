@@ -76,13 +76,13 @@ class Aggregate:
 
 
 def count(column: str | None = None) -> Aggregate:
-    """Number of rows; with a column, of its values that are not null."""
+    """Number of rows; with a column, of the values that are not null."""
     return Aggregate("count", column)
 
 
 def sum_(column: str, *, widen: bool = False) -> Aggregate:
     """Sum of a column of integers (int64), floats (float64) or decimals (ten more digits, at most 38).
-    An integer sum that leaves 64 bits, or a decimal sum that leaves its digits, ends the job, as in Spark. With `widen`
+    An integer sum that leaves 64 bits, or a decimal sum that leaves the digits, ends the job, as in Spark. With `widen`
     the sum of integers is a decimal128(38, 0), which has room for every sum."""
     return Aggregate("sum", column, widen)
 

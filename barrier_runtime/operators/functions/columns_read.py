@@ -67,7 +67,7 @@ _LONGEST_READ = 5  # of `row.get("name", default)`
 
 
 def columns_read(function: Any, position: int) -> frozenset[str] | None:
-    """Columns that `function` reads of its argument number `position`, the row; None: possibly all."""
+    """Columns that `function` reads of argument number `position`, the row; None: possibly all."""
     code, position = _code(function, position)
     if code is None or position >= code.co_argcount:
         return None
@@ -95,7 +95,7 @@ def _code(function: Any, position: int) -> tuple[CodeType | None, int]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Globals and attributes that the code and its inner code use."""
+    """Globals and attributes that the code and inner code use."""
     inner = [each for each in code.co_consts if isinstance(each, CodeType)]
     return set(code.co_names).union(*map(_names, inner))
 

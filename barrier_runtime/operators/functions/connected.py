@@ -1,4 +1,4 @@
-"""The step of `connect`: a keyed function with several inputs, each with its own rows and handler.
+"""The step of `connect`: a keyed function with several inputs, each with separate rows and handler.
 
 For each batch the operator uses the key columns, the handler and the event time of the batch's input, and is otherwise
 a `ProcessOperator`. All inputs share state, by the values of their keys. Handlers of broadcast rows run without a key,
@@ -89,7 +89,7 @@ class ConnectedInput:
     keys: tuple[str, ...]  # columns; empty: a broadcast input
     schema: pa.Schema | None  # if known
     event_time: str | None = None  # column
-    switch: Switch = "row"  # of a broadcast input: when its rows become valid
+    switch: Switch = "row"  # of a broadcast input: when the rows become valid
 
     @property
     def handler(self) -> str:
@@ -102,7 +102,7 @@ class _Port:
         self.call: Callable[..., Any] | None = None
         self.reads: frozenset[str] | None = None  # see `columns_read`
         self.seen: pa.Schema | None = None
-        self.codec: KeyCodec | None = None  # of a keyed input, once its columns are known
+        self.codec: KeyCodec | None = None  # of a keyed input, once the columns are known
 
 
 class ConnectedOperator(ProcessOperator):
@@ -315,7 +315,7 @@ class ConnectedOperator(ProcessOperator):
         self._flush_sides(emit, batch.emit_ns)
 
     def _handled(self, port: _Port, row: Row, batch: Batch, at: int) -> list[Row]:
-        """`at`: number of `row` in its batch."""
+        """`at`: number of `row` in the batch."""
         call: Any = port.call
         emitted, rows, failures = self._sides.counts(), list[Row](), self._failures
         self._copies.changes = port.input.handler

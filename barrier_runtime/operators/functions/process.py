@@ -161,7 +161,7 @@ class ProcessOperator(KeyedOperator):
         self._reclaiming: Reclaiming | None = None  # for states with a TTL
         self._rest: Batch | None = None  # of a batch within which a slice ended
         self._came_by_timer_ms: int | None = None  # event time, while a timer of this time has advanced it there
-        self._to_close: Any = None  # the user's object, once its open() has returned
+        self._to_close: Any = None  # the user's object, once open() has returned
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)

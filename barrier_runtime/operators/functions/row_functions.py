@@ -201,7 +201,7 @@ class FlatMapOperator(RowwiseOperator):
 
 
 def _rows(given: Any) -> Any:
-    """A dict is refused: iterating over it gives its keys."""
+    """A dict is refused: iterating over it gives keys."""
     if type(given) is dict:
         raise InvalidJob("it gave one row, and flat_map takes any number of them: return [row], yield it, or use map()")
     return given

@@ -3,8 +3,8 @@
 States and moves of such a row, in each subtask:
 
     waiting   arrived after the last barrier that the subtask has taken; no handler has seen it
-    due       arrived before that barrier: its handler runs before anything else happens here
-    valid     its handler has run
+    due       arrived before that barrier: the handler runs before anything else happens here
+    valid     the handler has run
 
     move                    from      to
     a row arrives           -         waiting. Event time advances to the time reached at the row

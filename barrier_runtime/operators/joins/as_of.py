@@ -1,6 +1,6 @@
-"""As-of join: to each left row the newest right row (*version*) of its key that is not newer than the left row.
+"""As-of join: to each left row the newest right row (*version*) of the key that is not newer than the left row.
 
-A left row waits until the watermark has passed its time, because versions up to that time may still arrive, in any
+A left row waits until the watermark has passed the row's time: versions up to that time may still arrive, in any
 order. Of the versions that the watermark has passed, only each key's newest is needed, and with a tolerance none that
 is too old for all later rows: the watermark removes the others, also for keys without further rows.
 """
@@ -82,7 +82,7 @@ class AsOfJoinOperator(JoinOperator):
             versions.drop_passed(max(WATERMARK_MIN, before - self._tolerance))
 
     def _give(self, rows: pa.RecordBatch, keys: Ints, times: Ints, emit: Emit) -> None:
-        """Emits left rows, each with the version of its time."""
+        """Emits left rows, each with the version of the row's time."""
         order = np.argsort(keys, kind="stable")
         of_run, position = self._found(keys[order], times[order])
         places = np.empty_like(order)
@@ -113,7 +113,7 @@ class AsOfJoinOperator(JoinOperator):
 def with_versions(
     columns: JoinColumns, rows: pa.RecordBatch, runs: Sequence[RowRun], of_run: Ints, position: Ints, outer: bool
 ) -> tuple[pa.RecordBatch | None, Bools]:
-    """Returns the rows in order, each with its version, and which rows are kept.
+    """Returns the rows in order, each with a version, and which rows are kept.
     The version is the row at `position` of the run `of_run` (its number; -1: no version). Without `outer` only rows
     with a version are kept; None: no rows."""
     found = of_run >= 0

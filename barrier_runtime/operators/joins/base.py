@@ -2,7 +2,7 @@
 
 A row at or before the watermark (window join: a row whose windows are over) is late: counted, or sent to a side output,
 and not joined, since partners may already be removed. A null key equals nothing: the row is not held, and is emitted at
-once if its side emits rows without a partner. `JoinClock` compares times in a unit fine enough for both sides.
+once if that side emits rows without a partner. `JoinClock` compares times in a unit fine enough for both sides.
 """
 
 import datetime

@@ -82,7 +82,7 @@ class EnrichOperator(Operator):
         self._output: pa.Schema | None = None
         self._added: list[pa.Array] = []
         self._keys: list[pa.Array] = []  # per key column: the table's distinct values
-        self._combined = pa.array([], pa.int64())  # per table row: its key as a number
+        self._combined = pa.array([], pa.int64())  # per table row: the key as a number
         self._is_row = False
         self._index: dict[Any, int] = {}
 
@@ -110,7 +110,7 @@ class EnrichOperator(Operator):
         self._added = [one_array(self._table.column(name)) for name in self._table.schema.names if name not in self._on]
         keys = small_keys(self._table, self._on, schema, self._where)
         self._keys = [key.unique() for key in keys]
-        # the code of a key is the number of its row in the table
+        # the code of a key is the number of the key's row in the table
         self._is_row = len(keys) == 1 and len(self._keys[0]) == len(keys[0])
         self._combined = self._codes(keys)
         self._index = {key: row for row, key in enumerate(_tuples(keys)) if not _has_null(key)}

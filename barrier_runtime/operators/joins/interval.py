@@ -1,6 +1,6 @@
 """Interval join: rows of a key match if the right time is within bounds around the left time.
 
-The window join is an interval join of window starts, which have to be equal. A pair is emitted when its second row
+The window join is an interval join of window starts, which have to be equal. A pair is emitted when the second row
 arrives. An unmatched row is emitted when the watermark rules out further partners; rows are held as long as a partner
 is possible. See docs/design/joins-and-lookups.md.
 """

@@ -1,4 +1,4 @@
-"""Choice of the cell that an aggregate keeps, and of the reader of its results."""
+"""Choice of the cell that an aggregate keeps, and of the reader of the results."""
 
 import pyarrow as pa
 

@@ -2,7 +2,7 @@
 
 Bytes are stored, and every batch starts from bytes, so no state exists outside of snapshots. A cell is *opened* once
 per key and batch, takes the key's rows in order, and becomes bytes again. Results of a `CellKind` must not depend on
-how often its state was opened.
+how often the state was opened.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Exact sums and means of decimals: integers of 128 bits, in two words.
 
-A sum must fit the digits of its type, as in Spark. The held sum and each value have at most 38 digits, so a sum that
+A sum must fit the digits of the type, as in Spark. The held sum and each value have at most 38 digits, so a sum that
 leaves 128 bits wraps to more than 38 digits: checking every sum finds all that leave the type.
 """
 

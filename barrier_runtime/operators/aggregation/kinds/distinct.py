@@ -1,7 +1,7 @@
 """The exact `count_distinct` for many rows at once.
 
-Only the first row of a value in its batch and key can bring a new value: arrays find such rows, and only these are
-looked up in the key's set. A row's count is the count before its batch plus the new values up to the row.
+Only the first row of a value in a batch and key can bring a new value: arrays find such rows, and only these are
+looked up in the key's set. A row's count is the count before the batch plus the new values up to the row.
 
     values                      lookup
     text, bytes, decimals       a Python set per key
@@ -28,7 +28,7 @@ from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.row_index import IntKeys
 
 Flags = npt.NDArray[np.bool_]
-_UNUSED_BATCHES = 32  # an index unused for so many batches gives its room to another
+_UNUSED_BATCHES = 32  # an index unused for so many batches gives the room to another
 _WORD_BYTES = 8
 _GAP = bytes(_WORD_BYTES - COUNT.size)  # between two cells, so that all values are aligned
 _NONE = COUNT.pack(0)
@@ -114,7 +114,7 @@ class KnownWords:
 
 class Indexes:
     """Indexes of recently used cells, up to `REMEMBERED` values in all; a single index may be larger.
-    Building an index takes as long as a dozen searches through its cell, so an index in use is not replaced: of two
+    Building an index takes as long as a dozen searches through the cell, so an index in use is not replaced: of two
     cells too large together, only one has an index."""
 
     def __init__(self) -> None:
@@ -244,7 +244,7 @@ def _first_of_group(rows: RunningOrder, codes: Ints, distinct: int) -> Ints:
 
 
 def _runs(groups: Ints) -> Iterator[tuple[int, int, int]]:
-    """Yields each number of the rising `groups`, with its first and end position."""
+    """Yields each number of the rising `groups`, with first and end position."""
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     ends = np.flatnonzero(np.diff(groups, append=-1)) + 1
     return zip(groups[starts].tolist(), starts.tolist(), ends.tolist(), strict=True)
