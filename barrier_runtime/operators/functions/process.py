@@ -523,8 +523,7 @@ class ProcessOperator(KeyedOperator):
         self._flush_sides(emit, emit_ns)
 
     def _advance(self, watermark_ms: int, given: "YieldedRows", in_slices: bool = False) -> bool:
-        """Advances event time to `watermark_ms`, with a stop at each due timer.
-        False: the turn is over, and event time is that of the last timer fired."""
+        """Advances event time with a stop at each due timer. False: the turn is over at the last fired timer's time."""
         current, context, on_timer = self._current, self._context, self._on_timer
         if on_timer is not None and self._timers.next_ms <= watermark_ms:
             time_slice = Slice(self.context.now_s) if in_slices else None
