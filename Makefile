@@ -9,17 +9,18 @@ KILLS ?= 0
 VENV := $(if $(NEWEST),.venv-newest,.venv)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-UNIT_TESTS := tests/test_house.py tests/test_steps.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/test_bids.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored tests/oracle tests/field/local
+UNIT_TESTS := tests/test_house.py tests/test_spark_matrix.py tests/test_steps.py tests/test_checkout.py tests/test_published.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/test_bids.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored tests/oracle tests/field/local tests/hosts tests/soak
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 # Written it has to be, whatever the caller's environment says: hundreds of tests start programs of ours, which would compile it all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help lock run pictures test docs wheel style lint types check quick format tables bench sim oracle sim-canaries mutants chaos java jdk servers clean
+.PHONY: help lock run matrix pictures test docs wheel style lint types check quick format tables bench sim oracle sim-canaries mutants chaos hosts soak java jdk servers links clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
 	@echo "make run EXAMPLE=name       kafka_to_kafka, kafka_to_postgres, rabbitmq_to_delta, orders_to_iceberg, fraud or bids, on real servers, with kills; or grow, without"
 	@echo "make test                   every test; all steps run also when one fails"
+	@echo "make matrix                 the main job's short form, and Spark's tables, on PySpark 3.5 to 4.3 with Java 17 and 21 (PAIRS='4.0/21 …')"
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (a minute and a half, no Java)"
 	@echo "make style                  style and types alone"
 	@echo "make format                 let ruff put the style right"
@@ -33,6 +34,8 @@ help:
 	@echo "make oracle [SEEDS=n]       random windows and joins, with crashes, against sorting, DuckDB and pandas; every restore; 40 times the examples of make test"
 	@echo "make mutants [WIDE=1]       every planted change of the product is noticed by a test: build/mutants.md"
 	@echo "make chaos [MINUTES=n] [KILLS=n] [SEED=s] [BURN=n]  kill, stall and starve a job on a local cluster, then judge its output"
+	@echo "make hosts [LONG=1] [DAEMONS=2] [SPARK=1]  cut, slow and one-way links of hosts made of network namespaces, then judge the output; LONG: an hour; SPARK: real Spark and Kafka, kills"
+	@echo "make soak HOURS=n [RATE=rows/s] [SEED=s]  windows, joins and Kafka under load, a kill every minute; slopes of all resources"
 	@echo "make pictures               pictures of the coordinator's page for docs/, of a run with kills"
 	@echo "make clean                  remove what runs and tests left (not .venv)"
 
@@ -56,12 +59,18 @@ jdk:
 servers:
 	@.ci/servers
 
+links:
+	@.ci/hosts
+
 run: $(STAMP) java $(if $(filter-out grow,$(EXAMPLE)),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
+matrix: $(STAMP) java
+	$(BIN)/python -m tests.spark_matrix $(PAIRS)
+
 # Tests wait for a third of their time, those of servers for half of it: four at a time on two cores. Those in a browser come first in
 # their step, so that one worker has nearly all of them: a browser and its job are a worker's, and the other workers fill the cores.
-test: $(STAMP) jdk servers
+test: $(STAMP) jdk servers links
 	@$(BIN)/python -m tests.spark_jvm
 	@$(BIN)/python -m tests.kafka_jvm
 	@$(BIN)/python -m tests.compiled $(UNIT_TESTS)
@@ -69,7 +78,9 @@ test: $(STAMP) jdk servers
 		"$(BIN)/python -m pytest -q -n 3 --dist worksteal --hypothesis-profile test $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
 		"$(BIN)/python tests/simulation/simulate.py --first 20 --seeds 100" \
+		"$(BIN)/python -m tests.spark_matrix --one" \
 		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/browser tests/ends tests/field/servers" \
+		"$(BIN)/python -m tests.hosts.run --short" \
 		"$(BIN)/python -m pytest -n 4 --dist worksteal --durations 15 --durations-min 10 tests/integration"
 
 style: lint types
@@ -129,6 +140,12 @@ mutants: $(STAMP)
 
 chaos: $(STAMP) java
 	$(BIN)/python -m tests.integration.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --burn $(BURN) --kills $(KILLS)
+
+hosts: $(STAMP) links $(if $(SPARK),java servers)
+	$(BIN)/python -m tests.hosts.run $(if $(SPARK),--spark) $(if $(LONG),--seconds 5 60 300) $(if $(DAEMONS),--daemons $(DAEMONS))
+
+soak: $(STAMP) java servers
+	SOAK=1 $(BIN)/python -m tests.soak.run $(if $(HOURS),--hours $(HOURS)) $(if $(RATE),--rate $(RATE)) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

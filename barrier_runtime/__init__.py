@@ -24,6 +24,8 @@ _HOME = {
     "Dataflow": "barrier_runtime.api.dataflow",
     "Stream": "barrier_runtime.api.stream",
     "KeyedStream": "barrier_runtime.api.stream",
+    "TypedStream": "barrier_runtime.api.stream",
+    "TypedKeyedStream": "barrier_runtime.api.stream",
     "BroadcastStream": "barrier_runtime.api.stream",
     "Outputs": "barrier_runtime.api.steps",
     "connect": "barrier_runtime.api.connected",
@@ -138,6 +140,8 @@ if TYPE_CHECKING:
     from barrier_runtime.api.stream import BroadcastStream as BroadcastStream
     from barrier_runtime.api.stream import KeyedStream as KeyedStream
     from barrier_runtime.api.stream import Stream as Stream
+    from barrier_runtime.api.stream import TypedKeyedStream as TypedKeyedStream
+    from barrier_runtime.api.stream import TypedStream as TypedStream
     from barrier_runtime.bootstrap.writing import write_savepoint as write_savepoint
     from barrier_runtime.connectors.clickhouse.sink import ClickHouseSink as ClickHouseSink
     from barrier_runtime.connectors.delta.sink import DeltaSink as DeltaSink

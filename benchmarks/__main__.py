@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import backlog, growth, holds, plan, programme, real_time, session, workloads
+from benchmarks import backlog, growth, hold_units, holds, plan, programme, real_time, session, workloads
 from benchmarks.answers import compare
 from benchmarks.backlog import ENGINES_OF_BACKLOGS, BacklogSizes
 from benchmarks.ends import add_arguments, measure_all
@@ -293,7 +293,9 @@ def _parser() -> argparse.ArgumentParser:
         "holds", _holds, "longest hold of a slot's loop by a reader (processor time), per connector and unit"
     )
     hold.add_argument("--runs", type=int, default=3, help="the largest counts (%(default)s)")
-    hold.add_argument("--unit", nargs="*", default=(), help=f"words of the names of units: {'; '.join(holds.UNITS)}")
+    hold.add_argument(
+        "--unit", nargs="*", default=(), help=f"words of the names of units: {'; '.join(hold_units.UNITS)}"
+    )
 
     search = command("rates", _rates, "highest rate that each engine holds")
     search.add_argument("--engine", action="append")

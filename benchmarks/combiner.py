@@ -1,102 +1,54 @@
-"""CPU time per row with and without the combiner, by skew of the keys: no Spark, no sockets.
+"""Cost of a row with and without the combiner, by skew of the keys.
 
-    python -m benchmarks.combiner [latest] [tumbling] [--pairs 15]
+    python -m benchmarks.combiner [latest] [tumbling] [--pairs 15] [--before CHECKOUT]      no Spark, no sockets
+    python -m benchmarks.combiner [latest] [tumbling] --slots [--before CHECKOUT]           jobs on two slots of Spark
 
-Measured are a sending subtask, the partitioning over two slots, the frames to a remote slot, and both receiving
-operators. The job counts and sums by keys of a distribution. Both settings process each batch of 65,536 rows in turn (a
-pair). `each` is a running aggregate that emits a row per row. Times are CPU times of this process; the interval holds
-the median ratio of all pairs with a probability of 95 % (binomial).
+`benchmarks.combined` lists the measured parts. A process per setting; all process each window of rows in turn (a pair),
+in alternating order. `before` is a checkout of the commit before the combiner, `each` a running aggregate of this
+commit that emits a row per row. Times are CPU times; an interval holds the median ratio of all pairs with a probability
+of 95 % (binomial).
+
+With `--slots` jobs (`benchmarks.combined_job`) run as fast as possible, or with `--fixed` at fixed rates, in turn: with
+the combiner, without, and at `before` (`latest`: the running aggregate with a row per row, which a user of that commit
+had). Shown are rows per second, processor nanoseconds of both slots per row, ratios of pairs, and used cores.
 """
 
 import argparse
-import datetime
+import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from barrier_runtime import Tumbling, count, sum_
-from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.partitioning import hash_partition
-from barrier_runtime.operators.aggregation.combiner import Combiner
-from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
-from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
-from barrier_runtime.operators.base import Emit, Operator
-from barrier_runtime.operators.windows.clocks import EventTime
-from barrier_runtime.operators.windows.contents import Aggregates
-from barrier_runtime.operators.windows.operator import WindowOperator
-from barrier_runtime.operators.windows.parts import WindowParts
-from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
+from benchmarks.combined import BATCHES, SKEWS
 from benchmarks.machine import describe
-from benchmarks.surroundings import Surroundings
 
-_ROWS = 65_536
+_HERE = Path(__file__).resolve().parent.parent
 _WARM = 4  # pairs before the first measured pair
-_KEYS = 1_000_000
-_WINDOW = Tumbling(datetime.timedelta(seconds=10))
-_AGGREGATES = {"n": count(), "s": sum_("v")}
-_SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("v", pa.int64())])
-_random = np.random.default_rng(1)
-
-_Keys = Callable[[], npt.NDArray[np.int64]]
+_RATES = (10_000, 100_000)  # rows per second
 
 
-def _zipf(exponent: float) -> _Keys:
-    weights = np.cumsum(np.arange(1, _KEYS + 1) ** -exponent)
-    return lambda: np.searchsorted(weights, _random.random(_ROWS) * weights[-1])
+class _Process:
+    def __init__(self, checkout: Path, kind: str, skew: str, mode: str, folder: Path) -> None:
+        program = [sys.executable, str(_HERE / "benchmarks/combined.py"), kind, skew, mode, "1", str(folder)]
+        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        self._process = subprocess.Popen(
+            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
+    def ns_per_row(self) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
 
-SKEWS: dict[str, _Keys] = {
-    "100 keys": lambda: _random.integers(0, 100, _ROWS),
-    "Zipf 1.2, 1 M keys": _zipf(1.2),
-    "Zipf 1.0, 1 M keys": _zipf(1.0),
-    "Zipf 0.8, 1 M keys": _zipf(0.8),
-    "uniform, 1 M keys": lambda: _random.integers(0, _KEYS, _ROWS),
-}
-
-
-def _operator(kind: str) -> Operator:
-    if kind == "tumbling":
-        return WindowOperator("w", ["k"], _WINDOW, EventTime("t"), Aggregates(_AGGREGATES), _SCHEMA)
-    made = RunningAggregateOperator if kind == "each" else LatestAggregateOperator
-    return made("r", ["k"], _AGGREGATES, _SCHEMA)
-
-
-class _Job:
-    """A sender and two receivers."""
-
-    def __init__(self, kind: str, mode: Any, folder: Path) -> None:
-        by = WindowParts(_WINDOW, "t") if kind == "tumbling" else None
-        self._combiner = Combiner(["k"], _AGGREGATES, "the benchmark", by)
-        self._combiner.mode = mode  # type: ignore[misc]
-        self._targets = [_operator(kind) for _ in range(2)]
-        for subtask, target in enumerate(self._targets):
-            target.open(Surroundings(folder, subtask, 2).context("r"))
-        self._writer, self._reader = FrameWriter(), FrameReader()
-        self._emit = Emit(lambda batch: None)
-
-    def ns_per_row(self, batch: Batch) -> float:
-        began = time.process_time_ns()
-        for target, part in hash_partition(self._combiner.combined(batch), ("k",), 2, 128):
-            received = [part] if target == 0 else self._sent(part)
-            for each in received:
-                self._targets[target].process(each, self._emit)
-        return (time.process_time_ns() - began) / batch.count
-
-    def _sent(self, batch: Batch) -> list[Batch]:
-        data = b"".join(bytes(memoryview(chunk)) for chunk in self._writer.encode(batch))
-        received: list[Batch] = []
-        for start in range(0, len(data), 262_144):
-            elements = self._reader.feed(data[start : start + 262_144])
-            received += [element for element, _ in elements if isinstance(element, Batch)]
-        return received
+    def end(self) -> None:
+        self._process.communicate()
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
@@ -113,36 +65,149 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return ordered[lower], ordered[-1 - lower]
 
 
-def _measure(kind: str, skew: str, keys: _Keys, pairs: int, folder: Path) -> str:
-    jobs = {"off": _Job(kind, "off", folder / "off"), "chosen": _Job(kind, "chosen", folder / "chosen")}
+def _settings(kind: str, before: Path | None) -> dict[str, tuple[Path, str, str]]:
+    """Name → checkout, kind, mode."""
+    settings = {"off": (_HERE, kind, "off"), "on": (_HERE, kind, "on"), "chosen": (_HERE, kind, "chosen")}
     if kind == "latest":
-        jobs["each"] = _Job("each", "off", folder / "each")
+        settings["each"] = (_HERE, "each", "off")
+    if before is not None:
+        settings["before"] = (before, kind, "before")
+    return settings
+
+
+def _measured(kind: str, skew: str, pairs: int, before: Path | None, folder: Path) -> dict[str, list[float]]:
+    jobs = {
+        name: _Process(checkout, of, skew, mode, folder / name)
+        for name, (checkout, of, mode) in _settings(kind, before).items()
+    }
     spent: dict[str, list[float]] = {name: [] for name in jobs}
     for pair in range(_WARM + pairs):
-        times = np.arange(_ROWS) // 50 + pair * _ROWS // 50
-        batch = Batch(pa.record_batch([keys(), times, np.ones(_ROWS, np.int64)], schema=_SCHEMA), 0)
         for name in sorted(jobs, reverse=bool(pair % 2)):
-            took = jobs[name].ns_per_row(batch)
+            took = jobs[name].ns_per_row()
             if pair >= _WARM:
                 spent[name].append(took)
-    ratios = [off / chosen for off, chosen in zip(spent["off"], spent["chosen"], strict=True)]
+    for job in jobs.values():
+        job.end()
+    return spent
+
+
+def _ratio(spent: dict[str, list[float]], than: str) -> str:
+    if than not in spent:
+        return "-"
+    ratios = [others / chosen for others, chosen in zip(spent[than], spent["chosen"], strict=True)]
     low, high = interval(ratios)
-    shown = [f"{statistics.median(values):.0f}" for values in (spent.get("each", [0.0]), spent["off"], spent["chosen"])]
-    return f"| {kind}, {skew} | {' | '.join(shown)} | {statistics.median(ratios):.2f} ({low:.2f} to {high:.2f}) |"
+    return f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+
+
+def _row(kind: str, skew: str, spent: dict[str, list[float]]) -> str:
+    names = ("each", "before", "off", "on", "chosen")
+    shown = [f"{statistics.median(spent[name]):.0f}" if name in spent else "-" for name in names]
+    return f"| {kind}, {skew} | {' | '.join(shown)} | {_ratio(spent, 'before')} | {_ratio(spent, 'off')} |"
+
+
+class _Jobs:
+    """A process with a Spark session that runs jobs of a checkout."""
+
+    def __init__(self, checkout: Path) -> None:
+        program = [sys.executable, str(_HERE / "benchmarks/combined_job.py")]
+        environment = {**os.environ, "PYTHONPATH": str(checkout), "PYSPARK_PYTHON": sys.executable}
+        self._process = subprocess.Popen(
+            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def run(self, *job: object) -> tuple[float, float]:
+        """Returns rows per second and used cores."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(" ".join(map(str, job)) + "\n")
+        self._process.stdin.flush()
+        rows_per_s, cores = map(float, self._process.stdout.readline().split())
+        return rows_per_s, cores
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+def _on_slots(kind: str, options: argparse.Namespace, folder: Path) -> None:
+    here = _Jobs(_HERE)
+    settings: dict[str, tuple[_Jobs, str, str]] = {"off": (here, kind, "off"), "chosen": (here, kind, "chosen")}
+    if options.before is not None:
+        settings["before"] = (_Jobs(options.before), "each" if kind == "latest" else kind, "before")
+    show = _show_rates if options.fixed else _show_skews
+    show(kind, settings, options, folder)
+    for jobs in {jobs for jobs, *_ in settings.values()}:
+        jobs.end()
+
+
+def _show_skews(
+    kind: str, settings: dict[str, tuple[_Jobs, str, str]], options: argparse.Namespace, folder: Path
+) -> None:
+    print(f"| rows/s / CPU ns per row | {' | '.join(settings)} | before / off: rows/s of chosen (95 %) | CPU (95 %) |")
+    print("|---|" + "---|" * (len(settings) + 2), flush=True)
+    for skew in options.skew:
+        keys = _keys(skew, folder)
+        took: dict[str, list[float]] = {name: [] for name in settings}  # ns by the clock per row
+        spent: dict[str, list[float]] = {name: [] for name in settings}
+        for pair in range(1 + options.pairs):
+            for name in sorted(settings, reverse=bool(pair % 2)):
+                jobs, of, mode = settings[name]
+                rate, cores = jobs.run(of, mode, 0, options.rows, keys)
+                if pair > 0:
+                    took[name].append(1e9 / rate)
+                    spent[name].append(cores * 1e9 / rate)
+        shown = [f"{1e3 / statistics.median(took[n]):.2f} M / {statistics.median(spent[n]):.0f}" for n in settings]
+        ratios = [" / ".join(_ratio(of, than) for than in ("before", "off")) for of in (took, spent)]
+        print(f"| {kind}, {skew} | {' | '.join(shown)} | {' | '.join(ratios)} |", flush=True)
+
+
+def _show_rates(
+    kind: str, settings: dict[str, tuple[_Jobs, str, str]], options: argparse.Namespace, folder: Path
+) -> None:
+    print(f"| cores at a fixed rate | {' | '.join(settings)} |")
+    print("|---|" + "---|" * len(settings), flush=True)
+    for rate in _RATES:
+        for skew in options.skew:
+            keys = _keys(skew, folder)
+            rows = int(rate * options.seconds)
+            cores = [jobs.run(of, mode, rate, rows, keys)[1] for jobs, of, mode in settings.values()]
+            print(f"| {kind}, {skew}, {rate:,}/s | {' | '.join(f'{used:.2f}' for used in cores)} |", flush=True)
+
+
+def _keys(skew: str, folder: Path) -> Path:
+    """Writes the keys of both splits."""
+    its = folder / f"skew-{list(SKEWS).index(skew)}"
+    if not its.exists():
+        its.mkdir()
+        for split in range(2):
+            random = np.random.default_rng(split)
+            np.save(its / f"keys-{split}.npy", np.concatenate([SKEWS[skew](random) for _ in range(BATCHES)]))
+    return its
+
+
+def _pairs(kind: str, options: argparse.Namespace, folder: Path) -> None:
+    print("| CPU ns per row | `each` | before | off | on | chosen | before / chosen (95 %) | off / chosen (95 %) |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    for skew in options.skew:
+        spent = _measured(kind, skew, options.pairs, options.before, folder / f"{kind}-{skew}")
+        print(_row(kind, skew, spent), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", default=["latest", "tumbling"])
     parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--skew", nargs="*", default=list(SKEWS), help="; ".join(SKEWS))
+    parser.add_argument("--before", type=Path, help="checkout of the commit before the combiner, 65fff2cf")
+    parser.add_argument("--slots", action="store_true", help="jobs on two slots instead of pairs")
+    parser.add_argument("--fixed", action="store_true", help="with --slots: at fixed rates")
+    parser.add_argument("--rows", type=int, default=24_000_000, help="of a job as fast as possible")
+    parser.add_argument("--seconds", type=float, default=9, help="of a job at a fixed rate")
     options = parser.parse_args()
     print(describe())
-    print("| CPU ns per row | `each` | without | with the combiner | ratio (95 %) |\n|---|---|---|---|---|", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="barrier-runtime-bench-"))
     try:
         for kind in options.kinds:
-            for number, (skew, keys) in enumerate(SKEWS.items()):
-                print(_measure(kind, skew, keys, options.pairs, folder / f"{kind}-{number}"), flush=True)
+            (_on_slots if options.slots else _pairs)(kind, options, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,7 +1,4 @@
-"""JSON format of the log of daemons and slots, one object per line.
-
-Job, slot and others are separate fields, for programs that search logs, beside the message for people.
-"""
+"""JSON log of daemons and slots, an object per line."""
 
 import logging
 import time

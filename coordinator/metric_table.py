@@ -1,10 +1,6 @@
-"""THE table of metrics that operators and slots send: one row each, with kind, unit and help.
+"""THE table of metrics that operators and slots send.
 
-Figures of a job are rows of `status/figure_table.py`.
-
-Code that counts or measures refers to a row (`metrics.count(LATE_ROWS, n)`), so a metric outside the table is an error
-at import. `tests/metrics_table.py` writes `docs/metrics.md` from the table. A new metric is a new row and the line that
-counts, then `make tables`. Names never change: people's alarms use them.
+A new metric is a new row and the line that counts, then `make tables`. Names never change: people's alarms use them.
 """
 
 from dataclasses import dataclass
@@ -13,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Metric:
-    """A row. `of`: an operator in a slot, or a slot. `over_slots`: merge rule for several slots."""
+    """Row. `of`: an operator in a slot, or a slot. `over_slots`: merge rule for several slots."""
 
     name: str
     unit: str
@@ -44,7 +40,7 @@ class Gauge(Metric):
 
 
 class Histogram(Metric):
-    """Rows by latency, sent as a whole. The status has percentiles over all slots, so no slot label."""
+    """Rows by latency. The status has percentiles over all slots, so no slot label."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -55,7 +51,6 @@ class Histogram(Metric):
 
 
 # fmt: off
-# Of an operator.
 LATE_ROWS = Counter("late_rows", "rows", "rows whose window was over: dropped")
 LATE_LEFT_ROWS = Counter("late_left_rows", "rows", "joins: rows of the left stream behind the watermark: dropped")
 LATE_RIGHT_ROWS = Counter("late_right_rows", "rows", "joins: rows of the right stream behind the watermark: dropped")
@@ -71,6 +66,8 @@ DISCOVERY_FAILURES = Counter("discovery_failures", "times", "a source could not 
                              "is tried again")
 FILES_WITH_MORE_COLUMNS = Counter("files_with_more_columns", "files", "sources of files without `schema=`: files with "
                                   "columns or JSON fields that are not read, since the first rows lacked them")
+FILES_PASSED_OVER = Gauge("files_passed_over", "files", "sources of files: names in the folders or patterns that are "
+                          "not read, as listed at the start: other endings, links; without hidden names")
 CLIENTS_REPLACED = Counter("clients_replaced", "clients", "`read_kafka`: clients that had gone silent and were "
                            "replaced")
 NULL_VALUES = Counter("null_values", "records", "`read_kafka`: records without a value: rows of nulls, skipped, or bad "
@@ -102,7 +99,7 @@ TRANSACTION_TIMEOUT_MS = Gauge("transaction_timeout_ms", "ms", "sinks: how long 
 PROCESSED = Histogram("processed", "ms", "sinks: from the time a row was due at the source until the sink has taken it")
 VISIBLE = Histogram("visible", "ms", "sinks: from the time a row was due at the source until readers can see it")
 
-# Of a chain of operators, under the name of the first. All restart with each generation.
+# Of a chain of operators, under the name of the first; restart with each generation.
 ROWS_IN = Counter("rows_in", "rows", "rows that the chain took; of a source, that it read (again, after a failure)")
 ROWS_OUT = Counter("rows_out", "rows", "rows that the chain sent to others, for each of them")
 WORK_S = Counter("work_s", "s", "time in which the chain worked on rows")

@@ -1,8 +1,7 @@
-"""THE table of options: one row each, with all checks and texts.
+"""THE table of options, with all checks and texts.
 
-Readers: the checks of driver and coordinator, the command line's flags, `explain`, and signatures in notebooks.
-`tests/options_table.py` writes `coordinator/option_types.py` and `docs/options.md`. A new option is a new row, then
-`make tables`. Names, and the fields of stored options, never change.
+A new option is a new row, then `make tables`, which writes `coordinator/option_types.py` and `docs/options.md`. Names,
+and the fields of stored options, never change.
 """
 
 from dataclasses import dataclass
@@ -17,15 +16,15 @@ SAME: Any = object()
 
 @dataclass(frozen=True)
 class Option:
-    """A row. `low` and `high` are in the unit. Times are seconds for users, stored as milliseconds.
+    """Row. `low` and `high` are in the unit. Times are seconds for users, stored as milliseconds.
 
-    `where`: "spark": refused in a local run, which would ignore the option; "apart": also for local runs whose slots
-    are processes of their own; "daemon": no option of a run. `shown`: output of `explain`; text is printed only if the
-    row says so, because it may hold a secret.
+    `where`: "spark": refused in a local run; "apart": also for local runs whose slots are processes of their own;
+    "daemon": no option of a run. `shown`: output of `explain`; text is printed only if the row says so, because it may
+    hold a secret.
     """
 
     name: str
-    type: Any  # of the value, for type checkers and at run time
+    type: Any
     default: Any
     help: str  # a line, for --help, editors and docs/options.md
     low: float | None = None
@@ -37,10 +36,10 @@ class Option:
     made: str = ""  # source of the function that makes the default
     # of `CheckpointOptions`, `RestartOptions` or, for other groups, `JobSpec`
     field: str = ""
-    slot: bool = False  # a field of `SlotOptions`, which every slot gets
-    stored_default: Any = SAME  # meaning of a record without the field, if not the option's default
+    slot: bool = False  # a field of `SlotOptions`
+    stored_default: Any = SAME  # meaning of a record without the field, if not the default
     strategies: tuple[str, ...] = ()  # values of `restart` that use the option
-    remedy: str = ""  # how to correct a value, if the type does not show that
+    remedy: str = ""  # how to correct a value
     flags: tuple[str, ...] = ()  # of the command line, beside --name
     on_command_line: bool = True
     shown: Literal["value", "url", "whether"] = "whether"
@@ -51,12 +50,10 @@ class Option:
 
     @property
     def short_flag(self) -> str:
-        """Flag in messages."""
         return min((self.flag, *self.flags), key=len)
 
     @property
     def variable(self) -> str:
-        """Variable of the environment, for the command line."""
         return f"BARRIER_RUNTIME_{self.name.upper()}"
 
     @cached_property
@@ -65,7 +62,6 @@ class Option:
 
     @property
     def plain_type(self) -> Any:
-        """Type without None."""
         return next(kind for kind in get_args(self.type) if kind is not NoneType) if self.optional else self.type
 
     @cached_property
@@ -215,19 +211,38 @@ SPARK = (
     Option("spark", Any, None, "a SparkSession of yours", none="one is made", on_command_line=False, where="spark"),
     Option("spark_conf", dict[str, str], {}, "settings of the Spark session that is made", made="dict", where="spark",
            none="none", flags=("--conf",)),
-    _text("coordinator", None, "http://host:port of a running daemon, or of several with commas", where="apart",
+    _text("coordinator", None, "http(s)://host:port of a running daemon, or of several with commas", where="apart",
           none="a child process of the driver", also="Sequence[str]"),
     _text("token_file", None, "file with the daemon's bearer token", where="apart", none="there is no daemon",
           also="os.PathLike[str]"),
-    _text("coordinator_host", None, "this host's address for executors on other hosts", where="apart", shown="value",
+    _text("ca", None, "PEM file with the authorities of the daemon's https certificate", where="apart", shown="value",
+          none="the certificate of the token, or the system's authorities"),
+    _text("coordinator_host", None, "this host's address for executors on other hosts, or an interface or network of "
+          "this host: eth0, 10.0.0.0/8", where="apart", shown="value",
           none="127.0.0.1 for a local master, spark.driver.host for others"),
     _text("coordinator_bind", None, "address that the program's coordinator listens on, such as 0.0.0.0 in a container "
           "whose host has the address coordinator_host", where="apart", shown="value", none="coordinator_host"),
     _text("coordinator_ports", "", "ports for the program's coordinator, of which it takes a free one: 7100-7109",
           where="apart", shown="value", none="any port"),
+    _text("http_ports", "", "ports for REST and page of the program's coordinator, on loopback, of which the first "
+          "free port is used", where="apart", shown="value", none="any port"),
+    _text("https", "", "REST and page of the program's coordinator speak HTTPS: a PEM file with the certificate, or "
+          "'generated'", where="apart", shown="value", none="HTTP"),
+    _text("https_key", "", "PEM file with the key of https", where="apart", shown="value",
+          none="the file of the certificate"),
+    _text("slot_host", "", "network or interface for connections between slots, on hosts with several: 10.0.0.0/8, "
+          "eth0; BARRIER_RUNTIME_SLOT_HOST on a host wins", where="apart", slot=True, shown="value",
+          none="the network of the coordinator"),
     _text("slot_ports", "", "ports for connections between slots, of which each slot takes a free one: 7200-7299; a "
           "host needs a port per slot, twice as many during a replace; BARRIER_RUNTIME_SLOT_PORTS on a host wins",
           where="apart", slot=True, shown="value", none="any port"),
+    _text("tls_certificate", "", "PEM file on each host for TLS between slots and with the coordinator, instead of the "
+          "built-in encryption; BARRIER_RUNTIME_TLS_CERTIFICATE on a host wins, likewise for the next two",
+          where="apart", slot=True, shown="value", none="no TLS"),
+    _text("tls_key", "", "PEM file on each host with the key of tls_certificate", where="apart", slot=True,
+          shown="value", none="the certificate's file"),
+    _text("tls_ca", "", "PEM file on each host with the authorities of other processes' certificates", where="apart",
+          slot=True, shown="value", none="no TLS"),
     _flag("insecure_network_ok", "trust the network: rows between slots are not encrypted, and Spark may send the "
           "job's secret unencrypted; by default connections to other addresses than loopback are encrypted",
           where="apart", slot=True),
@@ -250,19 +265,29 @@ SPARK = (
 DAEMON = (
     _text("storage", None, "URL of the object store: a folder, file://… or s3://…", none="required", where="daemon"),
     _text("token_file", None, "bearer token and root key, mode 0600", none="required", where="daemon"),
-    _text("listen", "127.0.0.1:0", "host:port for slots; port 0: any", where="daemon"),
-    _text("http", "127.0.0.1:0", "host:port for REST; port 0: any", where="daemon"),
+    _text("listen", "127.0.0.1:0", "host:port for slots; the host may be an interface or network of this host "
+          "(eth0, 10.0.0.0/8), the port a range (7100-7109); 0: any port", where="daemon"),
+    _text("http", "127.0.0.1:0", "host:port for REST, likewise", where="daemon"),
     _text("advertise", "", "host or host:port that slots connect to, needed if --listen is 0.0.0.0 or ::",
           none="the address of --listen", where="daemon"),
     _text("advertise_http", "", "host or host:port of REST for programs and people",
           none="the address of --http, with the host of --advertise if --http is 0.0.0.0 or ::", where="daemon"),
-    _flag("insecure_network_ok", "trust the network: --http may have another address than loopback, where everybody "
-          "can read the jobs, and slots need not encrypt", where="daemon"),
+    _text("https", "", "serve REST and page by HTTPS: a PEM file with the certificate, or 'generated'", where="daemon",
+          none="HTTP"),
+    _text("https_key", "", "PEM file with the key of --https", where="daemon", none="the file of the certificate"),
+    _text("tls_certificate", "", "PEM file for TLS with slots, instead of the built-in encryption, as in the program",
+          where="daemon", none="no TLS"),
+    _text("tls_key", "", "PEM file with the key of --tls-certificate", where="daemon", none="the certificate's file"),
+    _text("tls_ca", "", "PEM file with the authorities of the slots' certificates", where="daemon", none="no TLS"),
+    _flag("insecure_network_ok", "trust the network: --http may have another address than loopback without HTTPS, so "
+          "that everybody can read the jobs, and slots need not encrypt", where="daemon"),
     _seconds("lease", 5.0, 0.1, 3_600, "silence after which another daemon on the same storage may take our jobs "
              "over; 0: there is no other daemon", where="daemon"),
     _seconds("handshake_timeout", 5.0, 0.1, 3_600, "time for a connection to prove the secret; a request of REST has "
              "twice as long", where="daemon"),
     _choice("log_format", "plain", Literal["plain", "json"], "lines of the log", where="daemon"),
+    _text("savepoint_roots", "", "folders or URLs, with commas, below which REST may be asked to write savepoints",
+          where="daemon", none="any that the daemon can write"),
     _flag("no_ui", "serve no web page beside REST", where="daemon"),
 )
 # fmt: on
@@ -289,12 +314,11 @@ _WANTED = {
 
 
 def stored_in(options: tuple[Option, ...]) -> dict[str, Option]:
-    """Returns options by storing field."""
     return {option.field: option for option in options if option.field}
 
 
 def wanted_type(option: Option) -> str:
-    """Returns the remedy for a wrong type: "give a number of seconds, or None"."""
+    """Returns the remedy for a wrong type."""
     if option.remedy:
         return option.remedy
     text = _WANTED.get(option.plain_type, f"use {' or '.join(map(repr, option.choices))}")
@@ -302,14 +326,14 @@ def wanted_type(option: Option) -> str:
 
 
 def wanted(option: Option) -> str:
-    """Returns the remedy out of bounds: "give seconds from 0.01 to 31536000"."""
+    """Returns the remedy out of bounds."""
     what = {"s": "give seconds", "MiB": "give MiB"}.get(option.unit) or _WANTED[option.plain_type]
     or_none = f", or None: {option.none}" if option.optional else ""
     return f"{what} from {option.low:g} to {option.high:.0f}{or_none}"
 
 
 def allowed(option: Option) -> str:
-    """Returns the range for help and documents: "0.01 s to 1 year"; "" if the type suffices."""
+    """Returns the range for help and documents; "" if the type suffices."""
     values = " or ".join(option.choices)
     if option.low is not None and option.high is not None:
         high = _LONG[option.high] if option.high in _LONG else f"{option.high:,.0f} {option.unit}".rstrip()
@@ -318,7 +342,7 @@ def allowed(option: Option) -> str:
 
 
 def shown_value(option: Option, value: Any) -> str:
-    """Returns a value with the unit: "600 s", "128 key groups"; for None and empty values their meaning."""
+    """Returns a value with the unit; for None and empty values their meaning."""
     if value in (None, "", {}):
         return option.none
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -139,20 +139,41 @@ class LocalRunOptions(TypedDict, total=False):
     """refuse state that was changed in place without update(), and one object stored for two keys: a restart would
     forget it; costs an encoding per value read. Default: in local runs."""
     coordinator: str | Sequence[str] | None
-    """http://host:port of a running daemon, or of several with commas. Default: a child process of the driver."""
+    """http(s)://host:port of a running daemon, or of several with commas. Default: a child process of the driver."""
     token_file: str | os.PathLike[str] | None
     """file with the daemon's bearer token. Default: there is no daemon."""
+    ca: str | None
+    """PEM file with the authorities of the daemon's https certificate. Default: the certificate of the token, or the
+    system's authorities."""
     coordinator_host: str | None
-    """this host's address for executors on other hosts. Default: 127.0.0.1 for a local master, spark.driver.host for
-    others."""
+    """this host's address for executors on other hosts, or an interface or network of this host: eth0, 10.0.0.0/8.
+    Default: 127.0.0.1 for a local master, spark.driver.host for others."""
     coordinator_bind: str | None
     """address that the program's coordinator listens on, such as 0.0.0.0 in a container whose host has the address
     coordinator_host. Default: coordinator_host."""
     coordinator_ports: str
     """ports for the program's coordinator, of which it takes a free one: 7100-7109. Default: any port."""
+    http_ports: str
+    """ports for REST and page of the program's coordinator, on loopback, of which the first free port is used. Default:
+    any port."""
+    https: str
+    """REST and page of the program's coordinator speak HTTPS: a PEM file with the certificate, or 'generated'. Default:
+    HTTP."""
+    https_key: str
+    """PEM file with the key of https. Default: the file of the certificate."""
+    slot_host: str
+    """network or interface for connections between slots, on hosts with several: 10.0.0.0/8, eth0;
+    BARRIER_RUNTIME_SLOT_HOST on a host wins. Default: the network of the coordinator."""
     slot_ports: str
     """ports for connections between slots, of which each slot takes a free one: 7200-7299; a host needs a port per
     slot, twice as many during a replace; BARRIER_RUNTIME_SLOT_PORTS on a host wins. Default: any port."""
+    tls_certificate: str
+    """PEM file on each host for TLS between slots and with the coordinator, instead of the built-in encryption;
+    BARRIER_RUNTIME_TLS_CERTIFICATE on a host wins, likewise for the next two. Default: no TLS."""
+    tls_key: str
+    """PEM file on each host with the key of tls_certificate. Default: the certificate's file."""
+    tls_ca: str
+    """PEM file on each host with the authorities of other processes' certificates. Default: no TLS."""
     insecure_network_ok: bool
     """trust the network: rows between slots are not encrypted, and Spark may send the job's secret unencrypted; by
     default connections to other addresses than loopback are encrypted. Default: False."""
@@ -203,7 +224,11 @@ class SlotOptions:
     state_memory_mb: int = 256
     state_cache_mb: int = 64
     check_state: bool | None = None
+    slot_host: str = ""
     slot_ports: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
     insecure_network_ok: bool = False
     coordinator_lease: float = 600.0
     log_format: Literal["plain", "json"] = "plain"
@@ -252,9 +277,13 @@ class OptionValues(SlotOptions):
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
     coordinator: str | None = None
     token_file: str | None = None
+    ca: str | None = None
     coordinator_host: str | None = None
     coordinator_bind: str | None = None
     coordinator_ports: str = ""
+    http_ports: str = ""
+    https: str = ""
+    https_key: str = ""
     ui: bool = True
     store_write_price: float = 5.0
     store_read_price: float = 0.4

@@ -1,7 +1,4 @@
-"""Stored checkpoint and restart options: their interplay, and the checks of submitted jobs.
-
-`coordinator.option_table` has names, bounds and defaults.
-"""
+"""Stored checkpoint and restart options, and checks of submitted jobs."""
 
 from typing import TypeAlias
 
@@ -13,10 +10,10 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id, check_operator_name
 
 MAX_PARALLELISM = int(OPTIONS["max_parallelism"].high or 0)
-MAX_CHECKPOINT_DIGITS = 18  # of a requested checkpoint id; more than any job can reach
+MAX_CHECKPOINT_DIGITS = 18  # of a requested checkpoint; no job reaches more
 _MAX_SUBMITTER = 256
 _PROGRESS_INTERVALS = 10
-_SHORTEST_MS = 100  # shortest meaningful silence of one slot or all slots
+_SHORTEST_MS = 100  # shortest meaningful silence
 
 Stored: TypeAlias = CheckpointOptions | RestartOptions
 FIELDS: dict[type[Stored], dict[str, Option]] = {
@@ -28,10 +25,8 @@ FIELDS: dict[type[Stored], dict[str, Option]] = {
 def validated(options: CheckpointOptions) -> CheckpointOptions:
     """Returns `options` with implied values. Raises `InvalidJob` naming the option and its bounds.
 
-    As in Flink, a minimum pause makes checkpoints sequential (`max_concurrent` is 1), and raises a shorter interval to
-    the length of the pause. A timeout may be shorter or longer than the interval: pending checkpoints delay the next
-    one as `max_concurrent` says. Unaligned checkpoints are for exactly-once jobs, one at a time; without them
-    `aligned_timeout_ms` has no meaning and is 0.
+    As in Flink, a minimum pause makes checkpoints sequential, and the interval at least as long. Unaligned checkpoints
+    are for exactly-once jobs, one at a time; without them `aligned_timeout_ms` is 0.
     """
     _check("checkpoint option", options)
     if options.min_pause_ms > 0:
@@ -53,7 +48,7 @@ def validated(options: CheckpointOptions) -> CheckpointOptions:
 
 
 def validated_restart(options: RestartOptions) -> RestartOptions:
-    """Returns `options` with unused fields at their defaults: one meaning, one value. Raises `InvalidJob`."""
+    """Returns `options` with unused fields at their defaults. Raises `InvalidJob`."""
     _check("restart option", options)
     values = {
         name: value
@@ -70,7 +65,7 @@ def validated_restart(options: RestartOptions) -> RestartOptions:
 
 
 def progress_timeout_ms(given_ms: int, checkpoints: CheckpointOptions) -> int:
-    """Returns the time without a checkpoint after which the status reports that; 0 stands for the default."""
+    """Time without a checkpoint that is a fault; `given_ms` 0: the default."""
     if given_ms == 0:
         return max(60_000, _PROGRESS_INTERVALS * checkpoints.interval_ms)
     low, high = _bounds(OPTIONS["progress_timeout"])
@@ -98,12 +93,10 @@ def _check(kind: str, options: Stored) -> None:
 
 
 def _bounds(option: Option) -> tuple[int, int]:
-    """Returns the bounds in the stored unit."""
     return option.stored(option.low), option.stored(option.high)
 
 
 def effective(spec: JobSpec) -> dict[str, str | float | bool | None]:
-    """Returns effective options for display: checkpoint options, then restarts and the watchdog."""
     shown: dict[str, str | float | bool | None] = dict(msgspec.structs.asdict(validated(spec.checkpoints)))
     shown["restart"] = describe_restart(validated_restart(spec.restart))
     shown["store_write_price"], shown["store_read_price"] = spec.store_write_price, spec.store_read_price
@@ -112,7 +105,6 @@ def effective(spec: JobSpec) -> dict[str, str | float | bool | None]:
 
 
 def describe_restart(options: RestartOptions) -> str:
-    """Returns a line for people, with the fields that the strategy uses."""
     attempts = "restarts without end" if options.max_attempts is None else f"{options.max_attempts} restarts"
     if options.strategy == "fixed_delay":
         return f"fixed_delay: {attempts}, {options.initial_ms / 1000:g} s before each"
@@ -132,7 +124,7 @@ def describe_restart(options: RestartOptions) -> str:
 
 
 def validated_spec(spec: JobSpec) -> JobSpec:
-    """Returns `spec` with checked names, sizes and options, and effective values. Raises `InvalidJob`."""
+    """Returns `spec` with effective values. Raises `InvalidJob`."""
     check_job_id(spec.job)
     check_job_id(spec.run_id, "run id")
     if len(spec.submitter) > _MAX_SUBMITTER or not spec.submitter.isprintable():

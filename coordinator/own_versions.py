@@ -1,4 +1,4 @@
-"""Versions of this process that a registration compares: Python, packages, and a hash of this package's sources."""
+"""Versions of this process that a registration compares."""
 
 import functools
 import hashlib
@@ -16,7 +16,7 @@ _SOURCES = Path(__file__).parents[1]
 
 @functools.cache
 def own_versions() -> Mapping[str, str]:
-    """Returns versions by name, without packages that are not installed. Read once, before a worker daemon forks."""
+    """Returns versions by name. Read once, before a worker daemon forks."""
     found = {PYTHON: platform.python_version(), BUILD: _hash(_SOURCES)}
     for package in _PACKAGES:
         try:
@@ -27,7 +27,7 @@ def own_versions() -> Mapping[str, str]:
 
 
 def _hash(folder: Path) -> str:
-    """Returns a short hash of all sources below `folder`; "" if there are none, as in an archive."""
+    """Short hash of all sources below `folder`; "" without sources, as in an archive."""
     total, files = hashlib.sha256(), 0
     for where, folders, names in os.walk(folder, followlinks=True):
         folders.sort()

@@ -1,20 +1,12 @@
-"""Pins of readers, which keep a job's checkpoints from being deleted. Blocking; runs on threads.
+"""Pins, by which readers keep checkpoints from being deleted. Blocking; runs on threads.
 
 A pin is an object whose name holds the first protected checkpoint and the duration; a dead reader's pin expires.
 
     <job>/pins/used                          there were pins: only then are they listed before each deletion
     <job>/pins/<checkpoint>-<seconds>-<id>   nothing of that checkpoint or a later checkpoint is deleted
 
-No reader loses files: the reader pins the newest known checkpoint, and only then looks for the newest, which is dropped
-after the pin was written. The coordinator lists pins after dropping a checkpoint and before deleting files.
-
-| event                                  | then                                                                      |
-|----------------------------------------|---------------------------------------------------------------------------|
-| the reader ends                        | the reader deletes the pin; waiting deletions follow with the next        |
-| the reader dies                        | the pin expires; the coordinator deletes the pin                          |
-| the coordinator dies                   | the successor's sweep, which reads pins too, finds the objects            |
-| pins cannot be listed                  | nothing is deleted now                                                    |
-| the user deletes the job's checkpoints | pins have no effect                                                       |
+A reader pins the newest known checkpoint, and only then looks for the newest. The coordinator lists pins after dropping
+a checkpoint and before deleting files, so no reader loses files. If pins cannot be listed, nothing is deleted.
 """
 
 import re
@@ -45,7 +37,7 @@ class CheckpointPin:
     """
 
     def __init__(self, store: ObjectStore, paths: Paths, checkpoint: int, seconds: int = PIN_S) -> None:
-        """Writes the pin. Raises errors of the store, such as `InvalidJob` without write permission."""
+        """Raises errors of the store, such as `InvalidJob` without write permission."""
         self._store = store
         self._seconds = seconds
         self._key = paths.pin(f"{checkpoint}-{seconds}-{uuid.uuid4().hex}")
@@ -73,7 +65,6 @@ class CheckpointPin:
 
 
 def pins_of(store: ObjectStore, paths: Paths) -> list[PinFound]:
-    """Returns all pins, also expired ones."""
     if get_or_none(store, paths.pins_used) is None:
         return []
     found = []
@@ -86,8 +77,6 @@ def pins_of(store: ObjectStore, paths: Paths) -> list[PinFound]:
 
 
 class PinnedDeletions:
-    """A coordinator's deletions, which wait for readers."""
-
     def __init__(self, store: ObjectStore, paths: Paths, wall_ms: Callable[[], int]) -> None:
         self._store = store
         self._paths = paths
@@ -98,8 +87,8 @@ class PinnedDeletions:
     def free(self, keys: Sequence[str], newest: int = 0) -> list[tuple[str, ...]]:
         """Returns the keys that may be deleted now, in order: of `keys`, and of those that waited.
 
-        `newest`: the newest checkpoint dropped with `keys`; 0: the names show that. No lock is held during requests to
-        the store; keys that arrive meanwhile may be younger than the pins found.
+        `newest`: the newest checkpoint dropped with `keys`; 0: the names show that. Keys that arrive during the listing
+        may be younger than the pins found.
         """
         with self._lock:
             if keys:

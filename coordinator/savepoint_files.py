@@ -1,7 +1,6 @@
 """Savepoints in object stores: written, read, listed, copied, deleted. Blocking; on threads.
 
-Files are written before savepoint.json, whose put must create the object. A process that dies in between leaves useless
-files; another attempt has other names. The store itself copies objects between stores of a kind.
+Files are written before savepoint.json; another attempt has other names.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -35,10 +34,10 @@ _CREATE_ATTEMPTS = 5
 
 
 def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
-    """Copies `copy.objects` of `store` to the folder `url`, and completes the savepoint. Returns the size in bytes.
+    """Copies `copy.objects` of `store` to the folder `url`, and completes the savepoint; returns its bytes.
 
-    While the job continues, slots have priority on the machine. Repeating the same savepoint is no error. Raises
-    `InvalidJob` if the folder has another savepoint, `ObjectNotFound` if a file is gone.
+    Repeating the same savepoint is no error. Raises `InvalidJob` if the folder has another savepoint, `ObjectNotFound`
+    if a file is gone.
     """
     return make_savepoint(url, copy.savepoint, [(store, copy.objects)], beside_work=not copy.savepoint.final)
 
@@ -50,7 +49,7 @@ def make_savepoint(
     *,
     beside_work: bool = False,
 ) -> int:
-    """Makes a savepoint of objects in several stores. `parts`: store, key there -> key in the folder."""
+    """Objects may be in several stores. `parts`: store, key there -> key in the folder."""
     target = open_store(url)
     known = _found(target, url)
     if known is not None and known != wanted:
@@ -73,7 +72,7 @@ def find_savepoint(url: str) -> Savepoint | None:
 
 
 def read_savepoint(url: str) -> Savepoint:
-    """Reads the savepoint. Raises `InvalidJob` if there is none."""
+    """Raises `InvalidJob` if there is no savepoint."""
     savepoint = find_savepoint(url)
     if savepoint is None:
         raise no_savepoint(url)
@@ -94,7 +93,7 @@ def no_savepoint(url: str) -> InvalidJob:
 
 
 def claim(url: str, wanted: Claim) -> None:
-    """Claims the savepoint for the job of `wanted`, which deletes the savepoint once the files are copied.
+    """Claims the savepoint for the job of `wanted`, which deletes the savepoint after copying.
 
     Raises `InvalidJob` if another job, or a job of that name in another store, was faster.
     """
@@ -123,7 +122,6 @@ def _owner(store: ObjectStore) -> Claim | None:
 
 
 def named(url: str, savepoint: Savepoint) -> str:
-    """Returns the savepoint's name in messages."""
     return f"the savepoint {shown(url)} (checkpoint {savepoint.taken.checkpoint} of job {savepoint.taken.job})"
 
 
@@ -138,7 +136,7 @@ def check_whole(url: str, savepoint: Savepoint) -> None:
 
 
 def missing_objects(url: str, savepoint: Savepoint) -> tuple[str, ...]:
-    """Returns files of the savepoint that are missing or too short."""
+    """Files that are missing or too short."""
     found = {info.key: info.size for info in open_existing_store(url).list(DATA_PREFIX)}
     return tuple(key for key, size in sorted(object_sizes(savepoint.taken).items()) if found.get(key, -1) < size)
 

@@ -4,14 +4,13 @@ The import is a separate run, without slots, and writes three records:
 
     FENCE ─► files are copied to the job's folder, the manifest is written ─► COMPLETE ─► FINISH
 
-| the import dies, or stalls | left behind                               | the next start                             |
-|----------------------------|-------------------------------------------|--------------------------------------------|
-| before FENCE               | nothing                                   | begins anew                                |
-| before COMPLETE            | a run that decided nothing, and files     | begins anew, with another FENCE and files; |
-|                            | that a sweep will find                    | a stalled import's COMPLETE then fails     |
-| before FINISH              | the checkpoint                            | continues from the checkpoint              |
-| before the deletion        | the checkpoint, the savepoint, the claim  | continues, and deletes                     |
-| after the deletion         | the checkpoint, the claim                 | continues                                  |
+| the import dies, or stalls | left behind                              | the next start                        |
+|----------------------------|------------------------------------------|---------------------------------------|
+| before FENCE               | nothing                                  | begins anew                           |
+| before COMPLETE            | a run that decided nothing, and files    | begins anew; a stalled COMPLETE fails |
+| before FINISH              | the checkpoint                           | continues from the checkpoint         |
+| before the deletion        | the checkpoint, the savepoint, the claim | continues, and deletes                |
+| after the deletion         | the checkpoint, the claim                | continues                             |
 """
 
 import socket
@@ -78,8 +77,8 @@ def begin_with_savepoint(
 ) -> str:
     """Lets job `spec` start from the savepoint in `url` by restoring the newest checkpoint. Returns text.
 
-    `fits`: raises if the program does not fit the state. Raises `InvalidJob` if the job does not fit the savepoint
-    (before any write), or if rows of the job would be written again.
+    `fits`: raises if the program does not fit the state. Raises `InvalidJob` if the job does not fit (before any
+    write), or if rows of the job would be written again.
     """
     wanted = wanted_savepoint(store, url, spec)
     savepoint = wanted.savepoint
@@ -102,10 +101,7 @@ def begin_with_savepoint(
 
 @dataclass(frozen=True)
 class WantedSavepoint:
-    """Savepoint that a job is to begin with, and the choice.
-
-    `savepoint`: None if claimed and deleted, and the job, which began there, continues.
-    """
+    """`savepoint`: None if the claimed savepoint is deleted and the job continues."""
 
     savepoint: Savepoint | None
     what: str
@@ -140,7 +136,6 @@ def wanted_savepoint(store: ObjectStore, url: str, spec: JobSpec) -> WantedSavep
 
 
 def _has_begun(spec: JobSpec, owner: Claim, view: LogView) -> bool:
-    """Whether the job's newest checkpoint grew from the claimed savepoint, or from any if unnamed."""
     if owner.savepoint:
         return grew_from(view, owner.savepoint)
     return owner.job == spec.job and grew_from_any(view)
@@ -159,7 +154,7 @@ def import_savepoint(
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Imports a savepoint that was read and checked.
+    """The savepoint was read and checked.
 
     `bring`: copies the savepoint's files to `store`; gets the new key of each file.
     """
@@ -204,12 +199,10 @@ class _Importing:
         self._spec = msgspec.structs.replace(spec, run_id=import_run_id(savepoint.id))
 
     def look(self) -> _Found:
-        """Reads the log. Raises `InvalidJob` if rows would be written again."""
         view = _log_of(self._store, self._job, self._savepoint.id)
         return _Found(view, savepoint_choice(self._job, self._savepoint, view))
 
     def done(self, found: _Found) -> str:
-        """Executes the choice, again after each lost race. Returns text."""
         for _ in range(_LOST_RACES):
             if isinstance(found.choice, GoOn):
                 return found.choice.why
@@ -222,7 +215,6 @@ class _Importing:
         )
 
     def _imported(self, view: LogView, choice: Import) -> bool:
-        """Imports the savepoint. False: another writer was faster."""
         log = DecisionLog(self._spec.job, view)
         leader = import_leader(self._savepoint.id, uuid.uuid4().hex)
         records = RecordBuilder(self._spec, Identity(leader, socket.gethostname()))
@@ -240,7 +232,6 @@ class _Importing:
         return True
 
     def _copied(self, choice: Import, token: int, lineage: str) -> tuple[ManifestRef, bytes]:
-        """Stores the files, and a manifest too large for the record."""
         keys = sorted(object_sizes(self._savepoint.taken))
         objects = {key: self._paths.data_file(token, "savepoint", str(n)) for n, key in enumerate(keys, 1)}
         self._bring(objects)

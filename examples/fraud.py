@@ -27,19 +27,50 @@ from barrier_runtime import (
     KafkaSink,
     MapState,
     ParquetSink,
+    ProcessContext,
     Retry,
     Stream,
+    TypedStream,
     ValueState,
     connect,
 )
 
-PAYMENT = {"id": int, "card": str, "cents": int, "at": int, "confirms": int}  # at: ms; confirms: id of an alarm
-RULE = {"at": int, "limit": int}  # cents within a spree, valid from `at`; null only advances time
-JUDGED = {"id": int, "card": str, "spent": int, "limit": int, "alarm": bool}
-ALARM = {"id": int, "card": str, "what": str, "spent": int}
-BAD = {"id": int, "card": str, "cents": int}
 SPREE = timedelta(minutes=5)  # a card that is silent for this time begins a new spree
 CONFIRM_WITHIN = timedelta(seconds=2)
+
+
+class Payment(msgspec.Struct, frozen=True):
+    id: int
+    card: str
+    cents: int
+    at: int  # ms
+    confirms: int | None  # id of an alarm
+
+
+class Rule(msgspec.Struct, frozen=True):
+    at: int  # valid from this time, in ms
+    limit: int | None  # cents within a spree; None only advances time
+
+
+class Judged(msgspec.Struct, frozen=True):
+    id: int
+    card: str
+    spent: int
+    limit: int
+    alarm: bool
+
+
+class Report(msgspec.Struct, frozen=True):
+    id: int
+    card: str
+    what: str  # alarm, unconfirmed, withdrawn
+    spent: int
+
+
+class Bad(msgspec.Struct, frozen=True):
+    id: int
+    card: str
+    cents: int
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -64,18 +95,18 @@ class Guard:
     spree = ValueState(Spree, ttl=TTL(SPREE, clock="event"))
     alarms = MapState(int, Alarm)  # unconfirmed alarms, by payment
 
-    def on_rules(self, row: dict[str, Any], ctx: Any) -> None:
-        if row["limit"] is not None:
-            self.limits[row["at"]] = row["limit"]
+    def on_rules(self, rule: Rule, ctx: ProcessContext) -> None:
+        if rule.limit is not None:
+            self.limits[rule.at] = rule.limit
 
-    def on_payments(self, card: str, row: dict[str, Any], ctx: Any) -> None:
-        if row["confirms"] is None and row["cents"] <= 0:
-            ctx.emit("bad", {"id": row["id"], "card": card, "cents": row["cents"]})
+    def on_payments(self, card: str, payment: Payment, ctx: ProcessContext) -> None:
+        if payment.confirms is None and payment.cents <= 0:
+            ctx.emit("bad", Bad(payment.id, card, payment.cents))
             return
-        self.waiting[row["at"]] = Waiting(row["id"], row["cents"], row["confirms"])
-        ctx.timers.register(row["at"])
+        self.waiting[payment.at] = Waiting(payment.id, payment.cents, payment.confirms)
+        ctx.timers.register(payment.at)
 
-    def on_timer(self, card: str, at_ms: int, ctx: Any) -> Iterator[dict[str, Any]]:
+    def on_timer(self, card: str, at_ms: int, ctx: ProcessContext) -> Iterator[Judged]:
         row = self.waiting.pop(at_ms)
         if row.confirms is not None:
             self._confirmed(card, row.confirms, ctx)
@@ -87,18 +118,18 @@ class Guard:
         self.spree.value = Spree(spent, before.alarmed or alarm)
         if alarm:
             self.alarms[row.id] = Alarm(spent, ctx.wall_timers.after(CONFIRM_WITHIN))
-            ctx.emit("alarms", {"id": row.id, "card": card, "what": "alarm", "spent": spent})
-        yield {"id": row.id, "card": card, "spent": spent, "limit": limit, "alarm": alarm}
+            ctx.emit("alarms", Report(row.id, card, "alarm", spent))
+        yield Judged(row.id, card, spent, limit, alarm)
 
-    def _confirmed(self, card: str, alarm: int, ctx: Any) -> None:
+    def _confirmed(self, card: str, alarm: int, ctx: ProcessContext) -> None:
         if self.alarms.pop(alarm, None) is None:  # too late: the alarm was reported
-            ctx.emit("alarms", {"id": alarm, "card": card, "what": "withdrawn", "spent": 0})
+            ctx.emit("alarms", Report(alarm, card, "withdrawn", 0))
 
-    def on_wall_timer(self, card: str, due_ms: int, ctx: Any) -> None:
+    def on_wall_timer(self, card: str, due_ms: int, ctx: ProcessContext) -> None:
         for number, alarm in list(self.alarms.items()):
             if alarm.due_ms <= due_ms:
                 del self.alarms[number]
-                ctx.emit("alarms", {"id": number, "card": card, "what": "unconfirmed", "spent": alarm.spent})
+                ctx.emit("alarms", Report(number, card, "unconfirmed", alarm.spent))
 
 
 class Holders:
@@ -117,12 +148,12 @@ class Holders:
             return {card: {"holder": holder} for card, holder in found}
 
 
-def guarded(payments: Stream, rules: Stream) -> tuple[Stream, Stream, Stream]:
+def guarded(payments: TypedStream[Payment], rules: TypedStream[Rule]) -> tuple[Stream, Stream, Stream]:
     """Judged payments, alarms with their reports, bad rows."""
     cards = payments.filter(pc.field("card") != "").key_by("card")  # rows without a card only advance time
     streams = connect(payments=cards, rules=rules.broadcast())
-    side = {"alarms": ALARM, "bad": BAD}
-    judged, alarms, bad = streams.process("guard", Guard, schema=JUDGED, side=side, event_time="at")
+    side = {"alarms": Report, "bad": Bad}
+    judged, alarms, bad = streams.process("guard", Guard, schema=Judged, side=side, event_time="at")
     return judged, alarms, bad
 
 
@@ -130,8 +161,9 @@ def build(bootstrap: str, database: str, output: str) -> Dataflow:
     """Existing topics `payments`, `rules` (JSON), table `holders` to topic `alarms` and Parquet files."""
     flow = Dataflow("fraud")
     topics: dict[str, Any] = {"group": "fraud", "key": None, "value": "json", "metadata": [], "event_time": "at"}
-    payments = flow.read_kafka("payments", bootstrap, "payments", schema=PAYMENT, **topics)
-    rules = flow.read_kafka("rules", bootstrap, "rules", schema=RULE, **topics)
+    topics["idle_timeout"] = timedelta(days=1)  # waiting is right: both topics have rows that only advance time
+    payments = flow.read_kafka("payments", bootstrap, "payments", schema=Payment, **topics)
+    rules = flow.read_kafka("rules", bootstrap, "rules", schema=Rule, **topics)
     judged, alarms, bad = guarded(payments, rules)
     judged.sink("judged", ParquetSink(f"{output}/judged"))
     bad.sink("bad", ParquetSink(f"{output}/bad"))

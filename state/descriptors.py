@@ -1,4 +1,4 @@
-"""Limit of open files of this process: raised to what the system allows, and named when files run out."""
+"""Limit of open files of this process."""
 
 import contextlib
 import errno
@@ -10,15 +10,20 @@ _TEXT = "too many open files"  # of libraries whose errors have no number
 
 
 def raise_limit() -> None:
-    """Raises the soft limit of open files to the hard limit; for processes of ours, not for the user's program."""
+    """Raises the soft limit to the hard limit; for processes of this project, not for the user's program."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(ValueError, OSError):  # macOS has a lower bound than its hard limit
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower bound than the hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def open_files() -> int:
+    """Limit of open files and connections."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def remedy_if_exhausted(error: BaseException | None) -> str:
-    """Returns the limit and the remedy if `error`, or a cause, means that no more files can be opened; else ""."""
+    """Limit and remedy if `error`, or a cause, means that no more files can be opened; else ""."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

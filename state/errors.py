@@ -1,7 +1,6 @@
 """The five kinds of error of this project, distinguished by the caller's next action.
 
-A new kind is added only if a caller would *act* differently. Every message names the job, checkpoint, subtask or object
-concerned and ends with the remedy.
+Every message names the job, checkpoint, subtask or object concerned and ends with the remedy.
 """
 
 import errno
@@ -23,10 +22,7 @@ class Fenced(BarrierRuntimeError):
 
 
 class InvalidJob(BarrierRuntimeError):
-    """Fix the job: a wrong argument, graph, schema, file or setting.
-
-    The message names the fault and the remedy.
-    """
+    """Fix the job: a wrong argument, graph, schema, file or setting."""
 
 
 class Corrupt(BarrierRuntimeError):
@@ -40,12 +36,12 @@ class ProtocolViolation(BarrierRuntimeError):
     """File a bug: a law of the protocol was broken. The message contains the recent history."""
 
 
-# Errors of msgspec for unreadable bytes, including text that is not UTF-8, and endless nesting.
+# Errors of msgspec for unreadable bytes, text that is not UTF-8, and endless nesting.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 PERMANENT = (InvalidJob, Corrupt, ProtocolViolation, Fenced)  # a retry would fail again
 
-# Numbers of OSErrors that need a person: rights, and paths of the wrong kind.
+# OSErrors that need a person: rights, and paths of the wrong kind.
 NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 WRONG_PATH = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP})
 
@@ -57,7 +53,7 @@ class UserCodeError(InvalidJob):
         super().__init__(message)
         self.user_traceback = user_traceback
         self.raised_in = ""  # name of the operator that processed the row
-        self.key: tuple[Any, ...] = ()  # key of the row, alone in a tuple; empty: no key
+        self.key: tuple[Any, ...] = ()  # of the row, alone in a tuple; empty: no key
 
     def __str__(self) -> str:
         message = str(self.args[0])
@@ -75,15 +71,12 @@ class WrongUse(UserCodeError):
 
 
 def is_internal(error: BaseException) -> bool:
-    """True if `error.__cause__`, an internal or library call, is useless to users beside the message."""
+    """True if `error.__cause__` is useless to users beside the message."""
     return isinstance(error, InvalidJob) and not isinstance(error, UserCodeError)
 
 
 def missing_extra(who: str, extra: str, error: ImportError) -> InvalidJob:
-    """The error for a missing package. Raise the error `from None`.
-
-    The text contains the import's own reason; the import's traceback would hide the remedy.
-    """
+    """Raise the error `from None`: the import's traceback would hide the remedy."""
     return InvalidJob(
         f"{who} needs a package that is not installed ({error}): pip install 'barrier-runtime[{extra}]', on every "
         "machine that runs the job"

@@ -1,4 +1,4 @@
-"""Host names and addresses as texts: which of them other hosts can connect to. Pure."""
+"""Host names and addresses as texts. Pure."""
 
 import ipaddress
 
@@ -8,7 +8,7 @@ def bare(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True for addresses that only processes on the same host reach. Names other than `localhost` are not resolved."""
+    """True for addresses that only processes on the same host reach. Resolves no names."""
     try:
         address = ipaddress.ip_address(bare(host))
     except ValueError:
@@ -18,11 +18,22 @@ def is_loopback(host: str) -> bool:
 
 
 def is_every_interface(host: str) -> bool:
-    """True for `0.0.0.0` and `::`: a process can listen there, and nobody can connect there."""
+    """True for `0.0.0.0` and `::`, where nobody can connect."""
     try:
         return ipaddress.ip_address(bare(host)).is_unspecified
     except ValueError:
         return False
+
+
+def network_of(host: str) -> str:
+    """Returns `host`, or the /64 network of an IPv6 address: a client may use each address."""
+    try:
+        address = ipaddress.ip_address(bare(host).partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
 
 
 def shown(host: str, port: int) -> str:
@@ -30,7 +41,7 @@ def shown(host: str, port: int) -> str:
 
 
 def split(address: str) -> tuple[str, int | None]:
-    """Returns host and port of `host:port`, `[v6]:port`, `host` or `[v6]`. Raises `ValueError` for anything else."""
+    """Splits `host:port`, `[v6]:port`, `host` or `[v6]`. Raises `ValueError` for anything else."""
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
         host, port = address, ""

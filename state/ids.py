@@ -1,4 +1,4 @@
-"""Allowed names, checked before a path, key or message is built from them."""
+"""Checks of names from which paths, keys or messages are built."""
 
 import re
 
@@ -9,7 +9,7 @@ _OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def check_job_id(job: str, what: str = "job name") -> str:
-    """Returns `job` if it has 1 to 64 of `a-z 0-9 -`; else raises `InvalidJob`."""
+    """Returns a `job` of 1 to 64 of `a-z 0-9 -`; else raises `InvalidJob`."""
     if not isinstance(job, str) or not _JOB_ID.fullmatch(job):
         raise InvalidJob(f"{what} {_short(job)} is not allowed: use 1 to 64 of the characters a-z, 0-9 and '-'")
     return job
@@ -20,9 +20,9 @@ def is_job_id(name: str) -> bool:
 
 
 def check_operator_name(name: str) -> str:
-    """Returns `name` if it is 1 to 64 of letters, digits, `_ . -` and starts with a letter or digit.
+    """Returns `name`; raises `InvalidJob` for an invalid name.
 
-    Otherwise raises `InvalidJob`.
+    Valid names have 1 to 64 letters, digits, `_ . -`, and start with a letter or digit.
     """
     if not isinstance(name, str) or not _OPERATOR_NAME.fullmatch(name):
         raise InvalidJob(

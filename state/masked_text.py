@@ -1,18 +1,22 @@
-"""Masks likely secrets in texts of reports and logs: errors of libraries, rows in tracebacks.
+"""Masks likely secrets in texts of reports and logs.
 
-Errors of users' code and of libraries may contain secrets. Losing a text that only resembles a secret is the lesser
-harm.
+Losing a text that only resembles a secret is the lesser harm.
 """
 
 import re
 
 MASK = "******"
+MOST_MASKED = 16_000  # characters masked as a whole: some patterns take quadratic time
 _NAMED = (
     r"(?:[\w.-]{0,60}(?:password|passwd|passphrase|passcode|pwd|secret|token|credential|signature|cookie|jaas|"
     r"(?:api|access|account|private|shared|storage|signing|encryption|master|license|ssh)[_-]?key|"
     r"connection[_-]?string|(?<![a-z])pass(?![a-z])|(?<![a-z])auth(?![a-z])|(?<![a-z])sig(?![a-z]))[\w.-]{0,60})"
 )
-_QUOTED = r"""(?:[bruf]{0,2}(?:"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|\\+"[^"\n]*"|\\+'[^'\n]*')"""
+# A quoted value may be cut off by the end of the text.
+_QUOTED = (
+    r"""(?:[bruf]{0,2}(?:"(?:\\.|[^"\\\n])*(?:"|\\?\Z)|'(?:\\.|[^'\\\n])*(?:'|\\?\Z))|\\+"[^"\n]*"|\\+'[^'\n]*')"""
+)
+_NAME = re.compile(_NAMED, re.IGNORECASE)
 _PATTERNS = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
     # user:password@host of a URL, even if the password has a slash or an @; then without a scheme
@@ -45,7 +49,34 @@ _PATTERNS = (
 
 
 def masked_text(text: str) -> str:
-    """`text` without likely secrets. The only place that knows the forms of secrets."""
+    """The only place that knows the forms of secrets."""
     for pattern, instead in _PATTERNS:
         text = pattern.sub(instead, text)
     return text
+
+
+def names_a_secret(name: str) -> bool:
+    return _NAME.fullmatch(name[:200]) is not None
+
+
+def masked_within(text: str, most: int) -> str:
+    """Masks the text, then cuts the middle out above `most` characters.
+
+    A cut before the masking would leave the rest of a secret, which looks harmless. Above `MOST_MASKED` characters only
+    both ends are masked: the second from the beginning of a line on, and after any private key.
+    """
+    if len(text) <= MOST_MASKED:
+        first = last = masked_text(text)
+        if len(first) <= most:
+            return first
+    else:
+        first = masked_text(text[: MOST_MASKED // 2])
+        lines = text[-MOST_MASKED // 2 :].partition("\n")[2]
+        last = masked_text(lines.rpartition("PRIVATE KEY-----")[2])
+    return both_ends(first, last, len(text), most)
+
+
+def both_ends(first: str, last: str, length: int, most: int) -> str:
+    """Cuts out the middle of a text of `length` characters, whose ends are `first` and `last`."""
+    half = most // 2
+    return f"{first[:half]}\n… ({length - 2 * half:,} characters are left out) …\n{last[-half:]}"

@@ -1,7 +1,6 @@
 """Sorts exceptions of outside libraries: a person must fix the cause, or the call is retried.
 
-Connectors translate known errors themselves. `told` decides about all others: if the same rows and settings raise the
-exception again, the job ends at once; other exceptions, such as outages, are retried.
+Connectors translate known errors themselves; `told` decides about all others.
 """
 
 import errno
@@ -18,7 +17,7 @@ from barrier_runtime.state.errors import NOT_ALLOWED, PERMANENT, WRONG_PATH, Bar
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.EFBIG, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV})
 _MENDED = NOT_ALLOWED | WRONG_PATH | _UNSUPPORTED
 _MAY_PASS = (MemoryError, EOFError, pa.ArrowCancelled)
-_COMES_AGAIN = (  # repeated with the same rows and settings
+_COMES_AGAIN = (  # raised again with the same rows and settings
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, NameError, NotImplementedError),
     *(RecursionError, pa.ArrowException, msgspec.MsgspecError, struct.error),
 )
@@ -34,12 +33,12 @@ _LONGEST = 600
 
 
 def must_be_mended(error: BaseException) -> bool:
-    """True if a retry would raise the same error, so that a person must change something."""
+    """True if a retry would raise the same error."""
     if isinstance(error, BarrierRuntimeError):
         return isinstance(error, PERMANENT)
     if isinstance(error, ImportError | ssl.SSLCertVerificationError):
         return True
-    if isinstance(error, ssl.SSLError | socket.herror | socket.gaierror):  # with numbers of their own
+    if isinstance(error, ssl.SSLError | socket.herror | socket.gaierror):  # their errno has another meaning
         return says_refused(error.strerror or str(error))
     if isinstance(error, OSError):
         return says_refused(str(error)) if error.errno is None else error.errno in _MENDED
@@ -47,16 +46,16 @@ def must_be_mended(error: BaseException) -> bool:
 
 
 def says_refused(text: str) -> bool:
-    """True if a library's text without error number describes a fault for a person: rights, bucket, path."""
+    """True if a text without error number describes a fault that a person must fix: rights, bucket, path."""
     number = _number_in(text)
     return _REFUSED.search(text) is not None if number is None else number in _MENDED
 
 
 def told(error: BaseException, where: str, remedy: str) -> BarrierRuntimeError:
-    """`error` as an error of this project: own errors unchanged, `InvalidJob` if a person must act.
+    """`error` as an error of this project: `InvalidJob` if a person must act, else retryable.
 
-    Other errors become retryable. `where` names the connector and the place; `remedy` tells a person the necessary
-    change, as a sentence without full stop, unless the error itself has a remedy.
+    Own errors stay unchanged. `where` names the connector and the place. `remedy`: a sentence without full stop, unless
+    the error itself has a remedy.
     """
     if isinstance(error, BarrierRuntimeError):
         return error
@@ -74,7 +73,6 @@ def of_operator(error: BaseException, operator: str, subtask: object = None) -> 
 
 
 def text_of(error: BaseException) -> str:
-    """Message of an exception, even of a user's exception whose `__str__` raises."""
     try:
         return str(error)
     except Exception as failure:
@@ -82,7 +80,6 @@ def text_of(error: BaseException) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Text of an exception in one line, followed by the class."""
     text = " ".join(text_of(error).split())
     if isinstance(error, KeyError):
         text = f"nothing is known by the name {text}"
@@ -97,7 +94,7 @@ def _number_in(text: str) -> int | None:
 
 
 def _remedy(error: BaseException) -> str:
-    """Remedy of an error that does not depend on rows; empty: the connector knows a better remedy."""
+    """Remedy independent of rows; empty: the connector knows a better remedy."""
     if isinstance(error, ImportError):
         return "Install the missing package on every machine that runs the job"
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -1,19 +1,24 @@
-"""Sockets between hosts: listening, this host's address towards another host, and ends of unanswered connections."""
+"""Sockets between hosts."""
 
+import contextlib
 import socket
+import sys
 from typing import Any
 
 from barrier_runtime.state.hosts import bare
 
 _OPTIONS = ("TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")  # macOS lacks some
 _PROBES = 3
-_BACKLOG = 512
+_RTO_MAX_MS = 44  # TCP_RTO_MAX_MS of Linux 6.15, which Python does not name yet
+_REPEAT_MS = 1_000
+_BACKLOG = 1_280  # more than a job has slots, which may all connect at once
 
 
 def end_when_unanswered(sock: socket.socket | None, timeout_ms: int) -> None:
-    """Sets the options so that an unanswered connection ends after `timeout_ms`, with or without unsent data.
+    """Ends an unanswered connection after `timeout_ms`, with or without unsent data.
 
-    Does nothing without a socket, in a simulated network.
+    Until then lost data are sent again every second, so that a healed connection works at once; older kernels double
+    the pauses. Does nothing without a socket, in a simulated network.
     """
     if sock is None:
         return
@@ -23,10 +28,13 @@ def end_when_unanswered(sock: socket.socket | None, timeout_ms: int) -> None:
         option = getattr(socket, name, None)
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # an older kernel
+            sock.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, _REPEAT_MS)
 
 
 def listening_on(host: str, port: int, *, reuse: bool = False) -> socket.socket:
-    """Returns a listening socket; IPv4 is preferred for a name with addresses of both kinds. Raises `OSError`."""
+    """Returns a listening socket, on IPv4 if the name has addresses of both kinds. Raises `OSError`."""
     family, kind, protocol, _, address = _found(host, port, socket.SOCK_STREAM)[0]
     listening = socket.socket(family, kind, protocol)
     try:
@@ -41,7 +49,7 @@ def listening_on(host: str, port: int, *, reuse: bool = False) -> socket.socket:
 
 
 def own_address_towards(host: str, port: int) -> str:
-    """Returns this host's address on the network that leads to `host`; loopback for a loopback address.
+    """This host's address on the network that leads to `host`; loopback for a loopback address.
 
     Raises `OSError` if no route leads there."""
     error: OSError | None = None

@@ -1,12 +1,4 @@
-"""Threads for blocking work that may never return, and short time slices for urgent threads.
-
-`Threads` makes a thread when none is free, up to a bound; a process that ends waits for no thread. A thread is free
-before the work is reported done: the waiting caller needs no other thread.
-
-`ask_for_short_slices` is for a thread that rows wait for: a slot's loop, or a reader that feeds the loop. Such a thread
-should run as soon as input arrives. By default competing threads get slices of 1 to 3 ms, most of a slow row's latency
-on shared cores. Linux from 6.12 on schedules a thread with shorter slices sooner, without more time in total.
-"""
+"""Threads for blocking work that may never return, and short time slices for urgent threads."""
 
 import contextlib
 import ctypes
@@ -23,19 +15,22 @@ _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
 class Threads:
-    """At most `most` threads. Further work waits for a thread, first in first out."""
+    """At most `most` threads, made when none is free; other work waits, first in first out.
+
+    A process that ends waits for no thread. A thread is free before the work is reported done.
+    """
 
     def __init__(self, most: float, name: str) -> None:
         self._most = most
         self._name = name
         self._changed = threading.Condition()
-        self._work: SimpleQueue[_Work | None] = SimpleQueue()  # None: one thread ends
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()  # None: a thread ends
         self._unfinished = 0
         self._alive = 0
         self._closed = False
 
     def submit(self, work: Callable[[], Any]) -> "Future[Any]":
-        """Runs `work` on a thread. After `close` the future is cancelled at once."""
+        """After `close` the future is cancelled at once."""
         future: Future[Any] = Future()
         with self._changed:
             if self._closed:
@@ -87,7 +82,7 @@ class Threads:
 
 
 def _outcome_of(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Result or error of `work`, in a call of its own: an error's traceback must keep no future."""
+    """Result or error of `work`, in a separate call: an error's traceback must keep no future."""
     try:
         return work(), None
     except BaseException as error:
@@ -96,15 +91,18 @@ def _outcome_of(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 SLICE_NS = 100_000  # the kernel's minimum
 _SYSTEM_CALLS = {"x86_64": 314, "aarch64": 274}  # sched_setattr
-_THREADS_AS_USUAL = 0x01  # SCHED_FLAG_RESET_ON_FORK: threads started by this thread get usual slices
+_THREADS_AS_USUAL = 0x01  # SCHED_FLAG_RESET_ON_FORK
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period
 
 
 def ask_for_short_slices(also_started: bool = False) -> bool:
-    """Requests short slices for the calling thread, for good.
+    """Requests short time slices for the calling thread, for good.
 
-    `also_started`: and for threads that this thread starts from now on, such as those of a client in C. Returns False,
-    without a change, if this system lacks the feature or the thread has another scheduling policy.
+    The default slices, 1 to 3 ms, are most of a slow row's latency on shared cores. Linux from 6.12 on schedules a
+    thread with shorter slices sooner, without more time in total.
+
+    `also_started`: also for threads that this thread starts, as a client in C does. Returns False, without a change, if
+    this system lacks the feature or the thread has another scheduling policy.
     """
     number = _SYSTEM_CALLS.get(platform.machine())
     if platform.system() != "Linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:

@@ -1,10 +1,7 @@
-"""Decodes everything that is stored with a version: the version first, then all of it, or an error.
+"""Decodes everything that is stored with a version: the version first, then the rest, or an error.
 
-`VersionedDecoder` reads JSON and MessagePack with a field `version`; readers of other formats (with a version byte, a
-magic text, a table) call `Format.check`.
-
-Typed data, never pickle. Unreadable data is refused with place and remedy, never skipped: a source or operator without
-its value would start over and write rows twice.
+Unreadable data is refused with place and remedy, never skipped: a source or operator without the stored value would
+start over and write rows twice.
 """
 
 from dataclasses import dataclass
@@ -19,9 +16,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Format:
-    """Format of a kind of stored thing. This release writes `version` and reads `oldest` to `version`."""
+    """Format of stored data. This release writes `version` and reads `oldest` to `version`."""
 
-    subject: str  # for messages; "{}" stands for the place: "manifest {}", "{}: a committable"
+    subject: str  # for messages; "{}" stands for the place
     version: int
     damaged: str  # remedy for bytes that no release has written
     newer: str = "a newer release wrote it: use that release, or a newer one"
@@ -29,7 +26,6 @@ class Format:
     refusal: type[BarrierRuntimeError] = InvalidJob  # error for another version
 
     def check(self, found: int, where: str = "") -> None:
-        """Raises `refusal` for a version that this release does not read."""
         if self.oldest <= found <= self.version:
             return
         reads = str(self.version) if self.oldest == self.version else f"{self.oldest} to {self.version}"
@@ -39,7 +35,7 @@ class Format:
         )
 
     def unreadable(self, what: object, where: str = "") -> Corrupt:
-        """The error for bytes of another format. `what`: the fault."""
+        """`what`: the fault."""
         return Corrupt(f"{self.subject.format(where)} is not readable ({what}): {self.damaged}")
 
 
@@ -53,7 +49,7 @@ def check_magic(data: bytes, magic: bytes, format: Format, where: str) -> None:
 
 
 class _Versioned(msgspec.Struct, frozen=True):
-    version: int = 1  # for data without the field, and therefore the default
+    version: int = 1  # for data without the field
 
 
 _JSON_VERSION = msgspec.json.Decoder(_Versioned)
@@ -61,8 +57,6 @@ _MSGPACK_VERSION = msgspec.msgpack.Decoder(_Versioned)
 
 
 class VersionedDecoder(Generic[T]):
-    """Reads the versions of `format` by `decoder`. Made at the import of a module, like any decoder."""
-
     def __init__(self, format: Format, decoder: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]) -> None:
         self.format = format
         self._version = _JSON_VERSION if isinstance(decoder, msgspec.json.Decoder) else _MSGPACK_VERSION

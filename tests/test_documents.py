@@ -4,11 +4,13 @@ print the output below them; and the licence.
 
 import contextlib
 import hashlib
+import importlib.util
 import inspect
 import io
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -132,6 +134,26 @@ def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
     assert [name for name, home in sorted(homes.items()) if not {home, f"{home}.{name}"} & said] == []
     told = {name: getattr(barrier_runtime, name).__doc__ or "" for name in homes}
     assert [name for name, text in told.items() if len(text) < 25 or text.startswith(f"{name}(")] == []  # a dataclass
+
+
+def test_the_site_has_a_page_of_the_reference_for_each_public_name() -> None:
+    """`make docs` itself looks for module paths in titles, and for the terms of `SEARCHED`."""
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    sys.modules["site_hooks"] = hooks  # for its dataclass
+    try:
+        spec.loader.exec_module(hooks)
+    finally:
+        del sys.modules["site_hooks"]
+    pages = [page for found in hooks.reference().values() for page in found]
+    names = Counter(name for page in pages for _, name in page.names)
+    assert [name for name in barrier_runtime._HOME if names[name] != 1] == []
+    assert [page.title for page in pages if "." in page.title] == []
+    assert len({page.path.lower() for page in pages}) == len(pages), "also where case is not told apart"
+    assert {page.title for page in pages if len(page.names) > 1} == set(hooks.GROUPS.values())
+    assert all(page.about for page in pages)
 
 
 def undocumented(kind: type) -> Iterator[str]:

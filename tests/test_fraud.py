@@ -10,7 +10,7 @@ import pytest
 
 from barrier_runtime import CollectSink, Dataflow
 from barrier_runtime.testing import ConnectedHarness
-from examples.fraud import ALARM, BAD, JUDGED, PAYMENT, RULE, Guard, guarded
+from examples.fraud import Bad, Guard, Judged, Payment, Report, Rule, guarded
 from examples.fraud_data import AlarmsTold, Answer, compare, end_ms, holder_of, payments_of, rules_of
 
 COUNT = 1_500
@@ -56,8 +56,8 @@ def test_the_flow_judges_as_plain_python_does() -> None:
     def dealt(index: int, of: int) -> Iterator[dict[str, Any]]:
         return iter(payments[index::of])
 
-    stream = flow.from_iterator("payments", dealt, schema=PAYMENT, splits=every, event_time="at")
-    ruled = flow.from_iterator("rules", lambda index, of: iter(rules), schema=RULE, splits=1, event_time="at")
+    stream = flow.from_iterator("payments", dealt, schema=Payment, splits=every, event_time="at")
+    ruled = flow.from_iterator("rules", lambda index, of: iter(rules), schema=Rule, splits=1, event_time="at")
     judged, alarms, bad = sinks = CollectSink(), CollectSink(), CollectSink()
     for number, branch in enumerate(guarded(stream, ruled)):
         branch.sink(f"out-{number}", sinks[number])
@@ -72,36 +72,36 @@ def test_the_flow_judges_as_plain_python_does() -> None:
 
 
 def test_alarm_is_emitted_if_unconfirmed_in_time_and_withdrawn_on_late_confirmation() -> None:
-    def paid(number: int, cents: int, at: int, confirms: int | None = None) -> dict[str, Any]:
-        return {"id": number, "card": "a", "cents": cents, "at": at, "confirms": confirms}
+    def paid(number: int, cents: int, at: int, confirms: int | None = None) -> Payment:
+        return Payment(number, "a", cents, at, confirms)
 
     with ConnectedHarness(
         Guard,
         keys={"payments": "card"},
         broadcast=["rules"],
-        rows={"payments": PAYMENT, "rules": RULE},
+        rows={"payments": Payment, "rules": Rule},
         event_time="at",
-        schema=JUDGED,
-        side={"alarms": ALARM, "bad": BAD},
+        schema=Judged,
+        side={"alarms": Report, "bad": Bad},
         wall_ms=1_000,
     ) as harness:
-        harness.push("rules", {"at": 0, "limit": 100})
+        harness.push("rules", Rule(0, 100))
         harness.push("payments", paid(1, 101, 10), paid(2, -5, 20), paid(3, 50, 400_000), paid(4, 60, 400_010))
         judged = harness.watermark(500_000)
-        assert [(row["id"], row["spent"], row["alarm"]) for row in judged] == [
+        assert [(row.id, row.spent, row.alarm) for row in judged] == [
             (1, 101, True),
             (3, 50, False),
             (4, 110, True),
         ]
-        assert [row["id"] for row in harness.side("bad")] == [2]
+        assert [row.id for row in harness.side("bad")] == [2]
         harness.push("payments", paid(5, 0, 500_001, confirms=1))
         harness.watermark(500_010)
-        assert [(row["id"], row["what"]) for row in harness.side("alarms")] == [(1, "alarm"), (4, "alarm")]
+        assert [(row.id, row.what) for row in harness.side("alarms")] == [(1, "alarm"), (4, "alarm")]
         harness.wall(3_000)
-        assert [(row["id"], row["what"]) for row in harness.side("alarms")] == [(4, "unconfirmed")]
+        assert [(row.id, row.what) for row in harness.side("alarms")] == [(4, "unconfirmed")]
         harness.push("payments", paid(6, 0, 500_011, confirms=4))
         harness.watermark(500_020)
-        assert [(row["id"], row["what"]) for row in harness.side("alarms")] == [(4, "withdrawn")]
+        assert [(row.id, row.what) for row in harness.side("alarms")] == [(4, "withdrawn")]
 
 
 def test_the_comparison_takes_a_right_result_and_sees_every_kind_of_wrong_one(answer: Answer) -> None:

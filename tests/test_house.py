@@ -29,7 +29,7 @@ DOORWAYS = {  # library -> the only places that may import the library
         for row in CONNECTORS
         if row.library is not None
     },
-    "cryptography": ("coordinator/wire/sealing.py",),
+    "cryptography": ("coordinator/wire/sealing.py", "coordinator/client/generated_certificate.py"),
     "boto3": ("state/store/s3/aws.py", "barrier_runtime/connectors/kinesis/client.py"),
     "pyspark": ("barrier_runtime/spark/",),
     "hdrh": (),  # benchmarks and tests only: hdrh brings packages and a program
@@ -196,6 +196,7 @@ def test_project_files_stand_on_their_own() -> None:
 
 DECODERS_BELOW_MODULE_LEVEL = {
     "barrier_runtime/operators/state/described_types.py",  # users' types, one at a time under a lock
+    "barrier_runtime/connectors/kafka/source/debezium_columns.py",  # likewise
     "barrier_runtime/connectors/source_bases/payloads.py",  # a separate type per decoder, shared with no thread
 }
 CONVERTS = {"barrier_runtime/launch/options.py"}  # plain types and unions of them; on the driver's one thread

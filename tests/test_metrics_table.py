@@ -24,7 +24,12 @@ from tests.parsed import walk
 
 ROWS = {name: row for name, row in vars(metric_table).items() if isinstance(row, Metric)}
 KINDS = {"count": Counter, "gauge": Gauge, "latency": Histogram}  # method of `MetricGroup` -> type of the row
-NO_METRICS = {"checkpoint", "token", "triggered_ms"}  # numbers that identify a checkpoint
+NO_METRICS = {
+    "checkpoint",
+    "token",
+    "triggered_ms",
+    "records",
+}  # they identify a checkpoint and the place of its barrier
 
 
 @cache

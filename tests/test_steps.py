@@ -10,6 +10,7 @@ from pathlib import Path
 
 CI = Path(__file__).resolve().parents[1] / ".ci"
 STEPS = str(CI / "steps")
+ROOT = CI.parent
 
 
 def run(*steps: str) -> tuple[int, list[str]]:
@@ -54,3 +55,11 @@ def test_a_python_that_is_too_old_is_passed_over_where_there_is_another(tmp_path
     (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "python3").chmod(0o755)
     assert chosen(tmp_path) in ("/usr/bin/python3", "python3")
+
+
+def test_every_test_file_is_in_a_step_of_make_test() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = [ROOT / name for name in re.findall(r"tests(?:/\w+)*(?:\.py)?\b", makefile)]
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    left_out = [file for file in files if not {file, *file.parents} & (set(named) - {ROOT / "tests"})]
+    assert [str(file.relative_to(ROOT)) for file in left_out] == []

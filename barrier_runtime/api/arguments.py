@@ -1,4 +1,4 @@
-"""Checks of arguments that several steps share, and texts about the arguments in a plan."""
+"""Argument checks shared by several steps, and texts of a plan about arguments."""
 
 import difflib
 import inspect
@@ -23,7 +23,7 @@ _STORED = "give the sink after_decision=True instead, or call stable() directly 
 
 
 def refuse_coroutines(function: Any, where: str, methods: Iterable[str] = ()) -> None:
-    """Raises `InvalidJob` if a function, or one of these methods of a class or object, is an `async def`."""
+    """Raises `InvalidJob` if a function, or one of its `methods`, is an `async def`."""
     for called in (function, *(getattr(function, name, None) for name in ("__call__", *methods))):
         if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
             raise InvalidJob(
@@ -39,10 +39,9 @@ def refuse_coroutines(function: Any, where: str, methods: Iterable[str] = ()) ->
 
 
 def check_handlers(function: Any, handlers: Mapping[str, tuple[str, ...]], where: str) -> None:
-    """Checks the handlers of a function with several inputs.
+    """Raises `InvalidJob` for handlers that are missing, never called, or take other parameters.
 
-    `handlers`: name of a required method to its parameters. Raises `InvalidJob` for a method that is missing or
-    takes other parameters, and for a method `on_…` that nothing calls."""
+    `handlers`: names of the required methods to their parameters."""
     said = function_name(function)[:-2]
     unknown = [
         name
@@ -70,7 +69,6 @@ def check_handlers(function: Any, handlers: Mapping[str, tuple[str, ...]], where
 
 
 def refuse_misspelt_timers(function: Any, where: str) -> None:
-    """Raises `InvalidJob` for a method whose name is close to that of a missing handler of timers."""
     for name in dir(function):
         meant = difflib.get_close_matches(name, TIMERS, 1, 0.8) if name.startswith("on_") else []
         if meant and not hasattr(function, meant[0]) and callable(getattr(function, name)):
@@ -81,9 +79,7 @@ def refuse_misspelt_timers(function: Any, where: str) -> None:
 
 
 def check_row_function(function: Any, where: str) -> None:
-    """Checks the function of `Stream.process`, which has no key."""
-
-    from barrier_runtime.operators.functions.process import declared_states
+    from barrier_runtime.operators.functions.declared import declared_states
 
     said = function_name(function)
     if not callable(getattr(function, "process", function)) or (
@@ -113,7 +109,6 @@ def check_row_function(function: Any, where: str) -> None:
 
 
 def require_arguments(function: Any, takes: tuple[str, ...], where: str) -> None:
-    """Raises `InvalidJob` for a function that cannot be called with these positional arguments."""
     if not takes_arguments(function, None, len(takes)):
         raise InvalidJob(
             f"{where}: {function_name(function)} takes {_shown(function, None)}: let it take ({', '.join(takes)})"
@@ -121,7 +116,6 @@ def require_arguments(function: Any, takes: tuple[str, ...], where: str) -> None
 
 
 def takes_arguments(function: Any, method: str | None, count: int) -> bool:
-    """True if `method` of the class or object (None: itself) takes `count` arguments beside `self`."""
     called = function if method is None else getattr(function, method)
     unbound = False
     if method is not None and isinstance(function, type):
@@ -130,7 +124,7 @@ def takes_arguments(function: Any, method: str | None, count: int) -> bool:
         inspect.signature(called).bind(*range(count + unbound))
     except TypeError:
         return False
-    except ValueError:  # the signature is unknown
+    except ValueError:
         return True
     return True
 
@@ -141,7 +135,6 @@ def _shown(function: Any, method: str | None) -> str:
 
 
 def why_by_wall_clock(function: Any, states: "Mapping[str, KeyedState]") -> str:
-    """Reason why a replay may produce other rows, or empty."""
     if callable(getattr(function, "on_wall_timer", None)):
         return f"{function_name(function)[:-2]} has timers by the wall clock"
     for name, state in states.items():
@@ -153,7 +146,7 @@ def why_by_wall_clock(function: Any, states: "Mapping[str, KeyedState]") -> str:
 def retried(
     function: Callable[[Any], Any], on_error: OnError | Retry, all_rows: bool, where: str, what: str = "row"
 ) -> tuple[Callable[[Any], Any], OnError]:
-    """Function of a row (or of `what`) that the operator calls, and the operator's treatment of errors."""
+    """Function that the operator calls, and its treatment of errors. `all_rows`: see `RetriedCall`."""
 
     from barrier_runtime.operators.retry import RetriedCall
 
@@ -168,9 +161,7 @@ def with_errors(function: str, on_error: OnError | Retry, what: str = "rows") ->
 
 
 def check_deterministic(plan: Plan, node: int, where: str) -> None:
-    """Raises `InvalidJob` for a step up to `node` of which a replay may produce other rows, unless `stable` follows.
-
-    The check is for sinks that rely on equal rows."""
+    """Raises `InvalidJob` if a replay of the steps up to `node` may produce other rows."""
     for step, why in plan.by_wall_clock(node):
         raise InvalidJob(
             f"{where} is declared deterministic=True, but in step {step!r} before it {why}, so a replay may make other "
@@ -186,9 +177,7 @@ def check_deterministic(plan: Plan, node: int, where: str) -> None:
 
 
 def check_order(plan: Plan, earlier: frozenset[int], later: frozenset[int], where: str) -> None:
-    """Raises `InvalidJob` if sources that are read first never end, or wait for sources that are read afterwards.
-
-    Warns of sources that do not declare whether their rows end."""
+    """Raises `InvalidJob` if `earlier` sources never end, or wait for `later` sources."""
     for number in earlier:
         node = plan.nodes[number]
         assert isinstance(node, SourceNode)
@@ -218,8 +207,6 @@ def check_callable(function: Any, where: str) -> None:
 
 
 def check_generator(generator: Any, bound_ms: int, where: str) -> None:
-    """Checks the class or function that makes a `WatermarkGenerator` in each subtask."""
-
     from barrier_runtime.operators.watermark_generator import WatermarkGenerator
 
     if bound_ms:
@@ -260,7 +247,6 @@ def aggregates_said(aggregates: Mapping[str, AnyAggregate]) -> str:
 
 
 def source_of(name: str, source: Any) -> Source:
-    """Makes the source of an argument of `Dataflow.source`, with the source's name in the flow."""
     made = source.named(name) if isinstance(source, SourceDescription) and not isinstance(source, type) else source
     parts = ("schema", "exactly_once", "splits", "reader")  # a wrapper may delegate these to another source
     if isinstance(made, type) or not all(hasattr(made, part) for part in parts):

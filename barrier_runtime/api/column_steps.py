@@ -1,4 +1,4 @@
-"""Steps that choose, name and compute columns; all are values of the operators of `select`."""
+"""Steps that choose, name and compute columns."""
 
 import datetime
 import decimal
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.api.steps import S, UnkeyedSteps
 from barrier_runtime.data.column_expression import ColumnExpression
+from barrier_runtime.data.row_class import RowClass
 from barrier_runtime.data.schemas import column_names, require_columns
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.state.errors import InvalidJob
@@ -25,11 +26,10 @@ _LITERALS = (bool, int, float, decimal.Decimal, datetime.date, datetime.timedelt
 
 
 def ready(given: str | pc.Expression, schema: pa.Schema | None, where: str) -> tuple[Expression, pa.DataType | None]:
-    """Compiles an expression for rows of `schema`, and returns the expression and its type.
+    """Compiles SQL or an expression of `pyarrow.compute`; returns the expression and its type.
 
-    `given` is SQL as text, or an expression of `pyarrow.compute`. If the schema is unknown, the type is None, and
-    SQL is compiled for the first rows. Raises `InvalidJob` for other values, and for expressions that do not fit the
-    schema."""
+    If the schema is unknown, the type is None, and SQL is compiled for the first rows. Raises `InvalidJob` for other
+    values, and for expressions that do not fit the schema."""
     from barrier_runtime.data.expressions import Compiled, evaluated_types
 
     if isinstance(given, pc.Expression):
@@ -64,16 +64,14 @@ def literal_or(value: Any) -> Any:
 
 
 def as_text(value: Any) -> Any:
-    """SQL of a `ColumnExpression`; other values unchanged."""
     return str(value) if isinstance(value, ColumnExpression) else value
 
 
 def names_a_column(value: str | pc.Expression, schema: pa.Schema | None) -> bool:
-    """True if a value of `select` is the name of a column; other text is SQL."""
     return isinstance(value, str) and (value in schema.names if schema is not None else value.isidentifier())
 
 
-ALL = "*"  # all columns of a row
+ALL = "*"
 
 
 class ColumnName(str):
@@ -82,8 +80,6 @@ class ColumnName(str):
 
 @plain_errors
 class ColumnSteps(UnkeyedSteps[S]):
-    """`select` and the verbs that are written with `select`."""
-
     def select(
         self, columns: str | Mapping[str, Any] | Sequence[str], *more: str | Mapping[str, Any], name: str | None = None
     ) -> S:
@@ -106,10 +102,9 @@ class ColumnSteps(UnkeyedSteps[S]):
         return self._selected(wanted, where, name)
 
     def with_columns(self, columns: Mapping[str, Any] | None = None, *, name: str | None = None, **more: Any) -> S:
-        """Adds columns, or replaces columns of the same name; all other columns stay as they are.
+        """Adds columns, or replaces columns of the same name; all other columns stay.
 
-        `columns` and `more`: new name to an expression or a value, as in `select`. Each expression refers to the rows
-        before this step.
+        `columns` and `more`: new name to an expression or a value, as in `select`, of the rows before this step.
 
         >>> orders.with_columns(eur="price * 0.908", day="date_trunc('day', at)")
         """
@@ -120,7 +115,7 @@ class ColumnSteps(UnkeyedSteps[S]):
         return self._selected({**themselves(self._all_columns(where)), **added}, where, name)
 
     def drop(self, *columns: str, name: str | None = None) -> S:
-        """Removes columns; all other columns stay as they are.
+        """Removes columns; all other columns stay.
 
         >>> orders.drop("comment", "address")
         """
@@ -157,9 +152,14 @@ class ColumnSteps(UnkeyedSteps[S]):
         return names
 
     def _selected(
-        self, columns: Mapping[str, Any], where: str, name: str | None, same: Mapping[str, str] | None = None
+        self,
+        columns: Mapping[str, Any],
+        where: str,
+        name: str | None,
+        same: Mapping[str, str] | None = None,
+        row_classes: Mapping[str, RowClass] | None = None,
     ) -> S:
-        """Adds the step of these columns, new name -> column name, expression or value.
+        """`columns`: new name -> column name, expression or value.
 
         `same`: computed columns with the same values as a column, in another type."""
         from barrier_runtime.operators.functions.batch_functions import SelectColumnsOperator
@@ -200,8 +200,9 @@ class ColumnSteps(UnkeyedSteps[S]):
         made_of.update((column, read_by([each], self.schema)) for column, (each, _) in computed.items())
         renames = None if computed else names
         return self._step(
-            "select", name, make, output, ", ".join(chosen), reads, renames, made_of, {**names, **(same or {})}
-        )
+            "select", name, make, output, ", ".join(chosen), reads, renames, made_of, {**names, **(same or {})},
+            row_classes,
+        )  # fmt: skip
 
 
 def themselves(columns: Iterable[str]) -> dict[str, str]:

@@ -1,7 +1,4 @@
-"""`connect`: several named streams as inputs of one keyed function.
-
-The arguments are checked here, when the flow is written; `operators/functions/connected` runs the function.
-"""
+"""`connect`: several named streams as inputs of one keyed function."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -14,8 +11,8 @@ from barrier_runtime.api.arguments import check_handlers, why_by_wall_clock, wit
 from barrier_runtime.api.steps import OneStream, Outputs, WithErrors, need_watermarks, one_or_all
 from barrier_runtime.api.stream import BroadcastStream, KeyedStream, Stream
 from barrier_runtime.data.event_time import check_event_time_type
-from barrier_runtime.data.schemas import SchemaLike, as_schema, described, require_columns
-from barrier_runtime.graph.logical import Input, StepNode
+from barrier_runtime.data.schemas import SchemaLike, described, require_columns
+from barrier_runtime.graph.logical import BROADCAST, Input, StepNode
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.functions.connected import (
     ConnectedInput,
@@ -24,7 +21,8 @@ from barrier_runtime.operators.functions.connected import (
     canonical_keys,
     sequenced_schema,
 )
-from barrier_runtime.operators.functions.process import check_event_time_of_states, declared_states
+from barrier_runtime.operators.functions.declared import check_event_time_of_states, declared_states
+from barrier_runtime.operators.functions.given_rows import given_rows, side_classes
 from barrier_runtime.operators.keyed.progress import keys_said
 from barrier_runtime.operators.outputs.side_outputs import OnError, side_schemas
 from barrier_runtime.operators.retry import Retry
@@ -57,7 +55,7 @@ def connect(*unnamed: object, **inputs: KeyedStream | BroadcastStream) -> "Conne
 
 @plain_errors
 class ConnectedStreams:
-    """Named inputs, the result of `connect`. The next step, `process`, reads them all."""
+    """Named inputs, the result of `connect`. The next step, `process`, reads all."""
 
     def __init__(self, inputs: Mapping[str, KeyedStream | BroadcastStream]) -> None:
         where = "connect"
@@ -129,17 +127,17 @@ class ConnectedStreams:
         side: Mapping[str, SchemaLike] | None = None,
         on_error: OnError | Retry = "fail",
     ) -> Stream | WithErrors[Stream] | Outputs[Stream]:
-        """Runs a function with a handler per input, whose handlers share state and timers per key.
+        """Runs a function with a handler per input; handlers share state and timers per key.
 
         `function` is a class with `on_<input>(self, key, row, ctx)` for each input by key and `on_<input>(self, row,
-        ctx)` for each broadcast input, and optionally `on_timer`, `on_wall_timer`, `open(self, ctx)` and
-        `close(self)`. Handlers yield rows, or return a row, a list or None. States are attributes of the class, as
-        in `KeyedStream.process`; handlers of broadcast inputs write `BroadcastState`, all other handlers read it.
+        ctx)` for each broadcast input, and optionally `on_timer`, `on_wall_timer`, `open(self, ctx)` and `close(self)`.
+        Results and states are as in `KeyedStream.process`; handlers of broadcast inputs write `BroadcastState`, all
+        other handlers read it. Rows that handlers of broadcast inputs yield or emit go out once.
 
-        Broadcast rows reach every subtask in the same order; rows that their handlers yield or emit go out once.
-        Event time is the minimum over all inputs, broadcast inputs included: pass `idle_timeout=` to sources with
-        few rows. `event_time`: the column of event times of all inputs by key, or a dict of input to column; by
-        default those of the sources.
+        Event time is the minimum over all inputs, broadcast inputs with event time included: pass `idle_timeout=` to
+        sources with few rows. `event_time`: the column of event times of all inputs by key, or a dict of input to
+        column; by default those of the sources.
+
         `schema`, `side` and `on_error` as in `KeyedStream.process`.
 
         >>> connected = connect(orders=orders.key_by("id"), payments=payments.key_by("order_id"))
@@ -164,23 +162,25 @@ class ConnectedStreams:
             said = function_name(function)[:-2]
             why = f"{said} has timers" if on_timer else f"state {expiring[0]!r} has a TTL in event time"
             for each, stream in self._streams.items():
+                if each in self._broadcast and stream._plan.is_timeless(stream._node):
+                    continue
                 told = f"{where}, input {each!r}"
                 need_watermarks(stream._plan, stream._node, told, f"{why}, which the watermark drives")
-        output = as_schema(schema, where) if schema is not None else None
+        given, side_rows = given_rows(schema, None, "", where), side_classes(side, where)
         sides = side_schemas(side, on_error, where)
         connected = [
-            ConnectedInput(each, stream._keys, stream._stream.schema, times.get(each))
+            ConnectedInput(each, stream._keys, stream._stream.schema, times.get(each), rows=stream._stream._rows)
             for each, stream in self._keyed.items()
         ] + [
-            ConnectedInput(each, (), stream._stream.schema, times.get(each), stream._switch)
+            ConnectedInput(each, (), stream._stream.schema, times.get(each), stream._switch, stream._stream._rows)
             for each, stream in self._broadcast.items()
         ]
         make = partial(
             ConnectedOperator,
             inputs=connected,
             function=function,
-            output=output,
-            side={tag: sides[tag] for tag in side or {}},
+            output=given.writes,
+            side={tag: side_rows.get(tag, sides[tag]) for tag in side or {}},
             on_error=on_error,
         )
         node = StepNode(
@@ -188,13 +188,14 @@ class ConnectedStreams:
             "connect",
             self._inputs(),
             make,
-            output,
+            given.schema,
             stateful=True,
             describe=with_errors(
                 f"{function_name(function)[:-2]} of {', '.join(map(self._said, self._streams))}", on_error
             ),
             detail="every" if on_timer or expiring else "none",
             side_outputs=sides,
+            row_classes={**given.main, **side_rows},
             by_wall_clock=why_by_wall_clock(function, states) or self._why_by_arrival(),
             keys=self._keys_said(),
             states={state: handle.declared() for state, handle in states.items()},
@@ -205,9 +206,7 @@ class ConnectedStreams:
     # ------------------------------------------------------------ inside
 
     def _why_by_arrival(self) -> str:
-        """Reason why a replay may produce other rows, or empty.
-
-        Rules that apply from their row on are a reason; rules that wait for a barrier are not."""
+        """Reason why a replay may produce other rows, or empty. Rules that wait for a barrier are no reason."""
         by_row = [each for each, stream in self._broadcast.items() if stream._switch == "row"]
         return f"a row sees what of input {by_row[0]!r} has come before it" if by_row and self._keyed else ""
 
@@ -223,7 +222,7 @@ class ConnectedStreams:
         make = partial(SequenceOperator, names=names, schemas=schemas)
         node = StepNode(
             None,
-            "broadcast",
+            BROADCAST,
             tuple(Input(stream._node, "single", tag=stream._tag) for stream in streams),
             make,
             sequenced_schema(names, schemas),
@@ -248,7 +247,9 @@ class ConnectedStreams:
             if stream.schema is not None:
                 check_event_time_type(stream.schema.field(column).type, column, f"{where}, input {name!r}")
         for name, keyed in self._keyed.items():
-            inherited = None if name in times else keyed._keyed_input().only_event_time
+            inherited = (
+                None if name in times else keyed._keyed_input().event_time_of_function(f"{where}, input {name!r}")
+            )
             if inherited is not None:
                 times[name] = inherited
         return times
@@ -264,7 +265,6 @@ class ConnectedStreams:
                 )
 
     def _check_keys(self, where: str) -> None:
-        """Raises unless all inputs have the same number of keys, with the same types."""
         first = next(iter(self._keyed))
         keys = self._keyed[first]._keys
         for name, keyed in self._keyed.items():

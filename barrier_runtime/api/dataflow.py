@@ -1,15 +1,7 @@
-"""The language of dataflows: a `Dataflow` begins streams, steps transform them, sinks end them.
+"""The language of dataflows.
 
-Nothing runs while a flow is written. Sources, stateful steps and sinks have names, which address their state: names are
-unique, and independent of the order of steps.
-
-    flow = Dataflow("orders")
-    orders = flow.read_jsonl("orders", "data/orders", schema={"shop": str, "amount": float, "at": "timestamp[ms]"},
-                             event_time="at", max_out_of_orderness=timedelta(seconds=5))
-    hourly = orders.key_by("shop").window("hourly", Tumbling(timedelta(hours=1)), event_time="at")
-    hourly.aggregate(orders=count(), revenue=sum_("amount")).sink("results", ParquetSink("out"))
-    if __name__ == "__main__":
-        flow.run_local()
+Nothing runs while a flow is written. Sources, stateful steps and sinks have unique names, which address their state,
+whatever the order of steps.
 """
 
 import warnings
@@ -24,8 +16,8 @@ from barrier_runtime.api.stream import KeyedStream, Stream
 from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.graph.explain import drawn, name_of
 from barrier_runtime.graph.logical import Plan, StepNode
-from barrier_runtime.graph.uncopyable import uncopyable
 from barrier_runtime.launch.outcome import plain_errors
+from barrier_runtime.operators.uncopyable import uncopyable
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
@@ -47,7 +39,8 @@ LOADED_PROGRAM: ContextVar[str] = ContextVar("the file that a command loads at t
 def takes_options(where: Literal["apart", "spark"]) -> Callable[[F], F]:
     """Decorator that replaces `**options` in a signature by every option, for notebooks and `help()`.
 
-    Type checkers read the keywords from `RunOptions` and `LocalRunOptions`."""
+    `where`: "apart" leaves out the options of Spark runs.
+    """
 
     def described(function: F) -> F:
         plain = signature(function)
@@ -113,9 +106,8 @@ class Dataflow(Readers):
         """Runs on this machine, without Spark, until the job ends.
 
         Options are those of `run` that need no Spark. All slots share this process; with `processes=n` each of n slots
-        has a process and so a core of its own, `parallelism` is n by default, and slots beyond n are started by
-        `barrier-runtime slot`. `wire`: for tests, rows and messages are passed as bytes, under the rules and limits
-        of a cluster."""
+        has its own process, `parallelism` is n by default, and `barrier-runtime slot` starts slots beyond n. `wire`:
+        for tests, passes rows and messages as bytes, under a cluster's rules and limits."""
         if processes is not None:
             from barrier_runtime.launch import processes as in_processes
 
@@ -135,9 +127,7 @@ class Dataflow(Readers):
     def start_local(
         self, *, processes: int | None = None, **options: "Unpack[LocalRunOptions]"
     ) -> "LocalJobHandle | JobHandle":
-        """Runs on this machine beside the program, and returns at once: for notebooks and servers.
-
-        Options are those of `run_local`, and so is `processes`.
+        """Runs on this machine beside the program, and returns at once. Arguments are those of `run_local`.
 
         >>> job = flow.start_local(checkpoints="checkpoints")
         >>> job.status().records
@@ -154,7 +144,6 @@ class Dataflow(Readers):
         return LocalJobHandle(self.plan, self._chosen(options, local=True))
 
     def _chosen_for(self, processes: int, options: Mapping[str, object]) -> "JobOptions":
-        """Options of a run with slots in processes of this machine."""
         from barrier_runtime.launch.options import JobOptions
 
         self._refuse_while_loaded()
@@ -177,7 +166,6 @@ class Dataflow(Readers):
 
 
 def _tell_what_stays_here(plan: Plan) -> None:
-    """Warns of functions that work in this process but not on Spark, except sinks."""
     for node in plan.nodes:
         if isinstance(node, StepNode) and node.is_sink:
             continue
@@ -191,7 +179,6 @@ def _tell_what_stays_here(plan: Plan) -> None:
 
 
 def _checked(options: "RunOptions") -> "RunOptions":
-    """Raises `InvalidJob` for unknown options and for values of wrong types."""
     if options:
         from barrier_runtime.launch.options import typed
 
@@ -202,7 +189,7 @@ def _checked(options: "RunOptions") -> "RunOptions":
 def explain_flow(
     flow: Dataflow, options: Mapping[str, object], sources: Mapping[str, str], *, local: bool = False
 ) -> str:
-    """Text of `Dataflow.explain`. `sources`: of the values of `options`; `local`: of a local run."""
+    """Text of `Dataflow.explain`. `sources`: where each value of `options` was set."""
     from barrier_runtime.graph.compiler import compile_plan
     from barrier_runtime.graph.explain import explain_graph
     from barrier_runtime.launch.options import JobOptions, effective
@@ -214,7 +201,7 @@ def explain_flow(
 
 
 def preview_of_restore(flow: Dataflow, options: Mapping[str, object], *, local: bool = False) -> tuple[str, bool]:
-    """Page about operators' state in a start with `options`, and whether it would start. Only reads."""
+    """Text about the state that a start with `options` would restore, and whether it would start."""
     from barrier_runtime.graph.compiler import compile_plan
     from barrier_runtime.launch.options import JobOptions, job_spec
     from barrier_runtime.launch.prepare import restore_preview

@@ -1,4 +1,4 @@
-"""Bodies of `KeyedStream.join`, `window_join`, `asof_join`, `table_join`: checks and steps."""
+"""Bodies of `KeyedStream`'s joins: checks and steps."""
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from barrier_runtime.api.steps import WINDOW_END, KeyedInput, warn_of_updates
+from barrier_runtime.api.steps import WINDOW_END, WINDOW_START, KeyedInput, warn_of_updates
 from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import Duration, as_duration, milliseconds, require_columns
-from barrier_runtime.graph.logical import Input, StepNode
+from barrier_runtime.graph.logical import Input, StepNode, Within
 from barrier_runtime.graph.updates import every_update_joins
 from barrier_runtime.operators.windows.assigners import KnownWindows, WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
@@ -28,8 +28,6 @@ _FAR = datetime.timedelta(days=36_500)
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """Arguments that all joins share, as the user gave them."""
-
     event_time: str | tuple[str, str] | None  # None: rows count in order of arrival
     suffix: tuple[str, str]
     late: bool
@@ -39,7 +37,7 @@ class JoinOptions:
 class JoinStep:
     node: StepNode
     schema: pa.Schema
-    sides: Mapping[str, pa.Schema] = field(default_factory=dict)  # late rows by tag, if the user wants them
+    sides: Mapping[str, pa.Schema] = field(default_factory=dict)  # of late rows
 
 
 _EVERY_ROW_JOINS = ("join", "window_join")  # joins in which each row of a side meets every row of the other
@@ -48,7 +46,6 @@ _EVERY_ROW_JOINS = ("join", "window_join")  # joins in which each row of a side 
 def event_times(
     left: KeyedInput, right: KeyedInput, where: str, window: WindowAssigner | None = None
 ) -> tuple[str, str]:
-    """Columns of event time of both sides, for a join whose user names none."""
     found = []
     for which, side in (("left", left), ("right", right)):
         its = f"{where}, {which} stream"
@@ -95,7 +92,7 @@ def interval_join(
         late=options.late,
     )  # fmt: skip
     definition = interval_definition(*sides, (lower, upper), how)
-    # Either time of a pair may be the older one, and the watermark after the join is behind both.
+    # Either time of a pair may be the older one; the watermark after the join is behind both.
     times = {columns.left_name(sides[0].event_time)}
     times |= {columns.right_name(sides[1].event_time)} if how not in ("semi", "anti") else set()
     return _step(name, "join", left, right, make, definition, columns.schema, options, frozenset(times))
@@ -126,10 +123,12 @@ def window_join(
         WindowJoinOperator, left=sides[0], right=sides[1], window=window, how=how, suffix=options.suffix,
         late=options.late,
     )  # fmt: skip
-    times = {"window_start", WINDOW_END, columns.left_name(sides[0].event_time)}
+    times = {WINDOW_START, WINDOW_END, columns.left_name(sides[0].event_time)}
     times |= {columns.right_name(sides[1].event_time)} if how not in ("semi", "anti") else set()
     definition = window_definition(*sides, window, how)
-    return _step(name, "window_join", left, right, make, definition, columns.schema, options, frozenset(times))
+    step = _step(name, "window_join", left, right, make, definition, columns.schema, options, frozenset(times))
+    within = frozenset([Within(WINDOW_START, window, "start of pair"), Within(WINDOW_END, window, "end")])
+    return replace(step, node=replace(step.node, within=within))
 
 
 def as_of_join(

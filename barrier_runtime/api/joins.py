@@ -1,4 +1,4 @@
-"""Joins of two keyed streams, the methods of `KeyedStream`; `join_steps` has their bodies."""
+"""Joins of two keyed streams; `join_steps` has the bodies."""
 
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, overload
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @plain_errors
 class JoiningStream(KeyedSteps[S]):
-    """A keyed stream that can be joined with another keyed stream; `S` is the type of the result."""
+    """A keyed stream; `S` is the type of a join's result."""
 
     @overload
     def join(
@@ -72,12 +72,11 @@ class JoiningStream(KeyedSteps[S]):
         """Joins rows of both streams with equal keys and event times within bounds (see docs/joins.md).
 
         `between`: least and greatest event time of the right row minus that of the left row, of either sign, both
-        included. `event_time`: the column of event times, or a pair of columns if their names differ; by default those
-        of the sources. `how`: inner,
-        left, right, full, semi or anti; rows without a partner go out when the watermark excludes a partner.
-        Columns: the keys, named as on the left, then the other columns of the left and of the right; names that both
-        have get `suffix`. Rows behind the watermark are dropped and counted per side; `late=True` returns them in
-        two more streams: (joined, late left rows, late right rows).
+        included. `event_time`: the column of event times, or a pair of columns; by default those of the sources. `how`:
+        inner, left, right, full, semi or anti; rows without a partner go out when the watermark excludes a partner.
+        Columns: the keys, named as on the left, then the other columns of left and right; names that both have get
+        `suffix`. Rows behind the watermark are dropped and counted per side; `late=True` returns them in two more
+        streams: (joined, late left rows, late right rows).
 
         >>> orders.key_by("id").join("paid", payments.key_by("order_id"), between=(timedelta(0), timedelta(hours=1)),
         ...                          event_time=("ordered_at", "paid_at"), how="left")
@@ -122,8 +121,8 @@ class JoiningStream(KeyedSteps[S]):
     ) -> S | WithLateSides[S]:
         """Joins rows of both streams with equal keys in the same window (`Tumbling` or `Sliding`).
 
-        Arguments as in `join`. After the keys come the columns `window_start` and `window_end` (exclusive). A pair
-        goes out at once, a row without a partner after the end of its window; a row is late after the end of all its
+        Arguments as in `join`. After the keys come the columns `window_start` and `window_end` (exclusive). A pair goes
+        out at once, a row without a partner after the end of its window; a row is late after the end of all its
         windows.
 
         >>> a.key_by("k").window_join("both", b.key_by("k"), Tumbling(timedelta(hours=1)), event_time="at", how="full")
@@ -158,9 +157,9 @@ class JoiningStream(KeyedSteps[S]):
         """Joins each left row with the newest right row of its key that is not newer than the left row.
 
         This is the backward direction of `pandas.merge_asof`: the right row is at most `tolerance` older, and with
-        `exact=False` strictly older. `how`: "left" keeps rows without a match (nulls), "inner" drops them. A left
-        row goes out when the watermark has passed its time, so rows of both streams may come in any order. Columns
-        and late rows as in `join`.
+        `exact=False` strictly older. `how`: "left" keeps rows without a match (nulls), "inner" drops them. A left row
+        goes out when the watermark has passed its time, so rows of both streams may come in any order. Columns and late
+        rows as in `join`.
 
         >>> trades.key_by("cur").asof_join("fx", rates.key_by("cur"), event_time="at", tolerance=timedelta(minutes=5))
         """
@@ -192,11 +191,11 @@ class JoiningStream(KeyedSteps[S]):
     ) -> S | WithLateSides[S]:
         """Joins each row with the row of a table for its key.
 
-        `table` is the stream of the table's changes, keyed by the table's primary key: a row replaces the row of its
-        key, or removes it if the boolean column `deleted` is true. With `event_time` (a column of both, or a pair) a
-        row is joined with the table at its event time, and goes out when the watermark has passed that time; without
-        `event_time`, with the changes that have arrived so far, at once. `how`: "left" keeps rows whose key is not
-        in the table (nulls), "inner" drops them. Columns and late rows as in `join`; `deleted` is left out.
+        `table` is the stream of the table's changes, keyed by primary key: a row replaces the row of its key, or
+        removes it if the boolean column `deleted` is true. With `event_time` (a column of both, or a pair) a row is
+        joined with the table at its event time, and goes out when the watermark has passed that time; without
+        `event_time`, with the changes that have arrived so far, at once. `how`: "left" keeps rows whose key is not in
+        the table (nulls), "inner" drops them. Columns and late rows as in `join`; `deleted` is left out.
 
         >>> orders.key_by("customer").table_join("names", customers.key_by("id"), event_time="at", deleted="gone")
         """

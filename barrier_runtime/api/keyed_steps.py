@@ -1,4 +1,4 @@
-"""Steps with state, as users write them on a `KeyedStream`."""
+"""Steps with state."""
 
 import datetime
 from collections.abc import Mapping
@@ -16,10 +16,11 @@ from barrier_runtime.api.arguments import (
 )
 from barrier_runtime.api.steps import KeyedSteps, OneStream, Outputs, S, WithErrors
 from barrier_runtime.data.event_time import check_event_time_type
-from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, check_free, milliseconds, require_columns
+from barrier_runtime.data.schemas import Duration, SchemaLike, check_free, milliseconds, require_columns
 from barrier_runtime.graph.updates import RUNNING, UpdatesOfStep, counted_updates
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.aggregation.own import AnyAggregate
+from barrier_runtime.operators.functions.given_rows import given_rows, side_classes
 from barrier_runtime.operators.outputs.side_outputs import OnError, side_schemas
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
@@ -48,8 +49,6 @@ _NO_DELAY = datetime.timedelta()
 
 @plain_errors
 class StatefulSteps(KeyedSteps[S]):
-    """Steps that keep state per key."""
-
     def window(
         self,
         name: str,
@@ -62,17 +61,19 @@ class StatefulSteps(KeyedSteps[S]):
     ) -> "WindowedStream[S]":
         """Groups the rows of each key by window (see docs/windows.md).
 
-        `window`: `Tumbling`, `Sliding`, `Calendar` or `Session` of event time, `Count`, or `Global`, all rows of a
-        key. `event_time`: a timestamp, date or int64-milliseconds column, by default that of the source; for results
-        of windows their start or end (docs/time.md). `Count` and `Global` have none.
-        `allowed_lateness`: time for which a window is kept after its end (event time); each row that comes for the
-        window then emits the result again, with a column `update` that counts from 0. `early`: results before the
-        end of a window, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`, or an `OwnTrigger`; columns
-        `update` and `early` distinguish the results. Sessions with either option also have a column `retracted`:
-        true in a row that retracts the results of a start that is no longer the start of a session.
+        `window`: `Tumbling`, `Sliding`, `Calendar` or `Session` of event time, `Count`, or `Global` (all rows of a
+        key).
+        `event_time`: a timestamp, date or int64-milliseconds column, by default that of the source; for results of
+        windows their start or end (docs/time.md). `Count` and `Global` have none.
 
-        `clock="processing"`: windows by the wall clock. A row belongs to the window of its arrival time, so no row
-        is late, and there is no `event_time`; a replay after a failure may assign the row to another window.
+        `allowed_lateness`: time for which a window is kept after its end (event time); each row that comes for the
+        window then emits the result again, with a column `update` that counts from 0. `early`: results before the end
+        of a window, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`, or an `OwnTrigger`; columns `update` and
+        `early` distinguish the results. Sessions with either option also have a column `retracted`: true in a row that
+        withdraws the earlier results with its `window_start`, because no session starts there any more.
+
+        `clock="processing"`: a row belongs to the window of its arrival time, so no row is late; a replay after a
+        failure may assign the row to another window.
 
         >>> keyed.window("hourly", Tumbling(timedelta(hours=1)), event_time="at", early=Every(timedelta(seconds=5)))
         """
@@ -107,6 +108,7 @@ class StatefulSteps(KeyedSteps[S]):
         rows.need_watermarks(
             where, "a window is over when the watermark has passed its end", ", or clock='processing' in the window"
         )
+        were_by_other = event_time is None and rows.were_by_other(window)
         event_time = event_time or rows.event_time(where, window)
         if event_time is None:
             raise InvalidJob(
@@ -118,15 +120,14 @@ class StatefulSteps(KeyedSteps[S]):
         if schema is not None:
             check_event_time_type(schema.field(event_time).type, event_time, where)
         rows.expect_event_time(event_time, where, window)
-        return WindowedStream(self, name, window, EventTime(event_time), lateness_ms, early)
+        return WindowedStream(self, name, window, EventTime(event_time, were_by_other), lateness_ms, early)
 
     def aggregate(self, name: str, /, *, emit: Literal["each", "latest"] = "each", **aggregates: AnyAggregate) -> S:
         """Adds running aggregates: every row goes out with the aggregates of its key so far, itself included.
 
-        `emit="latest"`: only the last row of each key goes out, whenever `latency_target` is over, and before a
-        checkpoint barrier, a watermark and the end. The choice of rows depends on the wall clock: a replay may emit
-        other rows, but the last row of each key is the same. The state is that of "each", so a program may change
-        `emit` and continue.
+        `emit="latest"`: only the last row of each key goes out, each time `latency_target` has passed, and before a
+        checkpoint barrier, a watermark and the end. A replay may emit other rows, but the last row of each key is the
+        same. A program may change `emit` and continue.
 
         >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
         """
@@ -193,12 +194,12 @@ class StatefulSteps(KeyedSteps[S]):
 
         `function` is a class with `process_groups(self, keys, batch, state)` and an attribute `state`, name → numpy
         dtype of a number or (dtype, initial value), or a plain function of these arguments with its columns in
-        `state=`. `batch` is a `pyarrow.RecordBatch` with any number of rows of any keys; `keys` is a `BatchKeys`,
-        whose `of_row` has the number of each row's key; `state` has an array per column with an element per key,
-        which the function changes in place. The function returns a RecordBatch, a Table, a dict of columns, or None,
-        with the columns of `schema`. If a later step follows event time row by row, a batch has rows of one event
-        time only (docs/time.md). `on_error` as in `map`: if the function raises, its changes of state are undone,
-        and it is called with halves of the batch, until the failing rows are alone (docs/process-groups.md).
+        `state=`. `batch` is a `pyarrow.RecordBatch` with any number of rows of any keys; `keys` is a `BatchKeys`, whose
+        `of_row` has the number of each row's key; `state` has an array per column with an element per key, which the
+        function changes in place. The function returns a RecordBatch, a Table, a dict of columns, or None, with the
+        columns of `schema`. If a later step follows event time row by row, a batch has rows of one event time only
+        (docs/time.md). `on_error` as in `map_batches`; changes of state of a failed call are undone
+        (docs/process-groups.md).
 
         >>> readings.key_by("sensor").process_groups("changes", Changes, schema={"sensor": int, "value": float})
         """
@@ -217,7 +218,8 @@ class StatefulSteps(KeyedSteps[S]):
         refuse_coroutines(function, where, ("process_groups",))
         described = described_columns(declared_columns(function, state, where))
         rows = self._keyed_input()
-        output = as_schema(schema, where) if schema is not None else None
+        given = given_rows(schema, None, "", where)
+        output = given.schema
         sides = side_schemas(None, on_error, where)
         make = partial(
             ProcessGroupsOperator,
@@ -238,6 +240,7 @@ class StatefulSteps(KeyedSteps[S]):
             timeless=True,
             states=described,
             side_outputs=sides,
+            row_classes=given.main,
         )
         return streams
 
@@ -286,28 +289,28 @@ class StatefulSteps(KeyedSteps[S]):
         None; states are attributes of the class (see `ValueState`, `ListState`, `MapState`, `ReducingState`,
         `AggregatingState`). Or `function` is a plain function of (key, row, ctx), with its states in `state=`,
         available as `ctx.state.<name>`. `key` is the column's value, or a tuple of several. See `ProcessContext` for
-        `ctx`. `schema`: columns of the returned rows. `event_time`: the column of event times, by default that of
-        the source; required by states with a TTL in event time.
+        `ctx`. `schema`: columns of the returned rows. `event_time`: the column of event times, by default that of the
+        source; required by states with a TTL in event time.
 
-        A timer fires when the watermark reaches its time. The watermark is the minimum over all splits that are read
-        side by side, so rows of a later time may come before: a function must look at the rows' own times, too. A
-        wall-clock timer fires at its time, whether rows come or not (docs/time.md).
+        A timer fires when the watermark reaches its time. Rows of a later time may come before, because the watermark
+        is the minimum over all splits: a function must look at the rows' own times, too. A wall-clock timer fires at
+        its time, even without rows (docs/time.md).
 
-        `side`: schemas of side outputs by name; `ctx.emit(name, row)` emits a row there. The result is then
-        `Outputs`: `main`, and a stream per side output in that order. `on_error` as in `map`, with the errors as the
-        last stream, `errors`: if the function raises for a row (or timer), rows that the function yielded or emitted
-        for this row are discarded; changes of state and timers remain (docs/side-outputs.md). With `Retry`
-        everything is undone and the call repeated.
+        `side`: schemas of side outputs by name; `ctx.emit(name, row)` emits a row there. The result is then `Outputs`:
+        `main`, and a stream per side output in that order. `on_error` as in `map`, with the errors as the last stream,
+        `errors`: if the function raises for a row (or timer), rows that the function yielded or emitted for this row
+        are discarded; changes of state and timers remain (docs/side-outputs.md). With `Retry` everything is undone and
+        the call repeated.
 
         >>> out, hot = readings.key_by("sensor").process("alarm", Alarm, schema=OUT, side={"hot": HOT})
         """
 
-        from barrier_runtime.operators.functions.process import (
-            ProcessOperator,
+        from barrier_runtime.operators.functions.declared import (
             check_event_time_of_states,
             check_keyed_function,
             declared_states,
         )
+        from barrier_runtime.operators.functions.process import ProcessOperator
         from barrier_runtime.operators.state.broadcast import refuse_broadcast_state
 
         where = f"process {name!r}"
@@ -318,7 +321,7 @@ class StatefulSteps(KeyedSteps[S]):
         refuse_broadcast_state(states, where)
         rows = self._keyed_input()
         known = rows.schema
-        given, event_time = event_time, event_time or rows.only_event_time
+        named, event_time = event_time, event_time or rows.event_time_of_function(where)
         if event_time is not None:
             require_columns(known, (event_time,), where)
             if known is not None:
@@ -328,7 +331,7 @@ class StatefulSteps(KeyedSteps[S]):
         expiring = check_event_time_of_states(states, event_time, where)
         if expiring:
             rows.need_watermarks(where, f"state {expiring[0]!r} has a TTL in event time")
-        output = as_schema(schema, where) if schema is not None else None
+        given, side_rows = given_rows(schema, function, "process", where), side_classes(side, where)
         sides = side_schemas(side, on_error, where)
         make = partial(
             ProcessOperator,
@@ -336,10 +339,11 @@ class StatefulSteps(KeyedSteps[S]):
             function=function,
             states=dict(state or {}),
             event_time=event_time,
-            output=output,
+            output=given.writes,
             schema=known,
-            side={tag: sides[tag] for tag in side or {}},
+            side={tag: side_rows.get(tag, sides[tag]) for tag in side or {}},
             on_error=on_error,
+            rows=rows.rows,
         )
         in_time = callable(getattr(function, "on_timer", None)) or bool(expiring)
         by_wall_clock = why_by_wall_clock(function, states)
@@ -347,13 +351,14 @@ class StatefulSteps(KeyedSteps[S]):
             name,
             "process",
             make,
-            output,
+            given.schema,
             with_errors(function_name(function), on_error),
             detail="every" if in_time else "none",
-            timeless=not (in_time or by_wall_clock or given),
+            timeless=not (in_time or by_wall_clock or named),
             side_outputs=sides,
             by_wall_clock=by_wall_clock,
             states=states,
+            row_classes={**given.main, **side_rows},
         )
         return streams
 

@@ -1,4 +1,4 @@
-"""`Stream.lookup`: adds columns from another system, with requests while rows are processed."""
+"""`Stream.lookup`: adds columns from another system."""
 
 import datetime
 from collections.abc import Sequence
@@ -42,8 +42,6 @@ _LINGER = datetime.timedelta(milliseconds=1)
 
 @plain_errors
 class LookupSteps(UnkeyedSteps[S]):
-    """Steps that add columns from outside the stream: another system, or a table."""
-
     @overload
     def lookup(
         self,
@@ -87,20 +85,19 @@ class LookupSteps(UnkeyedSteps[S]):
     ) -> S | Outputs[S]:
         """Adds the columns `schema`, which `fetch_many` finds for the value of `key` in another system.
 
-        Other rows are processed meanwhile (docs/lookup.md). Each row has one result, also across failures of the
-        job.
+        Other rows are processed meanwhile (docs/lookup.md). Each row has one result, also across failures of the job.
 
         `fetch_many(keys)` gets a list of distinct values (tuples, if `key` names several columns) and returns a list
         with a row (dict) or None for each key, a dict of key to row, or a `pyarrow.Table` with the key's column; an
         exception in the place of a row fails that key alone. `fetch_many` is an `async def`, a plain function (which
         runs on threads), or a class with such a method `fetch_many`, and `open` and `close` for its connections.
 
-        `capacity`: pending rows per subtask; at the limit the stream waits, but checkpoints do not. `timeout`: of
-        one call, which has up to `max_batch` keys; at most `max_requests` calls run at once (plain functions: 16), and
-        all subtasks together begin at most `max_requests_per_second` calls per second, repetitions included. A key
-        waits up to `linger` for other keys. `ordered`: rows keep their order. `how`: rows without a match have
-        nulls ("left"), are dropped ("inner"), or form a stream of their own ("side"). `retry`: failures that are
-        retried. `cache`: keeps replies. `on_error` as in `map`, for final failures.
+        `capacity`: pending rows per subtask; at the limit the stream waits, but checkpoints do not. `timeout`: of one
+        call, which has up to `max_batch` keys; at most `max_requests` calls run at once (plain functions: 16), and all
+        subtasks together begin at most `max_requests_per_second` calls per second, repetitions included. A key waits up
+        to `linger` for other keys. `ordered`: rows keep their order. `how`: rows without a match have nulls ("left"),
+        are dropped ("inner"), or form a separate stream ("side"). `retry`: failures that are retried. `cache`: keeps
+        replies. `on_error` as in `map`, for final failures.
 
         >>> profiles = orders.lookup("profile", fetch_profiles, key="user", schema={"name": str, "city": str})
         """

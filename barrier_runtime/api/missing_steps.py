@@ -1,7 +1,6 @@
-"""Answers to unknown method names of a stream, by kind of stream and by framework.
+"""Answers to unknown method names of a stream.
 
-`OTHER_FRAMEWORKS` is the only table of names of Spark, pandas, Flink, Kafka Streams, Bytewax and Quix: name →
-answer.
+`OTHER_FRAMEWORKS` has all names of other frameworks: name → answer.
 """
 
 import difflib
@@ -67,37 +66,107 @@ _AGGREGATE = (
 _COLUMNS = ".select([…]) keeps columns, .select({'name': 'expression', …}) names and computes them"
 _ADDED = ".with_columns(eur='price * 0.9') adds columns or replaces them"
 _RENAMED = ".rename(old='new') renames columns"
+_ROWS = "rows are changed by .map(function) and .flat_map(function), columns by .with_columns(…)"
+_NULLS = "nulls: .filter('x IS NOT NULL'), .with_columns(x='coalesce(x, 0)')"
+_NAMED = "the first argument of a stateful step is the name; parallelism is an option: flow.run_local(parallelism=4)"
+_RUN = "a flow runs as a whole: flow.run() on Spark, flow.run_local(), or .take(20) for a look at rows"
+_JOINS = "joins are .key_by(…).join(name, other.key_by(…), between=…, how='left'), also how='semi' and how='anti'"
 _WATERMARKS = "say it at the source: event_time='at', max_out_of_orderness=timedelta(seconds=5); or .with_watermarks(…)"
 OTHER_FRAMEWORKS = {
     **dict.fromkeys(("where", "filter_rows"), "rows are filtered by .filter('price > 100') or .filter(function)"),
-    **dict.fromkeys(("groupby", "groupBy", "group_by", "keyBy", "partition_by", "partitionBy"), "keys are .key_by(…)"),
+    **dict.fromkeys(
+        (
+            *("groupby", "groupBy", "group_by", "keyBy", "partition_by", "partitionBy", "groupByKey", "key_on"),
+            *("partition_custom", "partitionCustom", "set_index"),
+        ),
+        "keys are .key_by(…)",
+    ),
     **dict.fromkeys(("with_column", "withColumn", "withColumns", "assign", "mutate", "extend", "add_columns"), _ADDED),
     **dict.fromkeys(("withColumnRenamed", "withColumnsRenamed", "rename_columns", "toDF"), _RENAMED),
     **dict.fromkeys(("drop_columns", "dropFields", "exclude"), ".drop('a', 'b') removes columns"),
     **dict.fromkeys(("selectExpr", "select_expr", "apply", "project"), _COLUMNS),
     **dict.fromkeys(("peek", "tap", "do_action", "debug"), "rows are looked at by .inspect(), which prints them"),
+    **dict.fromkeys(("map_values", "mapValues", "map_value", "filter_map", "flat_map_value", "filter_value"), _ROWS),
+    **dict.fromkeys(("pipe",), "steps of your own are functions of a stream: cleaned(stream)"),
+    **dict.fromkeys(("alias",), _RENAMED),
+    **dict.fromkeys(("na",), _NULLS),
     **dict.fromkeys(("update",), "columns are changed by .with_columns(…), whole rows by .map(function)"),
     **dict.fromkeys(("filterNot", "filter_not"), "rows are dropped by .filter('NOT (price > 100)')"),
-    **dict.fromkeys(("dropna", "drop_nulls", "fillna", "fill_null"), "nulls: .filter('x IS NOT NULL'), coalesce(x, 0)"),
+    **dict.fromkeys(("dropna", "drop_nulls", "fillna", "fill_null"), _NULLS),
+    **dict.fromkeys(("printSchema", "dtypes", "columns", "describe", "info"), "columns and types are in .schema"),
+    **dict.fromkeys(("cache", "persist", "unpersist"), "rows are read once, also by several steps behind a stream"),
+    **dict.fromkeys(("uid", "set_uid", "set_parallelism", "setParallelism", "set_max_parallelism"), _NAMED),
+    **dict.fromkeys(("execute", "execute_and_collect", "awaitTermination", "start", "run"), _RUN),
+    **dict.fromkeys(
+        (
+            *("stateful_map", "stateful_flat_map", "stateful_batch", "mapGroupsWithState", "flatMapGroupsWithState"),
+            *("applyInPandasWithState", "transformWithState", "transformWithStateInPandas"),
+        ),
+        "state belongs to a key: .key_by(…).process(name, Class)",
+    ),
+    **dict.fromkeys(("crossJoin", "intersect", "subtract", "exceptAll", "left_join", "leftJoin", "outer_join"), _JOINS),
+    **dict.fromkeys(("top", "nlargest", "nsmallest"), "top rows are of windows: .window_all(name, …).top(3, by='n')"),
     **dict.fromkeys(("orderBy", "order_by", "sort", "sort_values"), "a stream has no end: .window(…).top(n, by='x')"),
     **dict.fromkeys(("cast", "astype"), "types change by .with_columns(n='CAST(n AS BIGINT)')"),
     **dict.fromkeys(("branch", "route"), "rows go to several streams by .split(name, by, into=(…))"),
     **dict.fromkeys(("flatMap", "flatten", "unnest"), "rows become several by .explode('items') or .flat_map(…)"),
-    **dict.fromkeys(("count", "sum", "mean", "avg", "min", "max", "agg", "reduce", "fold", "stats"), _AGGREGATE),
+    **dict.fromkeys(
+        ("count", "sum", "mean", "avg", "min", "max", "agg", "reduce", "fold", "stats", "pivot", "cube", "rollup"),
+        _AGGREGATE,
+    ),
     **dict.fromkeys(("distinct", "drop_duplicates", "dropDuplicates"), "ids once: .deduplicate(name, 'id', within=…)"),
     **dict.fromkeys(("dropDuplicatesWithinWatermark",), "ids once: .deduplicate(name, 'id', within=…)"),
     **dict.fromkeys(("withWatermark", "assign_timestamps_and_watermarks", "set_timestamp"), _WATERMARKS),
-    **dict.fromkeys(("print", "write", "writeStream", "write_stream", "to", "to_topic", "output"), _SINK),
+    **dict.fromkeys(
+        (
+            "print",
+            "write",
+            "writeStream",
+            "write_stream",
+            "to",
+            "to_topic",
+            "output",
+            "writeTo",
+            "saveAsTable",
+            "insertInto",
+        ),
+        _SINK,
+    ),
     **dict.fromkeys(("to_kafka", "to_parquet", "to_csv", "to_json", "to_sql", "sink_to", "add_sink", "foreach"), _SINK),
     **dict.fromkeys(("foreachBatch", "foreach_batch"), "whole checkpoints go to .for_each_batch(function)"),
-    **dict.fromkeys(("limit", "head", "collect", "to_pandas", "toPandas"), "look at rows by .take(20) or .show(20)"),
+    **dict.fromkeys(
+        (
+            *("limit", "head", "collect", "to_pandas", "toPandas", "tail", "first"),
+            *("iterrows", "itertuples", "toLocalIterator", "isEmpty", "to_dict"),
+        ),
+        "look at rows by .take(20) or .show(20)",
+    ),
     **dict.fromkeys(("repartition", "shuffle", "coalesce", "redistribute"), "rows are spread by .rebalance()"),
     **dict.fromkeys(("merge", "concat", "unionAll", "unionByName"), "streams become one by .union(…)"),
     **dict.fromkeys(("backfill", "then", "switch_to"), "history, then live rows: .followed_by(name, live)"),
     **dict.fromkeys(("transform", "mapPartitions", "map_partitions"), "whole batches go to .map_batches(function)"),
     **dict.fromkeys(("merge_asof", "join_asof"), "as-of joins are .key_by(…).asof_join(…)"),
     **dict.fromkeys(
-        ("tumbling_window", "hopping_window", "sliding_window", "resample", "rolling"),
+        (
+            *(
+                "tumbling_window",
+                "hopping_window",
+                "sliding_window",
+                "session_window",
+                "resample",
+                "rolling",
+                "windowedBy",
+            ),
+            *(
+                "fold_window",
+                "reduce_window",
+                "collect_window",
+                "count_window",
+                "reduce_final",
+                "count_final",
+                "max_final",
+            ),
+        ),
         "windows are .key_by(…).window(name, Tumbling(timedelta(minutes=1)), event_time='at').aggregate(…)",
     ),
     **dict.fromkeys(

@@ -6,44 +6,84 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cached_property, partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import pyarrow as pa
 
 from barrier_runtime.api import sources
 from barrier_runtime.api.arguments import source_of
+from barrier_runtime.api.sources import SettingsOfSource, SourceOptions
 from barrier_runtime.api.steps import Outputs, WithDeadLetters
-from barrier_runtime.api.stream import Stream
+from barrier_runtime.api.stream import Stream, TypedStream
 from barrier_runtime.connectors.source import (
     DeadLetters,
     DeadLetterSource,
     RedeliveringSource,
     Source,
     SourceDescription,
+    SourceOf,
     SourceSettings,
 )
 from barrier_runtime.data.event_time import check_event_time_type
+from barrier_runtime.data.row_class import RowClass, row_class
 from barrier_runtime.data.schemas import Duration, milliseconds, require_columns
 from barrier_runtime.graph.logical import Plan, SourceNode, StepNode
 from barrier_runtime.launch.outcome import plain_errors, plainly
 from barrier_runtime.operators.token_bucket import check_rate
 from barrier_runtime.state.errors import InvalidJob
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from barrier_runtime.connectors.kafka.brokers import KafkaBrokers
+    from barrier_runtime.connectors.memory.iterator import MakeIterator
+    from barrier_runtime.connectors.memory.poll import Fetch
+    from barrier_runtime.data.row_class import Instance
+    from barrier_runtime.data.schemas import SchemaOf
+
+    Q = TypeVar("Q", bound=Instance)
+
 P = ParamSpec("P")
 _NO_DELAY = datetime.timedelta()
 
 
-class SourceMethod(Generic[P]):
-    """A method of `Dataflow` with a step's name and the arguments of a source class.
+class Reads(Protocol[P]):
+    """A method of `Dataflow` that adds a source, for type checkers."""
 
-    The class is imported on first access."""
+    @overload
+    def __call__(
+        self, name: str, /, *arguments: Any, schema: "type[Q]", **options: "Unpack[SourceOptions]"
+    ) -> "TypedStream[Q]": ...
+
+    @overload
+    def __call__(self, name: str, /, *arguments: P.args, **options: P.kwargs) -> Stream: ...
+
+    @overload  # TypedDict and pydantic
+    def __call__(
+        self, name: str, /, *arguments: Any, schema: type[Any], **options: "Unpack[SourceOptions]"
+    ) -> Stream: ...
+
+
+class SourceMethod(Generic[P]):
+    """A method of `Dataflow` with the arguments of a source class, imported on first access."""
 
     def __init__(
         self,
         described_by: Callable[[], Callable[P, SourceDescription]],
         read: "Callable[[Readers, str, Any], Any] | None" = None,
     ) -> None:
-        """`read`: makes the streams of a source that may have several; None: the source has one stream."""
+        """`read`: makes the streams of a source that may have several."""
         self._described_by = described_by
         self._read = read
         self._name = ""
@@ -70,14 +110,13 @@ class SourceMethod(Generic[P]):
     def __get__(self, flow: None, owner: type) -> "Callable[Concatenate[Readers, str, P], Stream]": ...
 
     @overload
-    def __get__(self, flow: "Readers", owner: type) -> Callable[Concatenate[str, P], Stream]: ...
+    def __get__(self, flow: "Readers", owner: type) -> Reads[P]: ...
 
     def __get__(self, flow: "Readers | None", owner: type) -> Any:
         return self._function if flow is None else MethodType(self._function, flow)
 
 
 def _settings_of(name: str, source: Source | SourceDescription, given: SourceSettings) -> SourceSettings:
-    """Settings of `source`, given beside the source or in its own arguments."""
     own = source if isinstance(source, SourceSettings) else SourceSettings()
     said: dict[str, Any] = {}
     for field in fields(SourceSettings):
@@ -90,8 +129,13 @@ def _settings_of(name: str, source: Source | SourceDescription, given: SourceSet
     return SourceSettings(**said)
 
 
+def _class_of(name: str, source: Source | SourceDescription) -> RowClass | None:
+    """Class given as `schema=` of a source. With `debezium=`, which changes the columns, rows are dicts."""
+    rows = row_class(getattr(source, "schema", None), f"source {name!r}")
+    return None if getattr(source, "debezium", None) is not None else rows
+
+
 def with_dead_letters(rows: Stream, letters: DeadLetters) -> WithDeadLetters[Stream]:
-    """Good rows, and bad rows: see `DeadLetterOperator`. The schema of `rows` is known."""
     from barrier_runtime.operators.outputs.side_outputs import DEAD_LETTERS, DeadLetterOperator
 
     schema = rows.schema
@@ -104,6 +148,7 @@ def with_dead_letters(rows: Stream, letters: DeadLetters) -> WithDeadLetters[Str
         partial(DeadLetterOperator, error=letters.error, good=letters.good, dead_letter=letters.dead_letter),
         pa.schema([schema.field(column) for column in letters.good]),
         side_outputs={DEAD_LETTERS: pa.schema(dead_letters)},
+        row_classes=rows._same_rows(),
     )
     return cast("WithDeadLetters[Stream]", rows._added(node))
 
@@ -135,9 +180,15 @@ def _stream_per_table(flow: "Readers", name: str, source: Any) -> Stream | Outpu
 
 @plain_errors
 class Readers:
-    """Base of `Dataflow`: adds sources to the `plan`."""
-
     plan: Plan
+
+    @overload
+    def source(self, name: str, source: "SourceOf[Q]", **settings: "Unpack[SettingsOfSource]") -> "TypedStream[Q]": ...
+
+    @overload
+    def source(
+        self, name: str, source: Source | SourceDescription, **settings: "Unpack[SettingsOfSource]"
+    ) -> Stream: ...
 
     def source(
         self,
@@ -151,10 +202,10 @@ class Readers:
     ) -> Stream:
         """Adds a source: `KafkaSource(…)`, `ParquetSource(…)` or another source class, or any `Source`.
 
-        With `event_time` (a timestamp, date or int64-milliseconds column) watermarks are made per split: the
-        greatest time seen minus `max_out_of_orderness`. The watermark does not wait for a split that is silent for
-        `idle_timeout`. With `max_rows_per_second` all subtasks together read at most so many rows per second. Our
-        source classes also take these four arguments.
+        With `event_time` (a timestamp, date or int64-milliseconds column) watermarks are made per split: the greatest
+        time seen minus `max_out_of_orderness`. The watermark does not wait for a split that is silent for
+        `idle_timeout`. `max_rows_per_second` limits all subtasks together. Our source classes also take these four
+        arguments.
 
         >>> flow.source("orders", ParquetSource("data/orders"), event_time="at")
         """
@@ -164,7 +215,8 @@ class Readers:
             idle_timeout=idle_timeout,
             max_rows_per_second=max_rows_per_second,
         )
-        return self._one_stream(name, source_of(name, source), _settings_of(name, source, settings))
+        rows = _class_of(name, source)
+        return self._one_stream(name, source_of(name, source), _settings_of(name, source, settings), rows)
 
     def source_with_dead_letters(
         self,
@@ -186,9 +238,10 @@ class Readers:
             idle_timeout=idle_timeout,
             max_rows_per_second=max_rows_per_second,
         )
-        return self._two_streams(name, source_of(name, source), _settings_of(name, source, settings))
+        rows = _class_of(name, source)
+        return self._two_streams(name, source_of(name, source), _settings_of(name, source, settings), rows)
 
-    def _one_stream(self, name: str, made: Source, settings: SourceSettings) -> Stream:
+    def _one_stream(self, name: str, made: Source, settings: SourceSettings, rows: RowClass | None = None) -> Stream:
         where = f"source {name!r}"
         if isinstance(made, DeadLetterSource) and made.dead_letters is not None:
             raise InvalidJob(
@@ -201,22 +254,24 @@ class Readers:
                 f"{where}: deduplicate={repeats.within} is measured by the watermark, and there is none without "
                 'event_time: pass event_time= (such as "timestamp", if publishers set it), or deduplicate="forever"'
             )
-        stream = self._rows_of(name, made, settings)
+        stream = self._rows_of(name, made, settings, rows)
         return (
             stream
             if repeats is None
             else stream.deduplicate(f"{name}-deduplicate", repeats.column, within=repeats.within)
         )
 
-    def _two_streams(self, name: str, made: Source, settings: SourceSettings) -> WithDeadLetters[Stream]:
+    def _two_streams(
+        self, name: str, made: Source, settings: SourceSettings, rows: RowClass | None
+    ) -> WithDeadLetters[Stream]:
         letters = made.dead_letters if isinstance(made, DeadLetterSource) else None
         if letters is None:
             raise InvalidJob(
                 f'source {name!r}: it has no dead letters: use source(…), or KafkaSource with bad_records="dead_letter"'
             )
-        return with_dead_letters(self._rows_of(name, made, settings), letters)
+        return with_dead_letters(self._rows_of(name, made, settings, rows), letters)
 
-    def _rows_of(self, name: str, source: Source, settings: SourceSettings) -> Stream:
+    def _rows_of(self, name: str, source: Source, settings: SourceSettings, rows: RowClass | None = None) -> Stream:
         where = f"source {name!r}"
         schema = source.schema
         if settings.event_time is not None:
@@ -236,7 +291,7 @@ class Readers:
             milliseconds(idle_timeout, f"idle_timeout of {where}") if idle_timeout is not None else None,
             check_rate(settings.max_rows_per_second, f"{where}: max_rows_per_second"),
         )
-        return Stream(self.plan, self.plan.add(node), schema)
+        return Stream(self.plan, self.plan.add(node), schema, rows=rows)
 
     read_parquet = SourceMethod(lambda: sources.ParquetSource)
     """Rows of a `ParquetSource`, whose text describes the arguments; likewise for the methods below."""
@@ -245,18 +300,15 @@ class Readers:
     read_text = SourceMethod(lambda: sources.TextSource)
     read_binary = SourceMethod(lambda: sources.BinarySource)
     read_rabbitmq = SourceMethod(lambda: sources.RabbitMQSource)
-    from_iterator = SourceMethod(lambda: sources.IteratorSource)
-    from_poll = SourceMethod(lambda: sources.PollSource)
     rate = SourceMethod(lambda: sources.RateSource)
 
     if TYPE_CHECKING:
-        from barrier_runtime.connectors.kafka.brokers import KafkaBrokers
 
         @overload
         def read_kafka(
             self,
             name: str,
-            bootstrap_servers: "str | KafkaBrokers",
+            bootstrap_servers: str | KafkaBrokers,
             topics: str | Sequence[str] | None = None,
             *,
             bad_records: Literal["dead_letter"],
@@ -267,14 +319,51 @@ class Readers:
         def read_kafka(
             self,
             name: str,
-            bootstrap_servers: "str | KafkaBrokers",
+            bootstrap_servers: str | KafkaBrokers,
+            topics: str | Sequence[str] | None = None,
+            *,
+            schema: type[Q],
+            debezium: None = None,
+            bad_records: Literal["fail"] = "fail",
+            **options: Any,
+        ) -> TypedStream[Q]: ...
+
+        @overload
+        def read_kafka(
+            self,
+            name: str,
+            bootstrap_servers: str | KafkaBrokers,
             topics: str | Sequence[str] | None = None,
             *,
             bad_records: Literal["fail"] = "fail",
             **options: Any,
         ) -> Stream: ...
 
-        def read_kafka(self, name: str, bootstrap_servers: "str | KafkaBrokers", *more: Any, **options: Any) -> Any: ...
+        def read_kafka(self, name: str, bootstrap_servers: str | KafkaBrokers, *more: Any, **options: Any) -> Any: ...
+
+        @overload
+        def from_iterator(
+            self, name: str, make_iterator: MakeIterator, *, schema: type[Q], **options: Unpack[SourceOptions]
+        ) -> TypedStream[Q]: ...
+
+        @overload
+        def from_iterator(
+            self, name: str, make_iterator: MakeIterator, *, schema: SchemaOf[Any], **options: Unpack[SourceOptions]
+        ) -> Stream: ...
+
+        def from_iterator(self, name: str, make_iterator: MakeIterator, **options: Any) -> Any: ...
+
+        @overload
+        def from_poll(
+            self, name: str, fetch: Fetch, *, every: Duration, schema: type[Q], **options: Unpack[SourceOptions]
+        ) -> TypedStream[Q]: ...
+
+        @overload
+        def from_poll(
+            self, name: str, fetch: Fetch, *, every: Duration, schema: SchemaOf[Any], **options: Unpack[SourceOptions]
+        ) -> Stream: ...
+
+        def from_poll(self, name: str, fetch: Fetch, **options: Any) -> Any: ...
 
         @overload
         def read_postgres_changes(self, name: str, url: str, tables: str, **options: Any) -> Stream: ...
@@ -286,6 +375,8 @@ class Readers:
 
         def read_postgres_changes(self, name: str, url: str, tables: Any, **options: Any) -> Any: ...
     else:
+        from_iterator = SourceMethod(lambda: sources.IteratorSource)
+        from_poll = SourceMethod(lambda: sources.PollSource)
         read_kafka = SourceMethod(lambda: sources.KafkaSource, _with_dead_letters)
         """With `bad_records="dead_letter"` two streams, as `source_with_dead_letters`."""
         read_postgres_changes = SourceMethod(lambda: sources.PostgresChangesSource, _stream_per_table)
@@ -304,10 +395,10 @@ class Readers:
     ) -> Stream:
         """Reads a Spark DataFrame, with a split per partition.
 
-        Run the job with the DataFrame's session as `spark=`. When the job starts, the query runs once, and the rows
-        are written to the storage of the checkpoints (or to the URL `staging`), so that restarts read the same rows;
-        only `restore="none"` runs the query again. The rows are deleted when the job has finished. Timestamps are in
-        UTC. The other arguments are those of `source`."""
+        Run the job with the DataFrame's session as `spark=`. When the job starts, the query runs once and writes the
+        rows to the checkpoints' storage (or to the URL `staging`), so that restarts read the same rows; only
+        `restore="none"` runs the query again. The rows are deleted when the job has finished. Timestamps are in UTC.
+        The other arguments are those of `source`."""
         from barrier_runtime.spark.frame_source import StagedFrame
 
         return self.source(

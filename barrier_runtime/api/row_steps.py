@@ -1,4 +1,4 @@
-"""Steps without key and state: functions of rows, functions of batches, small tables."""
+"""Steps without key and state."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -11,16 +11,18 @@ from barrier_runtime.api.arguments import check_callable, retried, with_errors
 from barrier_runtime.api.column_steps import ColumnSteps, as_text, read_by, ready, themselves
 from barrier_runtime.api.steps import OneStream, Outputs, S, WithErrors, event_times_of_batches, one_or_all
 from barrier_runtime.data.column_expression import ColumnExpression
+from barrier_runtime.data.row_class import AnyRow
 from barrier_runtime.data.rows import Row
-from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, column_names, require_columns
+from barrier_runtime.data.schemas import SchemaLike, check_free, column_names, require_columns
 from barrier_runtime.launch.outcome import plain_errors
+from barrier_runtime.operators.functions.given_rows import given_rows
 from barrier_runtime.operators.outputs.side_outputs import ERRORS, OnError, branch_names, side_schemas
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     class RowStep(TypedDict, total=False):
         schema: SchemaLike | None
@@ -37,21 +39,21 @@ if TYPE_CHECKING:
 
 @plain_errors
 class RowSteps(ColumnSteps[S]):
-    """Steps that process one row, or one batch, at a time."""
-
     # ------------------------------------------------------------ row-wise
 
     @overload
-    def map(self, function: Callable[[Row], Row], *, on_error: OneStream = "fail", **more: "Unpack[RowStep]") -> S: ...
+    def map(
+        self, function: "Callable[[Row], AnyRow]", *, on_error: OneStream = "fail", **more: "Unpack[RowStep]"
+    ) -> S: ...
 
     @overload
     def map(
-        self, function: Callable[[Row], Row], *, on_error: Literal["side"], **more: "Unpack[RowStep]"
+        self, function: "Callable[[Row], AnyRow]", *, on_error: Literal["side"], **more: "Unpack[RowStep]"
     ) -> WithErrors[S]: ...
 
     def map(
         self,
-        function: Callable[[Row], Row],
+        function: "Callable[[Row], AnyRow]",
         *,
         schema: SchemaLike | None = None,
         name: str | None = None,
@@ -60,11 +62,11 @@ class RowSteps(ColumnSteps[S]):
         """Maps one row (dict) to one row.
 
         Without `schema` the first returned rows determine the schema; open details (digits of decimals, columns of
-        nulls) are as in the input's column of that name, if there is one.
+        nulls) are as in the input's column of that name.
 
         `on_error`: treatment of a row for which the function raises. "fail" ends the job; "skip" drops and counts the
         row; "side" returns two streams, `main` and `errors`, the failed rows (docs/side-outputs.md). `Retry` calls the
-        function again for the exceptions that the `Retry` names; a final failure is treated under `restart=`.
+        function again for the exceptions that it names; a final failure is treated under `restart=`.
         """
 
         from barrier_runtime.operators.functions.row_functions import MapOperator
@@ -73,17 +75,25 @@ class RowSteps(ColumnSteps[S]):
 
     @overload
     def flat_map(
-        self, function: Callable[[Row], Iterable[Row]], *, on_error: OneStream = "fail", **more: "Unpack[RowStep]"
+        self,
+        function: "Callable[[Row], Iterable[AnyRow]]",
+        *,
+        on_error: OneStream = "fail",
+        **more: "Unpack[RowStep]",
     ) -> S: ...
 
     @overload
     def flat_map(
-        self, function: Callable[[Row], Iterable[Row]], *, on_error: Literal["side"], **more: "Unpack[RowStep]"
+        self,
+        function: "Callable[[Row], Iterable[AnyRow]]",
+        *,
+        on_error: Literal["side"],
+        **more: "Unpack[RowStep]",
     ) -> WithErrors[S]: ...
 
     def flat_map(
         self,
-        function: Callable[[Row], Iterable[Row]],
+        function: "Callable[[Row], Iterable[AnyRow]]",
         *,
         schema: SchemaLike | None = None,
         name: str | None = None,
@@ -91,7 +101,7 @@ class RowSteps(ColumnSteps[S]):
     ) -> S | WithErrors[S]:
         """Maps one row to any number of rows. Arguments as in `map`.
 
-        If the function raises for a row, rows that it has returned for this row are discarded."""
+        If the function raises for a row, this row's results are discarded."""
 
         from barrier_runtime.operators.functions.row_functions import FlatMapOperator
 
@@ -140,20 +150,22 @@ class RowSteps(ColumnSteps[S]):
                 raise InvalidJob(f"{where}: the expression {condition} gives {kind}: use one that gives true or false")
             make = partial(FilterExpressionOperator, expression=expression)
             reads = read_by([expression], self.schema)
-            return self._step("filter", name, make, self.schema, str(condition), reads)
+            return self._step("filter", name, make, self.schema, str(condition), reads, row_classes=self._same_rows())
         check_callable(condition, where)
         condition, on_error = retried(condition, on_error, False, where)
         sides = side_schemas(None, on_error, where)
-        by_row = partial(FilterOperator, function=condition, on_error=on_error)
+        by_row = partial(FilterOperator, function=condition, on_error=on_error, rows=self._rows)
         describe = with_errors(function_name(condition), on_error)
         streams: S | WithErrors[S]
-        streams = one_or_all(self._step_and_sides("filter", name, by_row, self.schema, describe, sides))
+        streams = one_or_all(
+            self._step_and_sides("filter", name, by_row, self.schema, describe, sides, rows=self._same_rows())
+        )
         return streams
 
-    def inspect(self, function: Callable[[Row], Any] = print, *, name: str | None = None) -> S:
+    def inspect(self, function: Callable[[Row], Any] = print, *, name: str | None = None) -> "Self":
         """Calls `function` with each row (dict), and passes the rows on unchanged.
 
-        Rows that are read again after a failure are shown again; on Spark the function runs on the executors.
+        Rows read again after a failure are shown again; on Spark the function runs on the executors.
 
         >>> orders.inspect().filter("amount > 100")
         """
@@ -162,8 +174,9 @@ class RowSteps(ColumnSteps[S]):
 
         where = f"inspect {name or ''}".strip()
         check_callable(function, where)
-        make = partial(FilterOperator, function=Inspected(function))
-        return self._step("inspect", name, make, self.schema, function_name(function))
+        make = partial(FilterOperator, function=Inspected(function), rows=self._rows)
+        said, rows = function_name(function), self._same_rows()
+        return cast("Self", self._step("inspect", name, make, self.schema, said, row_classes=rows))
 
     def split(
         self,
@@ -175,9 +188,8 @@ class RowSteps(ColumnSteps[S]):
     ) -> Outputs[S]:
         """Splits the stream into a stream per branch of `into`, in that order, and under these names.
 
-        `by` returns the name of a row's branch: a function of a row, or an expression with a text as result (as in
-        `filter`), which is much faster. Every row goes to one branch. `on_error` as in `map`, for functions: "side"
-        adds a last stream with the failed rows.
+        `by` returns the name of a row's branch: a function of a row, or an expression with a text as result, which is
+        much faster. `on_error` as in `map`, for functions: "side" adds a last stream with the failed rows.
 
         >>> big, small = orders.split("size", lambda row: "big" if row["amount"] > 100 else "small",
         ...                           into=("big", "small"))
@@ -206,10 +218,11 @@ class RowSteps(ColumnSteps[S]):
         else:
             check_callable(by, where)
             by, on_error = retried(by, on_error, False, where)
-            make = partial(SplitOperator, function=by, into=branches, on_error=on_error)
+            make = partial(SplitOperator, function=by, into=branches, on_error=on_error, rows=self._rows)
             describe = with_errors(function_name(by), on_error)
         sides = {**dict.fromkeys(branches, self.schema), **errors}
-        _, *streams = self._step_and_sides("split", name, make, self.schema, describe, sides)
+        rows = {} if self._rows is None else dict.fromkeys(branches, self._rows)
+        _, *streams = self._step_and_sides("split", name, make, self.schema, describe, sides, rows=rows)
         return Outputs(list(zip(sides, streams, strict=True)))
 
     def _rowwise(
@@ -223,13 +236,13 @@ class RowSteps(ColumnSteps[S]):
     ) -> S | WithErrors[S]:
         where = f"{kind} {name or ''}".strip()
         check_callable(function, where)
-        output = as_schema(schema, where) if schema is not None else None
+        given = given_rows(schema, function, "__call__", where, "row" if kind == "map" else "rows")
         function, on_error = retried(function, on_error, kind == "flat_map", where)
         sides = side_schemas(None, on_error, where)
-        make = partial(operator, function=function, schema=output, on_error=on_error)
+        make = partial(operator, function=function, schema=given.writes, on_error=on_error, rows=self._rows)
         describe = with_errors(function_name(function), on_error)
         streams: S | WithErrors[S]
-        streams = one_or_all(self._step_and_sides(kind, name, make, output, describe, sides))
+        streams = one_or_all(self._step_and_sides(kind, name, make, given.schema, describe, sides, rows=given.main))
         return streams
 
     # ------------------------------------------------------------ vectorised
@@ -263,12 +276,12 @@ class RowSteps(ColumnSteps[S]):
     ) -> S | WithErrors[S]:
         """Maps a whole `pyarrow.RecordBatch` to one (or a Table, or None).
 
-        Batches have any number of rows from 1 on. `schema` and `name` as in `map`. `on_error` as in `map`: if the
-        function raises, it is called again with halves of the batch, until the failing rows are alone.
+        Batches have any number of rows from 1 on. Arguments as in `map`; with `on_error`, a failed call is repeated
+        with halves of the batch, until the failing rows are alone.
 
-        If a later step follows event time row by row (timers, late rows), a batch has rows of one event time only,
-        so that the function cannot mix event times. With `one_to_one` the function gets whole batches there, too,
-        and must return exactly one row for each row, in the same order (docs/time.md).
+        If a later step follows event time row by row (timers, late rows), a batch has rows of one event time only. With
+        `one_to_one` the function gets whole batches there, too, and must return exactly one row for each row, in the
+        same order (docs/time.md).
 
         >>> scored = events.map_batches(add_score, schema=SCORED, one_to_one=True)
         """
@@ -279,7 +292,8 @@ class RowSteps(ColumnSteps[S]):
         check_callable(function, where)
         if not isinstance(one_to_one, bool):
             raise InvalidJob(f"{where}: one_to_one={one_to_one!r}: use True or False")
-        output = as_schema(schema, where) if schema is not None else None
+        given = given_rows(schema, None, "", where)
+        output = given.schema
         function, on_error = retried(function, on_error, False, where, "batch")
         sides = side_schemas(None, on_error, where)
         of = self._as_input()
@@ -293,7 +307,9 @@ class RowSteps(ColumnSteps[S]):
         )
         describe = with_errors(function_name(function), on_error) + (", a row for each row" if one_to_one else "")
         streams: S | WithErrors[S]
-        streams = one_or_all(self._step_and_sides("map_batches", name, make, output, describe, sides, one_to_one))
+        streams = one_or_all(
+            self._step_and_sides("map_batches", name, make, output, describe, sides, one_to_one, given.main)
+        )
         return streams
 
     def explode(
@@ -307,10 +323,10 @@ class RowSteps(ColumnSteps[S]):
     ) -> S:
         """Makes a row of each element of an array, or of each entry of a map, with all other columns.
 
-        `column`: a column, or an expression (as in `filter`) whose elements get the name `into`. The element takes
-        the place of the column, under the name `into`; a map gives two columns, named "key" and "value" or by the
-        pair `into`. `outer`: a row without elements goes out once, with nulls; otherwise the row is dropped.
-        `position`: adds a column of this name with the position of the element, from 0 on.
+        `column`: a column, or an expression (as in `filter`) whose elements get the name `into`. The element takes the
+        place of the column, under the name `into`; a map gives two columns, named "key" and "value" or by the pair
+        `into`. `outer`: a row without elements goes out once, with nulls, instead of being dropped. `position`: name of
+        a column with the position of the element, from 0 on.
 
         >>> orders.explode("lines", into="line").select({"id": "id", "sku": "line.sku"})
         """
@@ -344,8 +360,8 @@ class RowSteps(ColumnSteps[S]):
     ) -> S:
         """Adds the columns of a small table, matched by the columns `on`, which are unique in the table.
 
-        `table`: Arrow table, pandas or Polars frame, list of dicts, or path to a file. `how`: "left" keeps rows
-        without a match (nulls), "inner" drops them."""
+        `table`: Arrow table, pandas or Polars frame, list of dicts, or path to a file. `how`: "left" keeps rows without
+        a match (nulls), "inner" drops them."""
 
         from barrier_runtime.connectors.files.source.small_table import small_table
         from barrier_runtime.operators.joins.broadcast import (
@@ -367,5 +383,3 @@ class RowSteps(ColumnSteps[S]):
             small_keys(small, keys, self.schema, where)  # refuses now rather than with the first rows
         make = partial(EnrichOperator, table=small, on=keys, how=how)
         return self._step("broadcast_join", name, make, output, f"{how} on {', '.join(keys)}, {small.num_rows} rows")
-
-    # ------------------------------------------------------------ from another system

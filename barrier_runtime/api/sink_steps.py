@@ -1,7 +1,6 @@
-"""Ends of streams: sinks, stored rows before sinks, and functions of the rows of each checkpoint."""
+"""Ends of streams: sinks, stored rows before sinks, functions of each checkpoint's rows."""
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -12,34 +11,70 @@ from barrier_runtime.api.arguments import check_callable, check_deterministic
 from barrier_runtime.api.steps import S, UnkeyedSteps
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods, sink_facts
 from barrier_runtime.coordinator.wire.messages import STABLE_KIND
+from barrier_runtime.data.row_class import RowClass
+from barrier_runtime.data.schemas import Duration, as_duration
 from barrier_runtime.graph.logical import Input, StepNode
 from barrier_runtime.launch.outcome import plain_errors
+from barrier_runtime.operators.uncopyable import own_copy
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from barrier_runtime.connectors.memory.batch_function import BatchCall, BatchCheckpoint
+    from barrier_runtime.launch.display import Rows
 
 AnySink: TypeAlias = TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink] | Callable[..., None]
 
 
 @plain_errors
 class SinkSteps(UnkeyedSteps[S]):
-    """Steps that end a stream."""
-
     _node: int
 
-    def stable(self, name: str = "stable") -> S:
+    def stable(self, name: str = "stable") -> "Self":
         """Stores the rows with each checkpoint; later steps get them after its decision (docs/guarantees.md).
 
-        After every restart later steps get the same rows in the same order, even if the steps before ask other
-        systems, read a clock, draw random numbers or merge streams. So a sink with `deterministic=True` is exactly once
-        behind `stable()`. Rows arrive up to a checkpoint interval later, and the end of the input waits for a
-        checkpoint. A flow with several such steps gives each a `name`.
+        After every restart later steps get the same rows in the same order, even if the steps before ask other systems,
+        read a clock, draw random numbers or merge streams. So a sink with `deterministic=True` is exactly once behind
+        `stable()`. Rows arrive up to a checkpoint interval later, and the end of the input waits for a checkpoint. A
+        flow with several such steps gives each a `name`.
 
         >>> profiles.stable().sink("redis", RedisUpsertSink(url, key="user", deterministic=True))
         """
-        return self._added(_stable_step(name, self._as_input(), self.schema))[0]
+        kept = self._added(_stable_step(name, self._as_input(), self.schema, self._same_rows()))[0]
+        return cast("Self", kept)
+
+    def take(self, rows: int = 20) -> pa.Table:
+        """Returns the first rows as an Arrow table, for looking at the stream.
+
+        The steps before run in this process until there are enough rows, without checkpoints and sinks. Not for sources
+        that lose read messages (RabbitMQ)."""
+        from barrier_runtime.launch.first_rows import first_rows
+
+        return first_rows(self._plan, self._as_input(), rows)
+
+    def show(self, rows: int = 20) -> None:
+        """Prints the first rows as a table. See `take`.
+
+        >>> orders.filter("amount > 100").show(3)
+        """
+        from rich.console import Console
+
+        from barrier_runtime.launch.display import rich_table
+
+        Console().print(rich_table(self.take(rows)))
+
+    def preview(self, rows: int = 20, *, within: Duration = 10.0) -> "Rows":
+        """Returns the first rows, for the last line of a notebook's cell. See `take`.
+
+        Waits at most `within` (seconds, or a `timedelta`), so slow and silent streams work, too.
+        """
+        from barrier_runtime.launch.display import Rows
+        from barrier_runtime.launch.first_rows import first_rows
+
+        seconds = as_duration(within, "preview: within").total_seconds()
+        return Rows(first_rows(self._plan, self._as_input(), rows, seconds), rows)
 
     def sink(self, name: str, sink: AnySink) -> None:
         """Writes the rows. Each subtask has a copy of `sink`, or of the result of the factory `sink`.
@@ -52,7 +87,6 @@ class SinkSteps(UnkeyedSteps[S]):
         self._write(name, sink, self._as_input())
 
     def _write(self, name: str, sink: Any, rows: Input) -> None:
-        """Adds the sink of `rows`: the rows of this stream, or their parts by key."""
         from barrier_runtime.connectors.memory.callable import CallableSink, print_rows
 
         where = f"sink {name!r}"
@@ -60,7 +94,7 @@ class SinkSteps(UnkeyedSteps[S]):
             sink = CallableSink(print_rows)
         if isinstance(sink, TwoPhaseCommitSink):
             check_methods(sink, where, self.schema)
-            make_sink: Callable[[], TwoPhaseCommitSink] = partial(copy.deepcopy, sink)
+            make_sink: Callable[[], TwoPhaseCommitSink] = partial(own_copy, sink, where)
         elif callable(sink) and hasattr(sink, "guarantee"):
             if isinstance(sink, type):
                 check_methods(sink, where)
@@ -90,11 +124,10 @@ class SinkSteps(UnkeyedSteps[S]):
         """Calls `function(rows, checkpoint)` in this program for each decided checkpoint, in order.
 
         `rows` is a Spark DataFrame of the driver's session, or a `pyarrow.Table` in `run_local`. Checkpoints without
-        rows are left out. A call that raises is repeated with the same rows and the same `checkpoint.number`; after
+        rows are omitted. A call that raises is repeated with the same rows and the same `checkpoint.number`; after
         `attempts` failures in a row the job stops with `BatchFunctionFailed`. A call is also repeated if the program
-        dies before the success is noted: a target that stores `checkpoint.application` and `checkpoint.number` with
-        the rows has the rows once. Rows cannot be skipped (`on_error`): they are decided, and the function gets all
-        rows of a checkpoint together.
+        dies before the success is noted: a target that stores `checkpoint.application` and `checkpoint.number` with the
+        rows has the rows once. Rows cannot be skipped (`on_error`): they are decided.
 
         >>> orders.for_each_batch(write_orders, name="orders_out")
         """
@@ -111,7 +144,7 @@ class SinkSteps(UnkeyedSteps[S]):
                 "rows out before, as in map(…, on_error='side'), or say with attempts= how often a call is repeated"
             )
         sink = BatchFunctionSink(function_name(function))
-        self._add_sink(name, sink, partial(copy.deepcopy, sink), BatchCall(function, attempts), self._as_input())
+        self._add_sink(name, sink, partial(own_copy, sink, where), BatchCall(function, attempts), self._as_input())
 
     def _add_sink(
         self,
@@ -149,7 +182,9 @@ def _without_stored_rows(make_sink: Callable[[], TwoPhaseCommitSink], where: str
     return sink
 
 
-def _stable_step(name: str, rows: Input, schema: pa.Schema | None) -> StepNode:
+def _stable_step(
+    name: str, rows: Input, schema: pa.Schema | None, row_classes: Mapping[str, RowClass] | None = None
+) -> StepNode:
     from barrier_runtime.operators.stable import StableOperator
 
     return StepNode(
@@ -162,4 +197,5 @@ def _stable_step(name: str, rows: Input, schema: pa.Schema | None) -> StepNode:
         describe="rows are released after the decision of their checkpoint, and repeated identically",
         timeless=True,
         begins_chain=True,
+        row_classes=row_classes or {},
     )

@@ -1,12 +1,16 @@
-"""Our source classes, each imported on first use, so that a flow loads only its own connectors."""
+"""Our source classes, imported on first use: a flow loads only its own connectors."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from barrier_runtime.data.schemas import Duration, SchemaLike
 
 if TYPE_CHECKING:
     from barrier_runtime.connectors.delta.source import DeltaSource as DeltaSource
     from barrier_runtime.connectors.files.source.binary import BinarySource as BinarySource
     from barrier_runtime.connectors.files.source.csv import CsvSource as CsvSource
+    from barrier_runtime.connectors.files.source.files import OnChange
     from barrier_runtime.connectors.files.source.jsonl import JsonlSource as JsonlSource
     from barrier_runtime.connectors.files.source.lines import TextSource as TextSource
     from barrier_runtime.connectors.files.source.parquet import ParquetSource as ParquetSource
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.memory.rate import RateSource as RateSource
     from barrier_runtime.connectors.postgres.changes.source import PostgresChangesSource as PostgresChangesSource
     from barrier_runtime.connectors.rabbitmq.source import RabbitMQSource as RabbitMQSource
+    from barrier_runtime.operators.retry import Retry
 
 _HOME = {
     "BinarySource": "files.source.binary",
@@ -35,6 +40,40 @@ _HOME = {
     "RateSource": "memory.rate",
     "TextSource": "files.source.lines",
 }
+
+
+class SettingsOfSource(TypedDict, total=False):
+    """`SourceSettings`, as keywords."""
+
+    event_time: str | None
+    max_out_of_orderness: Duration
+    idle_timeout: Duration | None
+    max_rows_per_second: float | None
+
+
+class SourceOptions(SettingsOfSource, total=False):
+    """Arguments of all source classes that have a `schema`, beside the schema and functions."""
+
+    paths: str | Sequence[str]
+    pace: float | None
+    watch: Duration | None
+    on_change: "OnChange"
+    types: SchemaLike | None
+    delimiter: str
+    encoding: str
+    decimal_point: str
+    url: str
+    queue: str
+    deduplicate: Duration | Literal["forever"] | None
+    message_id: str
+    value: Literal["bytes", "json"]
+    metadata: Sequence[str]
+    prefetch: int
+    bad_records: Literal["fail", "reject"]
+    until_idle: Duration | None
+    splits: int | None
+    replayable: bool
+    retry: "Retry | None"
 
 
 def __getattr__(name: str) -> Any:

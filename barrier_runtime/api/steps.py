@@ -1,11 +1,6 @@
 """Base of all streams: a step becomes a node of the plan, and the node's outputs become streams.
 
-The methods that users call are in classes by subject (`row_steps`, `lookup_steps`, `keyed_steps`, `joins`,
-`windowed`), each generic in `S`, the stream of the result. `Stream` and `KeyedStream` (`stream`) inherit from these
-classes, so no file needs the class of another.
-
-A step with several outputs returns a tuple whose elements have names. Type checkers see a class for each fixed set of
-names; at run time all sets are `Outputs`.
+Classes of steps are generic in `S`, the stream of the result, so no file needs the class of another.
 """
 
 import difflib
@@ -21,6 +16,7 @@ import pyarrow as pa
 
 from barrier_runtime.api.missing_steps import NoSuchStep
 from barrier_runtime.data.event_time import Detail
+from barrier_runtime.data.row_class import RowClass
 from barrier_runtime.graph.job_graph import Combines
 from barrier_runtime.graph.logical import Input, Plan, StepNode, Within
 from barrier_runtime.graph.updates import Updates, UpdatesOfStep, updates_of
@@ -99,7 +95,6 @@ def streams_by_name(outputs: Outputs[S]) -> dict[str, S]:
 
 
 def _attribute(name: str) -> str:
-    """Name of an output as attribute: `late` of "late rows", `dead_letters` of "dead letters"."""
     return name.removesuffix(" rows").replace(" ", "_")
 
 
@@ -134,22 +129,22 @@ else:
 
 
 class Steps(ABC, Generic[S]):
-    """Base of all streams: a step can be added after the stream."""
-
     @abstractmethod
     def _added(self, node: StepNode) -> Outputs[S]:
         """Adds `node` to the flow; returns the streams of main output and side outputs, in order."""
 
 
 class UnkeyedSteps(Steps[S]):
-    """A stream without a key: rows stay on their subtask for the next step, or are spread evenly."""
-
     schema: pa.Schema | None
     _plan: Plan
+    _rows: RowClass | None  # class of the rows; None: dicts
 
     @abstractmethod
     def _as_input(self) -> Input:
         """This stream as input of the next step."""
+
+    def _same_rows(self) -> dict[str, RowClass]:
+        return {} if self._rows is None else {MAIN: self._rows}
 
     def _step(
         self,
@@ -162,13 +157,13 @@ class UnkeyedSteps(Steps[S]):
         renames: Mapping[str, str] | None = None,
         made_of: Mapping[str, frozenset[str] | None] | None = None,
         keeps: Mapping[str, str] | None = None,
+        row_classes: Mapping[str, RowClass] | None = None,
     ) -> S:
-        """Adds a step with one output and without state; returns the output.
-
-        `reads` to `keeps`: see `StepNode`."""
+        """`reads` to `row_classes`: see `StepNode`."""
         node = StepNode(
             name, kind, (self._as_input(),), make, schema,
             describe=describe, reads=reads, renames=renames, made_of=made_of, keeps=keeps,
+            row_classes=row_classes or {},
         )  # fmt: skip
         return self._added(node)[0]
 
@@ -181,24 +176,32 @@ class UnkeyedSteps(Steps[S]):
         describe: str,
         sides: Mapping[str, pa.Schema | None],
         whole_batches: bool = False,
+        rows: Mapping[str, RowClass] | None = None,
     ) -> Outputs[S]:
         inputs = (self._as_input(),)
         return self._added(
             StepNode(
-                name, kind, inputs, make, schema, describe=describe, side_outputs=sides, whole_batches=whole_batches
+                name,
+                kind,
+                inputs,
+                make,
+                schema,
+                describe=describe,
+                side_outputs=sides,
+                whole_batches=whole_batches,
+                row_classes=rows or {},
             )
         )
 
 
 @dataclass(frozen=True)
 class KeyedInput:
-    """A keyed stream as input of the next step."""
-
     plan: Plan
     node: int
     tag: str
     keys: tuple[str, ...]
     schema: pa.Schema | None
+    rows: RowClass | None = None
 
     def need_watermarks(self, where: str, why: str, or_else: str = "") -> None:
         need_watermarks(self.plan, self.node, where, why, or_else)
@@ -206,34 +209,98 @@ class KeyedInput:
     def event_time(self, where: str, window: WindowAssigner | None = None) -> str | None:
         """Column of the rows' event time, for a step whose user names none; None: unknown.
 
-        `window`: in which the step counts rows. Results of windows that lie in the step's windows count by their
-        start, and other results by their end. Raises `InvalidJob` if several columns are possible."""
-        if not self.tag and self._is_over_before(window, WINDOW_START):
-            return WINDOW_START
+        `window`: in which the step counts rows. Results of windows that lie in the step's windows count by their start,
+        and other results by their end. Raises `InvalidJob` if several columns are possible."""
+        if start := self._start_within(window):
+            return start.column
         known = self._event_times
         if len(known) > 1:
             raise InvalidJob(
                 f"{where}: its rows have the event times {' and '.join(map(repr, sorted(known)))}: pass event_time= "
                 "with one of these columns"
             )
-        return next(iter(known), None)
+        column = next(iter(known), None)
+        if column is not None and window is not None and not window.merges and not self.tag:
+            self._warn_of_ends(column, where, window)
+        return column
+
+    def were_by_other(self, window: WindowAssigner) -> bool:
+        """True if older builds counted these rows by another column than `event_time` returns: by the end of their
+        windows, or by a column that got the name of the event time."""
+        start = self._start_within(window)
+        if start is None:
+            return self._older_event_time != self._only_event_time
+        return (
+            window.were_by_end
+            or len([each for each in self._covered(window) if (each.column, each.of) == (start.column, "start")]) > 1
+            or start.windows.were_by_end
+            or start.column != WINDOW_START
+            or start not in self.plan.within(self.node, computed=False)
+        )
+
+    def _warn_of_ends(self, column: str, where: str, window: WindowAssigner) -> None:
+        within = self.plan.within(self.node)
+        ends = [each for each in within if each.of == "end" and each.column == column]
+        starts = sorted(each.column for each in within if each.of == "start of pair")
+        outside = sorted(str(each.windows) for each in ends if not window.covers(each.windows))
+        function = self.plan.function_before(self.node)
+        if outside:
+            why = f"the windows ({window}) do not contain the windows of the rows ({outside[0]})"
+            remedy = "Choose windows of which the later contain the earlier"
+        elif ends and starts:
+            why = f"the rows have the time {column!r}, though the windows ({window}) contain the windows of the rows"
+            remedy = f"Pass event_time={starts[0]!r} to count by the start"
+        elif ends:
+            first = min(str(each.windows) for each in ends)
+            why = f"the rows are results of windows ({first}) without the column of their start"
+            remedy = f"Keep {WINDOW_START!r}"
+        elif function and WINDOW_END in self.plan.event_times_above(self.node):
+            why = f"the windows of the rows are not known behind {function}"
+            remedy = "Place the function behind these windows"
+        else:
+            return
+        warnings.warn(
+            f"{where}: {why}, so each result counts wholly in the window of the end. {remedy}, or pass "
+            f"event_time={column!r} if this is meant",
+            stacklevel=users_line(),
+        )
+
+    def event_time_of_function(self, where: str) -> str | None:
+        """As `event_time`, for a step that can do without, with warnings instead of errors."""
+        column, older, told = self._only_event_time, self._older_event_time, ""
+        if len(self._event_times) > 1:
+            names = " and ".join(map(repr, sorted(self._event_times)))
+            told = f"its rows have the event times {names}, so ctx.timestamp is None: pass event_time= with one of them"
+        elif column != older:
+            now = "unknown, so ctx.timestamp is None" if column is None else f"column {column!r}"
+            told = (
+                f"its event time is {now}. Older builds took column {older!r}, which has another meaning since a step "
+                f"before: pass event_time= with the column that you mean ({older!r} continues state of older builds)"
+            )
+        if told:
+            warnings.warn(f"{where}: {told}", stacklevel=users_line())
+        return column
 
     @property
-    def only_event_time(self) -> str | None:
-        """Column of the rows' event time; None: unknown, or several columns are possible."""
+    def _only_event_time(self) -> str | None:
         return next(iter(self._event_times)) if len(self._event_times) == 1 else None
 
     @property
     def _event_times(self) -> frozenset[str]:
-        known = self.plan.event_times_of_rows(self.node, self.tag, self.schema)
-        return frozenset([WINDOW_END]) if WINDOW_END in known else known
+        return _or_end(self.plan.event_times_of_rows(self.node, self.tag, self.schema))
+
+    @property
+    def _older_event_time(self) -> str | None:
+        """Column that older builds took by default; the present one if they took none."""
+        older = _or_end(self.plan.event_times_of_older_builds(self.node, self.tag, self.schema))
+        return next(iter(older)) if len(older) == 1 else self._only_event_time
 
     def expect_event_time(self, column: str, where: str, window: WindowAssigner | None = None) -> None:
-        """Warns if the watermark is known to be based on another column than the step's event time.
-
-        `window`: in which the step counts rows; rows are late after the end of the window."""
+        """Warns if the watermark is known to be based on another column than the step's event time."""
+        if self.tag:
+            return
         known = self.plan.event_times(self.node)
-        if known and not self.tag and column not in known and not self._is_over_before(window, column):
+        if known and column not in known and not self._is_over_before(window, column):
             other = sorted(known)[0]
             warnings.warn(
                 f"{where}: its event time is column {column!r}, but the watermark is of {other!r}: rows whose "
@@ -241,12 +308,26 @@ class KeyedInput:
                 "before it",
                 stacklevel=users_line(),
             )
+        elif known is None and self.schema is not None:
+            self._expect_event_time_of_function(column, where)
+
+    def _expect_event_time_of_function(self, column: str, where: str) -> None:
+        function, above = self.plan.function_before(self.node), self.plan.event_times_above(self.node)
+        if function and above and column not in self.plan.inherited_event_times(self.node):
+            other, instead = sorted(above)[0], self._only_event_time
+            warnings.warn(
+                f"{where}: its event time is column {column!r} of the rows of {function}, but the watermark is of "
+                f"{other!r} before this function: rows whose {column!r} is behind that are late and dropped. Call "
+                f"with_watermarks({column!r}, max_out_of_orderness) behind the function, or "
+                + (f"pass event_time={instead!r}" if instead else f"keep the name {other!r}"),
+                stacklevel=users_line(),
+            )
 
     def detail_of_late(self, column: str | None, window: WindowAssigner | None = None) -> Detail:
         """Detail at which a step follows event time if it looks for late rows by `column`.
 
-        If the watermark is not known to be based on `column`, rows of a function may be late although no row of the
-        source is. `window`: in which the step counts rows."""
+        If the watermark may be based on another column, rows of a function may be late although no row of the source
+        is."""
         known = column in self.event_times_of_batches or (column is not None and self._is_over_before(window, column))
         return "late" if known else "rows"
 
@@ -256,16 +337,25 @@ class KeyedInput:
         return event_times_of_batches(self.plan, self.node, self.tag)
 
     def _is_over_before(self, window: WindowAssigner | None, column: str) -> bool:
-        """True if the rows are results of windows that each lie in the `window` of their times in `column`."""
-        return window is not None and any(
-            each.column == column and window.covers(each.size_ms, each.offset_ms)
-            for each in self.plan.within(self.node)
-        )
+        return any(each.column == column for each in self._covered(window))
+
+    def _start_within(self, window: WindowAssigner | None) -> Within | None:
+        starts = [] if self.tag else [each for each in self._covered(window) if each.of == "start"]
+        return min(starts, key=lambda each: (each.column != WINDOW_START, each.column), default=None)
+
+    def _covered(self, window: WindowAssigner | None) -> list[Within]:
+        if window is None:
+            return []
+        within = self.plan.within(self.node)
+        outside = {(each.column, each.of) for each in within if not window.covers(each.windows)}
+        return [each for each in within if each.of in ("start", "row") and (each.column, each.of) not in outside]
+
+
+def _or_end(event_times: frozenset[str]) -> frozenset[str]:
+    return frozenset([WINDOW_END]) if WINDOW_END in event_times else event_times
 
 
 class KeyedSteps(Steps[S]):
-    """A stream that is partitioned by key."""
-
     @abstractmethod
     def _keyed_input(self) -> KeyedInput:
         """This stream as input of the next step."""
@@ -286,11 +376,11 @@ class KeyedSteps(Steps[S]):
         states: "Mapping[str, KeyedState | StateDescription] | None" = None,
         updates: UpdatesOfStep | None = None,
         combiner: Callable[[], Combines] | None = None,
+        row_classes: Mapping[str, RowClass] | None = None,
     ) -> Any:
-        """Adds a step with state; returns its stream, or a tuple of the stream and the side outputs.
+        """Returns the stream, or a tuple of the stream and the side outputs.
 
-        `states`: of the user's function, or descriptions to compare with a checkpoint before a run begins. `within`:
-        see `StepNode`, for results of windows of event time."""
+        `states`: of the user's function, or descriptions to compare with a checkpoint before a run begins."""
 
         from barrier_runtime.operators.state.handle import KeyedState
 
@@ -314,6 +404,7 @@ class KeyedSteps(Steps[S]):
             updates=frozenset(updates.gives if updates is not None else ()),
             counts_updates=told,
             combiner=combiner,
+            row_classes=row_classes or {},
             keys=keys_said(rows.schema, rows.keys),
             states={
                 state: its.declared() if isinstance(its, KeyedState) else its for state, its in (states or {}).items()
@@ -323,7 +414,6 @@ class KeyedSteps(Steps[S]):
 
 
 def warn_of_updates(rows: KeyedInput, where: str, counts: Callable[[Updates], str]) -> str:
-    """Warns of a step that counts every update of an earlier step."""
     if rows.tag or not (found := counts(updates_of(rows.plan, rows.node))):
         return ""
     warnings.warn(f"{where}: {found}", stacklevel=users_line())
@@ -335,7 +425,7 @@ def one_or_all(streams: Outputs[S]) -> Any:
 
 
 def need_watermarks(plan: Plan, node: int, where: str, why: str, or_else: str = "") -> None:
-    """Raises `InvalidJob` if a source of the rows has no watermark. `or_else`: another remedy, for the message."""
+    """Raises `InvalidJob` if a source of the rows has no watermark. `or_else`: another remedy."""
     missing = plan.without_watermarks(node)
     if missing:
         sources = "source" if len(missing) == 1 else "sources"

@@ -1,14 +1,14 @@
-"""Streams, on which users write the steps of a flow: `Stream`, `KeyedStream` and `BroadcastStream`.
+"""`Stream`, `KeyedStream` and `BroadcastStream`, on which users write steps.
 
 Each class returns the others, so they are one file; most steps come from their base classes (see `steps`). Names,
-columns and types are checked here, when the flow is written; each step is a node of the plan (`graph/logical`).
+columns and types are checked when the flow is written.
 """
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, cast, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,11 +30,11 @@ from barrier_runtime.api.steps import MAIN, KeyedInput, OneStream, Outputs, With
 from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
+from barrier_runtime.data.row_class import RowClass, row_class
 from barrier_runtime.data.schemas import (
     Duration,
     SchemaLike,
     as_duration,
-    as_schema,
     check_free,
     described,
     milliseconds,
@@ -45,6 +45,7 @@ from barrier_runtime.graph.explain import drawn, told
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.graph.updates import UpdatesOfStep, first_update_passes
 from barrier_runtime.launch.outcome import plain_errors
+from barrier_runtime.operators.functions.given_rows import given_rows, side_classes
 from barrier_runtime.operators.outputs.side_outputs import OnError, side_schemas
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
@@ -53,34 +54,56 @@ from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
-    from barrier_runtime.api.row_steps import RowProcess
+    from barrier_runtime.api.keyed_steps import KeyedProcess
+    from barrier_runtime.api.row_steps import RowProcess, RowStep
     from barrier_runtime.api.windowed import WindowedStream
-    from barrier_runtime.launch.display import Rows
+    from barrier_runtime.data.column_expression import ColumnExpression
+    from barrier_runtime.data.row_class import AnyRow, Instance
+    from barrier_runtime.data.rows import Row
+    from barrier_runtime.operators.state.handle import KeyedState
     from barrier_runtime.operators.watermark_generator import WatermarkGenerator
 
+    Q = TypeVar("Q", bound=Instance)
+    Takes = TypeVar("Takes", contravariant=True)
+
+    class OfRow(Protocol[Takes]):
+        def process(self, row: Takes, ctx: Any, /) -> Any: ...
+
+    class OfKeyAndRow(Protocol[Takes]):
+        def process(self, key: Any, row: Takes, ctx: Any, /) -> Any: ...
+
+
+R = TypeVar("R")
 _NO_DELAY = datetime.timedelta()
 _NAMED_KEY = "an expression gets a name, as in key_by(group='sensor % 16')"
 
 
 @plain_errors
 class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
-    """A stream of rows. Immutable: methods return new streams; each consumer gets all rows.
+    """A stream of rows. Methods return new streams; each consumer gets all rows.
 
     `schema` is known, or None until the first batch. Dictionary columns become columns of their values between
-    subtasks, so `schema` has no dictionaries."""
+    subtasks."""
 
     def __init__(
-        self, plan: Plan, node: int, schema: pa.Schema | None, rebalanced: bool = False, tag: str = ""
+        self,
+        plan: Plan,
+        node: int,
+        schema: pa.Schema | None,
+        rebalanced: bool = False,
+        tag: str = "",
+        rows: RowClass | None = None,
     ) -> None:
         self._plan = plan
         self._node = node
         self._tag = tag  # of a side output; empty: the main output
         self.schema = None if schema is None else plain_schema(schema)
         self._rebalanced = rebalanced
+        self._rows = rows  # class of the rows; None: dicts
 
-    if not TYPE_CHECKING:  # type checkers refuse every other name
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_step(self, name, AFTER_KEY_BY)
@@ -97,12 +120,12 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         max_out_of_orderness: Duration = _NO_DELAY,
         *,
         generator: Callable[[], "WatermarkGenerator"] | None = None,
-    ) -> "Stream":
+    ) -> "Self":
         """Sets the event time to `column`: the watermark is the greatest value less `max_out_of_orderness`.
 
-        Directly after a source the watermark is made per split, which is more exact; elsewhere it replaces the
-        input's watermark. `generator`: a subclass of `WatermarkGenerator`, which returns the event time reached at
-        each row, per subtask."""
+        Directly after a source the watermark is made per split, which is more exact; elsewhere it replaces the input's
+        watermark. `generator`: a subclass of `WatermarkGenerator`, which returns the event time reached at each row,
+        per subtask."""
         from barrier_runtime.operators.watermark_generator import GeneratedWatermarkOperator, WatermarkOperator
 
         where = "with_watermarks"
@@ -122,15 +145,42 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
             said = f"{column}, by {function_name(generator)}"
         node = StepNode(
             None, "with_watermarks", (self._as_input(),), make, self.schema, describe=said, makes_watermarks=True,
-            event_times=frozenset([column]),
+            event_times=frozenset([column]), row_classes=self._same_rows(),
         )  # fmt: skip
-        return self._added(node)[0]
+        return cast("Self", self._added(node)[0])
+
+    def typed(self, rows: type[R]) -> "TypedStream[R]":
+        """Declares the row type: later functions get instances of the dataclass or `msgspec.Struct` `rows`.
+
+        The result has exactly the class's columns. Integers, floats and times may be narrower than declared; no value
+        changes. `typed(dict)`: later functions get dicts.
+
+        >>> orders.select({"id": "id", "eur": "price * 0.908"}).typed(Priced).map(discounted)
+        """
+        where = f"typed({getattr(rows, '__name__', None) or repr(rows)})"
+        every = self._all_columns(where)
+        if rows is dict:
+            return cast("TypedStream[R]", self._selected(themselves(every), where, None))
+        wanted = row_class(rows, where)
+        if wanted is None:
+            raise InvalidJob(f"{where}: rows={rows!r}: pass a dataclass or a msgspec.Struct class, or dict")
+        require_columns(self.schema, tuple(wanted.schema.names), where)
+        assert self.schema is not None
+        if self._rows == wanted and self.schema.equals(wanted.schema):
+            return cast("TypedStream[R]", self)
+        here = pa.schema([self.schema.field(name) for name in wanted.schema.names])
+        if (wide := widest(here, wanted.schema)) is None or not wide.equals(wanted.schema):
+            wanted.check_columns(here, where)
+        columns: dict[str, Any] = dict(themselves(wanted.schema.names))
+        changed = [field.name for field in wanted.schema if field.type != here.field(field.name).type]
+        columns |= {name: pc.field(name).cast(wanted.schema.field(name).type) for name in changed}
+        made = self._selected(columns, where, None, {name: name for name in changed}, {MAIN: wanted})
+        return cast("TypedStream[R]", made)
 
     def union(self, *others: "Stream", name: str | None = None) -> "Stream":
         """Merges this and the other streams, which have the same columns.
 
-        Times of different units, and numbers of different widths, become the widest type of all inputs; no value
-        changes.
+        Times and numbers become the widest type of all inputs; no value changes.
         """
         from barrier_runtime.operators.functions.batch_functions import UnionOperator
 
@@ -143,18 +193,17 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         common = _common_columns(known, "union")
         inputs = tuple(stream._widened(common)._as_input() for stream in (self, *others))
         schema = common if len(known) == 1 + len(others) else None
-        node = StepNode(name, "union", inputs, UnionOperator, schema)
+        rows = self._same_rows() if all(stream._rows == self._rows for stream in others) else {}
+        node = StepNode(name, "union", inputs, UnionOperator, schema, row_classes=rows)
         return self._added(node)[0]
 
     def followed_by(self, name: str, later: "Stream") -> "Stream":
         """Rows of this stream, and when all its inputs have ended, rows of `later`: history, then live rows.
 
-        Both streams have the same columns, as in `union`. The sources of `later` find their first position when the job
-        starts, and read nothing before the sources of this stream were read to their end by every slot. Until then
-        event time follows this stream. Checkpoints hold the positions of both, so a restored job is
-        before or after the switch. The sources of this stream must end.
-
-        Rows of a split of either stream keep their order, as in `union`.
+        Both streams have the same columns, as in `union`. The sources of this stream must end. The sources of `later`
+        find their first position when the job starts, and read nothing before every slot has read this stream's sources
+        to their end. Until then event time follows this stream. A restored job is before or after the switch. Rows of a
+        split keep their order.
 
         >>> history = flow.read_parquet("history", "s3://lake/orders", event_time="at")
         >>> live = flow.read_kafka("live", "broker:9092", "orders", start=MIDNIGHT, …).select(history.schema.names)
@@ -170,13 +219,21 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         schemas = [stream.schema for stream in (self, later) if stream.schema is not None]
         common = _common_columns(schemas, where)
         first, second = self._widened(common), later._widened(common)
-        history = first._as_input()  # the ends go to all slots, also if rows stay in their slot and thus in order
+        history = first._as_input()  # the ends go to all slots, also if rows stay in their slot
         if history.partitioning == "forward":
             history = replace(history, partitioning="same")
         inputs = (history, second._as_input())
         schema = common if len(schemas) == 2 else None
         (stream, *_) = self._added(
-            StepNode(name, "union", inputs, UnionOperator, schema, describe="one after the other")
+            StepNode(
+                name,
+                "union",
+                inputs,
+                UnionOperator,
+                schema,
+                describe="one after the other",
+                row_classes=self._same_rows() if later._rows == self._rows else {},
+            )
         )
         for number in after:
             self._plan.read_after(number, name)
@@ -192,9 +249,10 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         }
         return self._selected(columns, "union", None, same={name: name for name in cast})
 
-    def rebalance(self) -> "Stream":
+    def rebalance(self) -> "Self":
         """Spreads rows evenly over the subtasks of the next step."""
-        return Stream(self._plan, self._node, self.schema, rebalanced=True, tag=self._tag)
+        spread = Stream(self._plan, self._node, self.schema, rebalanced=True, tag=self._tag, rows=self._rows)
+        return cast("Self", spread)
 
     def key_by(self, *columns: str, **computed: Any) -> "KeyedStream":
         """Sends rows with equal values in `columns` to the same subtask. Nulls are a value.
@@ -218,7 +276,8 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         require_columns(self.schema, columns, where)
         rows, keys = self, (*columns, *computed)
         if computed:
-            rows = self._selected({**themselves(self._all_columns(where)), **computed}, where, None)
+            every = {**themselves(self._all_columns(where)), **computed}
+            rows = self._selected(every, where, None, row_classes=self._same_rows())
         if rows.schema is not None:
             for column in keys:
                 check_key_type(rows.schema.field(column).type, column, where)
@@ -236,8 +295,8 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
     ) -> "WindowedStream[Stream]":
         """Groups all rows by window, without a key. Arguments as in `key_by(…).window(…)`.
 
-        Results have no key columns; a function of `apply` gets None as key. One subtask gets all rows, which limits
-        the rate; if many keys can be aggregated first, put windows by key before.
+        Results have no key columns; a function of `apply` gets None as key. One subtask gets all rows: if many keys can
+        be aggregated first, put windows by key before.
 
         >>> orders.window_all("per minute", Tumbling(timedelta(minutes=1)), event_time="at").aggregate(n=count())
         """
@@ -298,32 +357,34 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         """Runs a row-wise function without key and state.
 
         `function`: a class with `process(self, row, ctx)`, which yields rows or returns a row, a list or None, or a
-        function of (row, ctx). The class may have `open(self, ctx)`, called in each subtask before the first row,
-        and `close(self)`. See `RowContext` for `ctx`; the other arguments are those of `KeyedStream.process`."""
+        function of (row, ctx). The class may have `open(self, ctx)`, called per subtask before the first row, and
+        `close(self)`. See `RowContext` for `ctx`; the other arguments are those of `KeyedStream.process`."""
         from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
 
         where = f"process {name!r}"
         check_row_function(function, where)
-        output = as_schema(schema, where) if schema is not None else None
-        sides = side_schemas(side, on_error, where)
+        given = given_rows(schema, function, "process", where)
+        sides, side_rows = side_schemas(side, on_error, where), side_classes(side, where)
         make = partial(
             ProcessRowsOperator,
             function=function,
-            schema=output,
-            side={tag: sides[tag] for tag in side or {}},
+            schema=given.writes,
+            side={tag: side_rows.get(tag, sides[tag]) for tag in side or {}},
             on_error=on_error,
+            rows=self._rows,
         )
         describe = with_errors(function_name(function), on_error)
-        steps = self._step_and_sides("process", name, make, output, describe, sides)
+        steps = self._step_and_sides(
+            "process", name, make, given.schema, describe, sides, rows={**given.main, **side_rows}
+        )
         return cast("Stream | Outputs[Stream]", one_or_all(steps))
 
-    def deduplicate(self, name: str, *columns: str, within: Duration | None) -> "Stream":
-        """Keeps the first row of each id (the values of `columns`; null is a value) and drops later rows.
+    def deduplicate(self, name: str, *columns: str, within: Duration | None) -> "Self":
+        """Keeps the first row of each id (values of `columns`, null included) and drops later rows.
 
-        An id is forgotten when the watermark has advanced by `within` since the id was seen. A row's own event time
-        does not matter, so no row is late. With None no id is forgotten, and the state grows with every id.
-
-        Bloom filters (3 to 12 bytes per id) save new ids a look-up. Counted: `lookups`, `lookups_saved`, `duplicates`.
+        An id is forgotten when the watermark has advanced by `within` since the id was seen; no row is late. With None
+        no id is forgotten, and the state grows with every id. Bloom filters (3 to 12 bytes per id) save new ids a
+        look-up. Counted: `lookups`, `lookups_saved`, `duplicates`.
 
         >>> orders.deduplicate("once", "order_id", within=timedelta(hours=1))
         """
@@ -342,53 +403,26 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         seen = UpdatesOfStep(partial(first_update_passes, columns=columns))
         detail: Detail = "none" if within is None else "every"
         first = partial(DuplicatesCombiner, columns, within_ms, where)
-        made = ids._stateful(name, "deduplicate", make, self.schema, said, detail=detail, updates=seen, combiner=first)
-        return cast("Stream", made)
-
-    def take(self, rows: int = 20) -> pa.Table:
-        """Returns the first rows as an Arrow table, for looking at the stream.
-
-        The steps before the stream run in this process until there are enough rows, without checkpoints and the
-        flow's sinks. Not for sources that lose read messages (RabbitMQ)."""
-        from barrier_runtime.launch.first_rows import first_rows
-
-        return first_rows(self._plan, self._as_input(), rows)
-
-    def show(self, rows: int = 20) -> None:
-        """Prints the first rows as a table. See `take`.
-
-        >>> orders.filter("amount > 100").show(3)
-        """
-        from rich.console import Console
-
-        from barrier_runtime.launch.display import rich_table
-
-        Console().print(rich_table(self.take(rows)))
-
-    def preview(self, rows: int = 20, *, within: Duration = 10.0) -> "Rows":
-        """Returns the first rows, for the last line of a notebook's cell. See `take`.
-
-        Waits at most `within` (seconds, or a `timedelta`), so slow and silent streams work, too.
-
-        >>> orders.filter("amount > 100").preview()
-        """
-        from barrier_runtime.launch.display import Rows
-        from barrier_runtime.launch.first_rows import first_rows
-
-        seconds = as_duration(within, "preview: within").total_seconds()
-        return Rows(first_rows(self._plan, self._as_input(), rows, seconds), rows)
+        made = ids._stateful(
+            name, "deduplicate", make, self.schema, said, detail=detail, updates=seen, combiner=first,
+            row_classes=self._same_rows(),
+        )  # fmt: skip
+        return cast("Self", made)
 
     def _as_input(self) -> Input:
         return Input(self._node, "rebalance" if self._rebalanced else "forward", tag=self._tag)
 
     def _added(self, node: StepNode) -> "Outputs[Stream]":
         number = self._plan.add(node)
-        sides = [(tag, Stream(self._plan, number, schema, tag=tag)) for tag, schema in node.side_outputs.items()]
-        return Outputs([(MAIN, Stream(self._plan, number, node.schema)), *sides])
+        rows = node.row_classes
+        sides = [
+            (tag, Stream(self._plan, number, schema, tag=tag, rows=rows.get(tag)))
+            for tag, schema in node.side_outputs.items()
+        ]
+        return Outputs([(MAIN, Stream(self._plan, number, node.schema, rows=rows.get(MAIN))), *sides])
 
 
 def _common_columns(known: Sequence[pa.Schema], where: str) -> pa.Schema | None:
-    """Columns of the widest types of all inputs; None if no input is known."""
     common = known[0] if known else None
     for schema in known[1:]:
         common = widest(common, schema)
@@ -430,9 +464,9 @@ class KeyedStream(JoiningStream[Stream], StatefulSteps[Stream]):
         return f"<KeyedStream by {', '.join(self._keys)} of {self._stream!r}>"
 
     def sink(self, name: str, sink: AnySink) -> None:
-        """Writes the rows as `Stream.sink` does; all rows of a key are written by the same subtask, in order.
+        """As `Stream.sink`, but one subtask writes all rows of a key, in order.
 
-        For tables of upserts, where two subtasks that write the same key would conflict.
+        For tables of upserts, where two subtasks that write a key would conflict.
 
         >>> changes.key_by("id").sink("table", DeltaUpsertSink("s3://lake/orders", key=["id"]))
         """
@@ -441,7 +475,183 @@ class KeyedStream(JoiningStream[Stream], StatefulSteps[Stream]):
 
     def _keyed_input(self) -> KeyedInput:
         stream = self._stream
-        return KeyedInput(stream._plan, stream._node, stream._tag, self._keys, stream.schema)
+        return KeyedInput(stream._plan, stream._node, stream._tag, self._keys, stream.schema, stream._rows)
 
     def _added(self, node: StepNode) -> Outputs[Stream]:
         return self._stream._added(node)
+
+
+class TypedStream(Stream, Generic[R]):
+    """A stream of instances of the dataclass or `msgspec.Struct` `R`, for annotations.
+
+    Type checkers get it from `typed(R)`, functions that return instances, and `schema=`. At run time the stream is a
+    `Stream`.
+
+    >>> def large(orders: TypedStream[Order]) -> TypedStream[Order]:
+    ...     return orders.filter(lambda order: order.amount > 100)
+    """
+
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def map(
+            self, function: Callable[[R], Row], *, on_error: OneStream = "fail", **more: Unpack[RowStep]
+        ) -> Stream: ...
+
+        @overload
+        def map(
+            self, function: Callable[[R], Q], *, on_error: OneStream = "fail", **more: Unpack[RowStep]
+        ) -> "TypedStream[Q]": ...
+
+        @overload
+        def map(
+            self, function: Callable[[R], AnyRow], *, on_error: Literal["side"], **more: Unpack[RowStep]
+        ) -> WithErrors[Stream]: ...
+
+        def map(self, function: Any, **more: Any) -> Any: ...
+
+        @overload  # type: ignore[override]
+        def flat_map(
+            self, function: Callable[[R], Iterable[Row]], *, on_error: OneStream = "fail", **more: Unpack[RowStep]
+        ) -> Stream: ...
+
+        @overload
+        def flat_map(
+            self, function: Callable[[R], Iterable[Q]], *, on_error: OneStream = "fail", **more: Unpack[RowStep]
+        ) -> "TypedStream[Q]": ...
+
+        @overload
+        def flat_map(
+            self,
+            function: Callable[[R], Iterable[AnyRow]],
+            *,
+            on_error: Literal["side"],
+            **more: Unpack[RowStep],
+        ) -> WithErrors[Stream]: ...
+
+        def flat_map(self, function: Any, **more: Any) -> Any: ...
+
+        @overload  # type: ignore[override]
+        def filter(
+            self,
+            condition: str | pc.Expression | ColumnExpression | Callable[[R], Any],
+            *,
+            name: str | None = None,
+            on_error: OneStream = "fail",
+        ) -> "TypedStream[R]": ...
+
+        @overload
+        def filter(
+            self, condition: Callable[[R], Any], *, name: str | None = None, on_error: Literal["side"]
+        ) -> WithErrors[Stream]: ...
+
+        def filter(self, condition: Any, **more: Any) -> Any: ...
+
+        def inspect(  # type: ignore[override]
+            self, function: Callable[[R], Any] = print, *, name: str | None = None
+        ) -> "TypedStream[R]": ...
+
+        @overload  # type: ignore[override]
+        def split(
+            self,
+            name: str,
+            by: str | pc.Expression | ColumnExpression | Callable[[R], str],
+            *,
+            into: Sequence[str],
+            on_error: OneStream = "fail",
+        ) -> "Outputs[TypedStream[R]]": ...
+
+        @overload
+        def split(
+            self, name: str, by: Callable[[R], str], *, into: Sequence[str], on_error: Literal["side"]
+        ) -> Outputs[Stream]: ...
+
+        def split(self, name: str, by: Any, **more: Any) -> Any: ...
+
+        @overload
+        def union(self, *others: "TypedStream[R]", name: str | None = None) -> "TypedStream[R]": ...
+
+        @overload
+        def union(self, *others: Stream, name: str | None = None) -> Stream: ...
+
+        def union(self, *others: Any, name: str | None = None) -> Any: ...
+
+        def key_by(self, *columns: str, **computed: Any) -> "TypedKeyedStream[R]": ...
+
+        @overload  # type: ignore[override]
+        def process(  # type: ignore[overload-overlap]
+            self,
+            name: str,
+            function: Callable[[R, Any], Any] | type[OfRow[R]] | OfRow[R],
+            *,
+            schema: type[Q],
+            side: None = None,
+            on_error: OneStream = "fail",
+        ) -> "TypedStream[Q]": ...
+
+        @overload
+        def process(
+            self,
+            name: str,
+            function: Callable[[R, Any], Any] | type[OfRow[R]] | OfRow[R],
+            *,
+            side: None = None,
+            on_error: OneStream = "fail",
+            **more: Unpack[RowProcess],
+        ) -> Stream: ...
+
+        @overload
+        def process(
+            self,
+            name: str,
+            function: Callable[[R, Any], Any] | type[OfRow[R]] | OfRow[R],
+            *,
+            side: Mapping[str, SchemaLike] | None = None,
+            on_error: OnError | Retry = "fail",
+            **more: Unpack[RowProcess],
+        ) -> Outputs[Stream]: ...
+
+        def process(self, name: str, function: Any, **more: Any) -> Any: ...
+
+
+class TypedKeyedStream(KeyedStream, Generic[R]):
+    """A `TypedStream[R]` partitioned by key columns. At run time a `KeyedStream`."""
+
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def process(  # type: ignore[overload-overlap]
+            self,
+            name: str,
+            function: Callable[[Any, R, Any], Any] | type[OfKeyAndRow[R]] | OfKeyAndRow[R],
+            *,
+            schema: type[Q],
+            side: None = None,
+            on_error: OneStream = "fail",
+            state: Mapping[str, KeyedState] | None = None,
+            event_time: str | None = None,
+        ) -> TypedStream[Q]: ...
+
+        @overload
+        def process(
+            self,
+            name: str,
+            function: Callable[[Any, R, Any], Any] | type[OfKeyAndRow[R]] | OfKeyAndRow[R],
+            *,
+            side: None = None,
+            on_error: OneStream = "fail",
+            **more: Unpack[KeyedProcess],
+        ) -> Stream: ...
+
+        @overload
+        def process(
+            self,
+            name: str,
+            function: Callable[[Any, R, Any], Any] | type[OfKeyAndRow[R]] | OfKeyAndRow[R],
+            *,
+            side: Mapping[str, SchemaLike] | None = None,
+            on_error: OnError | Retry = "fail",
+            **more: Unpack[KeyedProcess],
+        ) -> Outputs[Stream]: ...
+
+        def process(self, name: str, function: Any, **more: Any) -> Any: ...

@@ -1,6 +1,6 @@
 """`WindowedStream`: the result of `.window(…)`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, cast, overload
 
@@ -17,6 +17,8 @@ from barrier_runtime.api.arguments import (
 from barrier_runtime.api.missing_steps import AFTER_WINDOW, no_step
 from barrier_runtime.api.steps import (
     MAIN,
+    WINDOW_END,
+    WINDOW_START,
     KeyedSteps,
     OneStream,
     Outputs,
@@ -35,6 +37,7 @@ from barrier_runtime.operators.aggregation.combiner import Combiner
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
 from barrier_runtime.operators.aggregation.partials import combined_said, why_not_partial
+from barrier_runtime.operators.functions.given_rows import given_rows
 from barrier_runtime.operators.outputs.side_outputs import ERRORS, OnError, side_schemas
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
@@ -72,7 +75,7 @@ class WindowedStream(Generic[S]):
         self._clock = clock
         self._lateness_ms = lateness_ms
         self._trigger = trigger
-        self._all_rows = False  # the key is internal, and hidden from users
+        self._all_rows = False  # True for windows over all rows: their internal key is hidden from users
 
     if not TYPE_CHECKING:
 
@@ -91,11 +94,10 @@ class WindowedStream(Generic[S]):
     def aggregate(self, *, late: Any = False, **aggregates: AnyAggregate) -> S | WithLate[S]:
         """Emits one row per key and window when the watermark has passed the end of the window.
 
-        Columns: the key columns, `window_start` and `window_end` (timestamps in ms, UTC; the end is exclusive;
-        `Global` has neither), `update` with an allowed lateness or early results, `early` with early results,
-        `retracted` for sessions with either, then the aggregates. Rows that come after the end of all their windows
-        are dropped and counted (`late_rows`). `late=True` returns two streams instead, `main` and `late`: results
-        and unchanged late rows.
+        Columns: the key columns, `window_start` and `window_end` (timestamps in ms, UTC; the end is exclusive; `Global`
+        has neither), `update` with an allowed lateness or early results, `early` with early results, `retracted` for
+        sessions with either, then the aggregates. Rows after the end of all their windows are dropped and counted
+        (`late_rows`). `late=True` returns two streams instead, `main` and `late`: results and unchanged late rows.
 
         >>> counts, late = visits.aggregate(late=True, n=count())
         """
@@ -145,10 +147,7 @@ class WindowedStream(Generic[S]):
         side_outputs: Mapping[str, pa.Schema | None] | None = None,
         **more: Any,
     ) -> Any:
-        """Adds the window operator with this content; returns its stream, or a tuple of streams.
-
-        The tuple has late rows and `side_outputs` after the results. `describe`: text after the definition, for
-        people."""
+        """Returns the stream, or a tuple of results, late rows and `side_outputs`."""
         rows, window, clock = self._keyed._keyed_input(), self._window, self._clock
         lateness_ms, trigger = self._lateness_ms, self._trigger
         make = partial(
@@ -179,7 +178,6 @@ class WindowedStream(Generic[S]):
         )
 
     def _why_not_combined(self, aggregates: Mapping[str, AnyAggregate], late: bool) -> str:
-        """Returns why rows are not combined before the exchange; empty if they are."""
         if self._trigger is not None:
             return "early results depend on the order of rows"
         if self._lateness_ms:
@@ -208,15 +206,14 @@ class WindowedStream(Generic[S]):
             raise InvalidJob(f"{where}: no row is late by the wall clock: leave late= out")
 
     def _results_within(self, by_row: bool = False) -> frozenset[Within] | None:
-        """Windows of results whose time is the end of their window; None: without time.
-
-        `by_row`: the results are rows."""
-        time, grid = self._clock.column, self._window.grid
+        """Window columns of the results; None: windows without event time. `by_row`: results are rows."""
+        time, window = self._clock.column, self._window
         if time is None:
             return None
-        if grid is None:
-            return frozenset()
-        return frozenset(Within(column, *grid) for column in ("window_start", *([time] if by_row else [])))
+        found = {Within(WINDOW_START, window, "start"), Within(WINDOW_END, window, "end")}
+        return frozenset(
+            found | {Within(time, window, "row")} if by_row and time not in (WINDOW_START, WINDOW_END) else found
+        )
 
     def _detail(self) -> Detail:
         time, trigger = self._clock.column, self._trigger
@@ -274,15 +271,16 @@ class WindowedStream(Generic[S]):
     ) -> S | WithErrors[S] | Outputs[S]:
         """Calls `function(key, window, table)` for each whole window after its end.
 
-        `key` is a tuple if there are several columns, `window` has `start` and `end`, and `table` is a
-        `pyarrow.Table` with all columns of the window's rows, ordered by event time. The function returns a table, a
-        record batch, a row (dict), any number of these, or None; `schema` has their columns. With `batches` the
-        function gets an iterator of record batches instead of the table, so that a window may be larger than memory.
-        Rows wait in the job's state, not in memory. `late`: as in `aggregate`. For `Tumbling`, `Sliding` and
-        `Global`, without early results and allowed lateness.
+        `key` is a tuple if there are several columns, `window` has `start` and `end`, and `table` is a `pyarrow.Table`
+        with all columns of the window's rows, ordered by event time. The function returns a table, a record batch, a
+        row (a dict, or an instance of the class `schema`), any number of these, or None; `schema` has their columns.
+        With `batches` the function gets an iterator of record batches instead: a window may exceed the memory.
 
-        With aggregates, as in `apply(function, schema=…, n=count())`, no rows are held: the function gets a dict of
-        aggregates instead of the table, for each result that `aggregate` would emit, for every kind of window.
+        Rows wait in the job's state, not in memory. `late`: as in `aggregate`. For `Tumbling`, `Sliding` and `Global`,
+        without early results and allowed lateness.
+
+        With aggregates, as in `apply(function, schema=…, n=count())`, no rows are held: for each result that
+        `aggregate` would emit, for every kind of window, the function gets a dict of aggregates instead of the table.
 
         `on_error` as in `map`, with the errors as the last stream: if the function raises for a window, nothing goes
         out, and the window's rows are gone; the error names the window and the number of rows.
@@ -295,15 +293,19 @@ class WindowedStream(Generic[S]):
         refuse_coroutines(function, where)
         given = "values" if aggregates else "batches" if batches else "table"
         require_arguments(function, ("key", "window", given), where)
+        as_schema(schema, where)
         if aggregates:
-            return self._apply_to_aggregates(function, as_schema(schema, where), batches, late, on_error, aggregates)
+            return self._apply_to_aggregates(function, schema, batches, late, on_error, aggregates)
         self._whole_windows("apply", late)
         if self._all_rows:
             function = OfAllRows(function, batches)
-        given_back, errors = as_schema(schema, where), side_schemas(None, on_error, where)
-        content = Applied(function, given_back, batches, on_error)
+        given_back, errors = given_rows(schema, None, "", where), side_schemas(None, on_error, where)
+        assert given_back.writes is not None
+        content = Applied(function, given_back.writes, batches, on_error)
         said = f": {with_errors(function_name(function), on_error, 'windows')}"
-        streams: S | Outputs[S] = self._step(content, given_back, said, late, errors)
+        streams: S | Outputs[S] = self._step(
+            content, given_back.schema, said, late, errors, row_classes=given_back.main
+        )
         return self._shown(streams, results=False)
 
     @overload
@@ -312,13 +314,13 @@ class WindowedStream(Generic[S]):
     @overload
     def top(self, n: int, *, by: str, largest: bool = True, late: Literal[True]) -> WithLate[S]: ...
 
-    def top(self, n: int, *, by: str, largest: bool = True, late: bool = False) -> S | WithLate[S]:
+    def top(self, n: int, *, by: str | Sequence[str], largest: bool = True, late: bool = False) -> S | WithLate[S]:
         """Emits, after its end, each window's `n` rows with the largest (or smallest) values in `by`.
 
-        Columns: all columns, then `window_start` and `window_end`, then `rank` from 1. Results of the same `Tumbling`
-        windows, with `event_time="window_start"`, keep the start and end that they have. Of equal rows the earlier
-        arrival is first; NaN is the greatest number, as in Spark, and nulls are last. Only these rows are held.
-        `late`: as in `aggregate`. For the windows that `apply` takes.
+        Columns: all columns, then `window_start` and `window_end`, then `rank` from 1. If the rows are results of the
+        same `Tumbling` or `Calendar` windows, by event time `window_start`, they keep both columns. Of equal rows the
+        earlier arrival is first; NaN is the greatest number, as in Spark, and nulls are last. State holds only these
+        rows. `late`: as in `aggregate`. For the windows that `apply` takes.
 
         >>> minutes.top(3, by="price")
         """
@@ -326,6 +328,11 @@ class WindowedStream(Generic[S]):
         rows = self._whole_windows("top", late)
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise InvalidJob(f"{where}: top({n!r}): pass a whole number of rows, at least 1")
+        if not isinstance(by, str):
+            raise InvalidJob(
+                f"{where}: top(by={by!r}): pass the name of one column, as in by={next(iter(by), 'n')!r}; to rank "
+                "by several columns, compute one of them before the windows, by .with_columns(…)"
+            )
         require_columns(rows, (by,), where)
         kind = rows.field(by).type
         if not _has_order(kind):
@@ -336,7 +343,7 @@ class WindowedStream(Generic[S]):
             raise InvalidJob(
                 f"{where}: the output column {taken[0]!r} exists already: rename it before, as in "
                 f".rename({taken[0]}='first_{taken[0]}'). Results of .aggregate(…) keep their window_start and "
-                "window_end if these are the same Tumbling windows, with event_time='window_start'"
+                "window_end if these are the same Tumbling or Calendar windows, by event_time='window_start'"
             )
         streams: S | WithLate[S] = self._step(
             Top(n, by, largest, spans_known),
@@ -349,16 +356,16 @@ class WindowedStream(Generic[S]):
         return self._shown(streams)
 
     def _spans_known(self, rows: pa.Schema) -> bool:
-        """True if the rows are results of the same windows, and have the start and end of their window."""
-        time, grid, keyed = self._clock.column, self._window.grid, self._keyed._keyed_input()
-        if time != "window_start" or grid is None or keyed.tag or SPAN[1] not in rows:
+        window, keyed = self._window, self._keyed._keyed_input()
+        if self._clock.column != WINDOW_START or keyed.tag or SPAN[1] not in rows or not window.covers(window):
             return False
-        return Within(time, *grid) in keyed.plan.within(keyed.node)
+        starts = [each for each in keyed.plan.within(keyed.node) if (each.column, each.of) == (WINDOW_START, "start")]
+        return starts == [Within(WINDOW_START, window, "start")]
 
     def _apply_to_aggregates(
         self,
         function: Any,
-        schema: pa.Schema,
+        schema: SchemaLike,
         batches: bool,
         late: bool,
         on_error: OnError | Retry,
@@ -377,9 +384,7 @@ class WindowedStream(Generic[S]):
         return every
 
     def _shown(self, streams: T, results: bool = True) -> T:
-        """Streams for users, without the internal key.
-
-        `results`: true if the main output has key columns."""
+        """Streams without the internal key. `results`: true if the main output has key columns."""
         if not self._all_rows:
             return streams
         given = streams_by_name(streams) if isinstance(streams, Outputs) else {MAIN: streams}
@@ -388,7 +393,6 @@ class WindowedStream(Generic[S]):
         return cast(T, one_or_all(Outputs(shown)))
 
     def _whole_windows(self, method: str, late: bool) -> pa.Schema:
-        """Columns of the rows, for a step that holds rows."""
         where, window = f"window {self._name!r}", self._window
         if window.not_whole:
             raise InvalidJob(f"{where}: {method}() is not for {window.not_whole}")
@@ -405,7 +409,7 @@ class WindowedStream(Generic[S]):
 
 
 def _has_order(kind: pa.DataType) -> bool:
-    """True if Arrow sorts such values. Arrow does not sort half floats, small decimals and views of text."""
+    """Arrow does not sort half floats, small decimals and views of text."""
     try:
         pc.array_sort_indices(pa.array([], kind))
     except pa.ArrowNotImplementedError:

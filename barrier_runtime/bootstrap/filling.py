@@ -1,8 +1,7 @@
-"""Fills the states of one operator from DataFrames, through the operator's own tables.
+"""Fills the states of one operator from DataFrames.
 
-The operator is made and opened as in a slot, once per subtask. So the snapshot describes types, keys and time as a
-job's does; only the entries come in bulk. Columns of a frame are those of `state_tables`: columns of the key, then by
-the kind of state
+The operator is opened as in a slot, once per subtask, so the snapshot describes types, keys and time as a job's does.
+Columns of a frame are those of `state_tables`: columns of the key, then by the kind of state
 
     value, reducing, aggregating     value
     list                             position (0, 1, …), value
@@ -54,8 +53,6 @@ _FITS = {
 
 
 class StateFilling:
-    """One state of an operator, in all subtasks. `operators`: by subtask, open and bound."""
-
     def __init__(self, operators: Sequence[KeyedOperator], state: str, keys: pa.Schema, where: str) -> None:
         self._operators = operators
         self._state = state
@@ -81,7 +78,7 @@ class StateFilling:
                 table.drop_stored()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Adds rows. Raises `InvalidJob` for columns that are missing or of other types."""
+        """Raises `InvalidJob` for columns that are missing or of other types."""
         batch = self._checked(batch)
         groups = key_groups_of([batch.column(name) for name in self._keys.names], self._max_parallelism)
         subtasks = groups.astype(np.int64) * len(self._operators) // self._max_parallelism
@@ -90,10 +87,8 @@ class StateFilling:
             self._fill(int(subtask), rows)
 
     def finish(self) -> int:
-        """Returns the number of entries: of rows with equal keys the last counts."""
+        """Number of entries: of rows with equal keys the last counts."""
         return sum(self._finished(subtask) for subtask in range(len(self._tables)))
-
-    # ---- inside
 
     def _finished(self, subtask: int) -> int:
         table, numbers = self._tables[subtask], self._numbers[subtask]
@@ -174,7 +169,6 @@ class StateFilling:
         return column.to_pylist()  # type: ignore[no-any-return]
 
     def _entries(self, rows: pa.RecordBatch) -> list[Any]:
-        """Keys of a map, as the step stores them."""
         column = self._beside(rows, "entry", "of a map")
         if column.null_count:
             raise InvalidJob(f"{self._where}: column 'entry' has {column.null_count} nulls: leave such rows out")
@@ -279,7 +273,6 @@ def key_fields_of(batch: pa.RecordBatch, names: Sequence[str], where: str) -> pa
 
 
 def _with_dicts(value: Any, kind: pa.DataType) -> Any:
-    """Converts maps to dicts, as in Python's types; Arrow returns lists of pairs."""
     if value is None or not pa.types.is_nested(kind):
         return value
     if pa.types.is_map(kind):

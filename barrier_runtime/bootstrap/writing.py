@@ -2,7 +2,7 @@
 
     open each operator, per subtask ─► replace its states ─► snapshot to a folder of this machine ─► savepoint.json last
 
-Operators of `base` that are not edited, sources included, are copied file by file without being read.
+Unedited operators of `base`, sources included, are copied file by file, unread.
 """
 
 import itertools
@@ -50,8 +50,6 @@ _CHECKPOINT = 1  # of a job that never ran
 
 
 class BootstrappedFlow(Protocol):
-    """A `Dataflow`."""
-
     plan: Plan
 
 
@@ -81,7 +79,7 @@ def write_savepoint(
     columns of `open_checkpoint(…).table(step, state)`. Each key (in lists and maps: each entry) must occur once.
     `base`: a savepoint; these states of it are replaced and all others are copied. Without `base` there is no other
     state, and sources begin where the flow says. `parallelism`: number of parts of the savepoint; a job may have any
-    other parallelism.
+    other.
 
     Raises `InvalidJob` for steps and states that the flow lacks, and for columns of other names or types."""
     if not isinstance(getattr(flow, "plan", None), Plan):
@@ -123,7 +121,6 @@ def write_savepoint(
 
 
 def _check_kind(graph: JobGraph, before: tuple[OperatorSnapshot, ...]) -> None:
-    """Raises `InvalidJob` if the step that gets states is of another kind than its snapshots."""
     for snapshot in before:
         another = changed_kind(graph.chain_specs(), snapshot)
         if another is not None:
@@ -131,7 +128,7 @@ def _check_kind(graph: JobGraph, before: tuple[OperatorSnapshot, ...]) -> None:
 
 
 def _no_splits(source: Source, parallelism: int) -> Sequence[Split]:
-    """Placeholder: no source is read here."""
+    """No source is read here."""
     return [Split("none")]
 
 
@@ -172,8 +169,6 @@ def _copied(url: str, manifest: Manifest, store: LinkedStore, scratch: ObjectSto
 
 
 class _Filled:
-    """One operator with its states, in all subtasks: `snapshots`, and `entries` by state."""
-
     def __init__(
         self,
         graph: JobGraph,
@@ -250,7 +245,7 @@ def batches_of(frame: Any, where: str) -> Iterator[pa.RecordBatch]:
     if isinstance(frame, pa.Table):
         return map(_plain, frame.to_batches(max_chunksize=BATCH_ROWS) or [no_rows(frame.schema)])
     if isinstance(frame, pa.RecordBatchReader):
-        batches = itertools.chain([no_rows(frame.schema)], frame)  # the types are known without rows, too
+        batches = itertools.chain([no_rows(frame.schema)], frame)  # for the types, if there are no rows
         return (part for batch in batches for part in batches_of(pa.Table.from_batches([batch]), where))
     module = type(frame).__module__.partition(".")[0]
     if module == "pandas":

@@ -1,1 +1,1 @@
-"""Processes that slots run in: started, replaced and ended by Spark or by this program."""
+"""Processes that slots run in."""

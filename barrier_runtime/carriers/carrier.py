@@ -1,4 +1,4 @@
-"""Contract of what runs slots: tasks of Spark, or processes of this machine.
+"""Contract of a carrier, which runs slots.
 
 | call | Spark | processes |
 |---|---|---|
@@ -22,23 +22,23 @@ class Carrier(Protocol):
     """
 
     def submit(self, settings: SlotSettings, slots: Sequence[int], group: str) -> None:
-        """Runs `slots` until each has left, and replaces a slot that dies. Raises if that becomes impossible."""
+        """Runs `slots` until each has left, and replaces dead slots. Raises if that becomes impossible."""
 
     def cancel(self, group: str) -> None:
-        """Ends the slots of `group` without waiting, also of a submission that has not begun yet."""
+        """Ends the slots of `group` without waiting, also of a submission that has not begun."""
 
     def kill(self, attempt: int, reason: str) -> bool:
-        """Ends a slot by the number of its attempt; a replacement starts. False if no such slot runs."""
+        """Ends a slot by its attempt's number; a replacement starts. False if no such slot runs."""
         ...
 
     def trouble(self) -> Exception | None:
-        """Reason why no slot can run any more; None while slots can run."""
+        """Reason why no slot can run any more, or None."""
 
     def room(self, groups: str) -> "RoomOfCarrier | None":
-        """View of free cores for the job whose groups begin with `groups`; None if nothing is known."""
+        """Free cores for the job whose groups begin with `groups`; None if unknown."""
 
     def described(self, slots: int) -> str:
-        """Describes the cores, for `slots` slots that did not register."""
+        """Text about the cores, for slots that did not register."""
         ...
 
     @property
@@ -52,12 +52,10 @@ class Carrier(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what this program started to carry slots."""
+        """Ends the processes and sessions that this program started."""
 
 
 class RoomOfCarrier(Protocol):
-    """Cores for the slots of one job."""
-
     def look(self) -> Room:
         """Cores, their holders, and slots that are starting."""
         ...

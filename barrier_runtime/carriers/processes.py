@@ -1,4 +1,4 @@
-"""Carrier of slots in processes of this machine, without Spark: a process per slot, replaced when it dies."""
+"""Carrier of slots in processes of this machine."""
 
 import itertools
 import logging
@@ -23,12 +23,12 @@ from barrier_runtime.spark.task import SlotSettings
 
 log = logging.getLogger("barrier_runtime.job")
 
-# Before any import: a module of the same name in the working directory must not take the place of ours.
+# Before any import: a module in the working directory must not take the place of ours.
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; from barrier_runtime.carriers.slot_process import main; sys.exit(main())"
 )
-_FIRST_DELAY_S = 0.2  # before a process that died at once starts again; doubles, …
-_MAX_DELAY_S = 10.0  # … up to this
+_FIRST_DELAY_S = 0.2  # before a process that died at once starts again; doubles
+_MAX_DELAY_S = 10.0
 _QUIET_S = 10.0  # a process that lived this long is replaced at once
 
 
@@ -40,13 +40,11 @@ class _Running:
 
 
 class ProcessCarrier:
-    """`close` kills the processes that still run."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._attempts = itertools.count((int(time.time()) << 20) + secrets.randbits(10))  # above earlier carriers'
-        self._running: dict[int, _Running] = {}  # by attempt
+        self._running: dict[int, _Running] = {}
         self._cancelled: set[str] = set()
         self._closed = False
         self._last_end = ""
@@ -54,7 +52,7 @@ class ProcessCarrier:
     def submit(self, settings: SlotSettings, slots: Sequence[int], group: str) -> None:
         graph = settings.graph if isinstance(settings.graph, bytes) else pickled(settings.graph)
         orders = [_order(settings, graph, slot) for slot in slots]
-        with ThreadPoolExecutor(len(orders), thread_name_prefix="barrier-slot-process") as pool:
+        with ThreadPoolExecutor(max(1, len(orders)), thread_name_prefix="barrier-slot-process") as pool:
             list(pool.map(lambda order: self._carry(order, group), orders))
 
     def cancel(self, group: str) -> None:
@@ -119,7 +117,7 @@ class ProcessCarrier:
                 delay = min(2 * delay, _MAX_DELAY_S)
 
     def _run(self, order: SlotOrder, died: dict[int, str], group: str) -> tuple[bool, dict[int, str]]:
-        """Runs a process to its end. Returns whether the slot has left or was cancelled, and the signal of a death."""
+        """Returns whether the slot has left or was cancelled, and the signal of a death."""
         started = self._start(order, died, group)
         if started is None:
             return True, {}
@@ -132,7 +130,6 @@ class ProcessCarrier:
         return code == 0, {running.process.pid: how_it_ended(code).removeprefix("died of ")} if code < 0 else {}
 
     def _start(self, order: SlotOrder, died: dict[int, str], group: str) -> tuple[int, _Running] | None:
-        """Starts a process; None if the group was cancelled."""
         with self._lock:
             if self._over(group):
                 return None
@@ -142,7 +139,7 @@ class ProcessCarrier:
                 process = subprocess.Popen(
                     [sys.executable, "-c", _PROGRAM.format(path=_importable())],
                     stdin=of_the_slot.fileno(),
-                    start_new_session=True,  # Ctrl-C reaches this program only, which then ends the job
+                    start_new_session=True,  # Ctrl-C reaches only this program, which then ends the job
                 )
             except OSError:
                 ours.close()
@@ -178,5 +175,4 @@ def _order(settings: SlotSettings, graph: bytes, slot: int) -> SlotOrder:
 
 
 def _importable() -> list[str]:
-    """Places where this program imports from."""
     return list(dict.fromkeys(os.path.abspath(entry) for entry in sys.path))

@@ -1,7 +1,7 @@
-"""Process of one slot that is started by `processes` or by the command `slot`, without Spark.
+"""Process of one slot, started by `processes` or by the command `slot`.
 
-The order comes by standard input, a socket. The other end closes when the starting program dies, and the slot's
-watchdog then ends this process.
+The order comes by standard input, a socket, which closes when the starting program dies: then the slot's watchdog ends
+this process.
 """
 
 import socket
@@ -20,7 +20,7 @@ _STDIN = 0
 
 
 class SlotOrder(msgspec.Struct, frozen=True):
-    """Settings of a slot, as bytes: a pickled program is read by the slot alone (`spark.task.loaded_graph`)."""
+    """The slot alone unpickles the program (`spark.task.loaded_graph`)."""
 
     slot: int
     attempt: int

@@ -1,8 +1,7 @@
-"""All slots of a job: carried by Spark or by processes, started again while the coordinator wants them.
+"""All slots of a job, started again while the coordinator wants them.
 
-A carrier replaces a single dead slot. This file submits the slots, kills a slot that the coordinator has given up, and
-submits again if a whole submission failed. The first submission has all slots that the program starts with. A slot that
-is added later has a submission of its own, so that the program knows whether the slot still runs.
+A carrier replaces a single dead slot; this file submits again if a whole submission failed. A slot added later has a
+separate submission, so the program knows whether the slot still runs.
 """
 
 import threading
@@ -21,7 +20,7 @@ _QUIET_S = 60.0  # a submission that lived this long resets the back-off
 
 
 class Submission:
-    """`wanted()` returns the slots that the coordinator still wants, before a failed submission is repeated."""
+    """`wanted()`: slots that the coordinator still wants, before a failed submission is repeated."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class Submission:
         return not self._thread.is_alive()
 
     def cancel(self) -> None:
-        """Ends the submission, whatever its slots do, and waits up to 30 s."""
+        """Waits up to 30 s, whatever the slots do."""
         self.give_up()
         self._thread.join(30)
 
@@ -90,22 +89,24 @@ class Submission:
 
 
 class AllSlots:
-    """All slots of a job, over all submissions. For one thread, except `join` and `cancel`."""
+    """All slots of a job, over all submissions. For one thread, except `join` and `cancel`.
+
+    `runs()`: true while the coordinator runs the job.
+    """
 
     def __init__(
         self, carrier: Carrier, settings: SlotSettings, slots: Sequence[int], runs: Callable[[], bool]
     ) -> None:
-        """`runs()`: true while the coordinator runs the job."""
         self._carrier = carrier
         self._programs = {settings.program: settings}
         self._runs = runs
         self._program, self._parallelism = settings.program, len(slots)  # from the coordinator's last status
         self._first = Submission(carrier, settings, slots, lambda: self._wanted_of(self._first))
         self._carried_by: dict[_Place, Submission] = {(settings.program, slot): self._first for slot in slots}
-        self._standbys: StandbysWanted | None = None  # from the same status
+        self._standbys: StandbysWanted | None = None
         self._asked = ""  # the last request for standbys,
         self._awaited: set[_Place] = set()  # its slots that have not been started yet
-        self._joined: set[Submission] = set()  # their slot has belonged to the job, so it leaves without a request
+        self._joined: set[Submission] = set()  # their slot joined the job and leaves without a request
         self._started = 0
 
     def start(self) -> None:
@@ -129,16 +130,16 @@ class AllSlots:
     ) -> None:
         """Follows a leading coordinator, whose job has `parallelism` slots of `program` and needs `standbys`.
 
-        `missing`: slots of the job that are not connected. `away`: missing slots that the carrier does not replace,
-        such as those of a lost host, whose loss Spark notices late.
+        `missing`: slots of the job that are not connected. `away`: missing slots that the carrier does not replace, as
+        on a lost host, which Spark notices late.
         """
         self._program, self._parallelism, self._standbys = program, parallelism, standbys
         if standbys is not None and standbys.program in self._programs:
             if standbys.request != self._asked:
                 self._asked = standbys.request
                 self._awaited = {(standbys.program, slot) for slot in range(standbys.first, standbys.last + 1)}
-            # Slots started for an earlier coordinator may have their places with this coordinator, or will leave on its
-            # order. Two processes for one slot would replace each other for ever.
+            # Slots started for an earlier coordinator may have their places here, or will leave on order. Two processes
+            # for one slot would replace each other for ever.
             for place in sorted(place for place in self._awaited if not self._is_carried(place)):
                 self._awaited.discard(place)
                 self._carry(place)
@@ -158,10 +159,7 @@ class AllSlots:
                 self._carry(place)
 
     def _is_carried(self, place: "_Place") -> bool:
-        """True if a submission of its own carries the slot.
-
-        The first submission does not count: it lasts as long as any of its slots, also after this slot has left.
-        """
+        """True if a submission of its own carries the slot: the first submission outlives single slots."""
         submission = self._carried_by.get(place)
         return submission is not None and submission is not self._first and submission.alive and not submission.given_up
 
@@ -210,7 +208,7 @@ class AllSlots:
         """Slots of `submission` to start again.
 
         Omits slots that moved to another submission, or that the job neither has nor awaits. The first submission
-        starts no standby: each standby gets a submission of its own.
+        starts no standby: each gets a separate submission.
         """
         own = [place for place, by in dict(self._carried_by).items() if by is submission]
         if not self._runs():

@@ -1,7 +1,7 @@
 """Checks the types of arguments of public constructors and methods against their annotations.
 
-The error names parameter, value and expected type. Types are compared coarsely: a text, a number, a list. A class's own
-checks run first; types that `_KINDS` lacks (durations, `Literal`, `Any`) are left to the class.
+Types are compared coarsely: a text, a number, a list. A class's own checks run first; types that `_KINDS` lacks are
+left to the class.
 """
 
 import datetime
@@ -52,7 +52,7 @@ def kinds_checked(made: _T) -> _T:
         try:
             given = signature.bind(self, *positional, **named).arguments
         except TypeError:
-            return  # wrong number or names of arguments: Python's error names them
+            return  # Python's error names them
         hints.update(hints or get_type_hints(init))
         wrong = wrong_argument(given, hints)
         if wrong:
@@ -63,7 +63,6 @@ def kinds_checked(made: _T) -> _T:
 
 
 def arguments_checked(function: _F) -> _F:
-    """Decorates a function or method."""
     wrong = wrong_arguments_of(function)
 
     @wraps(function)
@@ -109,7 +108,6 @@ def wrong_kind(value: Any, hint: Any) -> str:
 
 
 def _parts(hint: Any) -> list[Any]:
-    """Arguments of a type, and those of its unions: `tuple[timedelta | float, int]` has three."""
     return [part for each in get_args(hint) for part in (get_args(each) or (each,))]
 
 
@@ -118,7 +116,7 @@ def _of_texts(hint: Any) -> bool:
 
 
 def _holds_texts(value: Any, hint: Any) -> bool:
-    """True if all elements are texts or need not be. Iterators are not consumed."""
+    """Iterators are not consumed."""
     if not _of_texts(hint):
         return True
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()

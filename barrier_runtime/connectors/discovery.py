@@ -1,4 +1,4 @@
-"""A `Discovery` that lists all splits periodically in a thread and returns the new ones."""
+"""Discovery by periodic listings."""
 
 import threading
 import time
@@ -9,17 +9,15 @@ from barrier_runtime.connectors.source import Split
 from barrier_runtime.state.errors import Unavailable
 
 _AGAIN_S = 2.0
-_RESTS = 4  # multiple of the time of a listing: a listing takes the interpreter from the slot's loop
+_RESTS = 4  # times of a listing: a listing takes the interpreter from the slot's loop
 
 
 class ListingThread:
     """Lists splits periodically in a thread, from the first moment on.
 
     `list_splits` returns all existing splits in the best order for reading, and may block. `Unavailable` leads to a
-    retry; any other error ends the job or the generation. `known` is used and extended. With `again`, `list_splits`
-    itself omits earlier splits, and may return a split once more.
-
-    At least `period_s` pass between two listings, more if listings take long, possibly less after a failed listing.
+    retry; any other error ends the job or the generation. `known` is extended. With `again`, `list_splits` itself omits
+    earlier splits, and may return a split once more. The pause is longer than `period_s` if listings take long.
     """
 
     def __init__(
@@ -37,7 +35,7 @@ class ListingThread:
         self._period_s = period_s
         self._lock = threading.Lock()
         self._new: list[Split] = []
-        self._ended: list[tuple[str, int | None, int]] = []  # since the begin of the last listing
+        self._ended: list[tuple[str, int | None, int]] = []  # since the last listing began
         self._trouble: Exception | None = None
         self._wake: Callable[[], None] | None = None
         self._closed = threading.Event()

@@ -1,4 +1,4 @@
-"""Contract of sources that can skip rows, beside the contract of all sources in `connectors/source`."""
+"""Contract of sources that can skip rows."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -8,7 +8,7 @@ from barrier_runtime.connectors.source import Source
 
 @runtime_checkable
 class EndSeekingSource(Source, Protocol):
-    """A source that can skip to the present end of its splits, for `mode="at_most_once"`. The splits never finish."""
+    """Source that can skip to the present end of its splits, which never finish, for `mode="at_most_once"`."""
 
     def not_to_end(self) -> str:
         """Explains why these settings leave no end to seek to, or ""."""

@@ -1,7 +1,6 @@
 """Identity and decided checkpoints of the job's decision log, for sinks.
 
-A manifest also lists committables of aborted checkpoints; only the log distinguishes them. Fencing tokens are positions
-in one log. Deleting a job's checkpoints creates another log under the same URL.
+A manifest also lists committables of aborted checkpoints; only the log distinguishes them.
 """
 
 from barrier_runtime.connectors.sink import SinkContext
@@ -13,14 +12,14 @@ from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import get_or_none
 from barrier_runtime.state.store.paths import Paths
 
-_READS = 3  # attempts to read a damaged record
+_READS = 3
 
 
 def log_id(context: SinkContext) -> str:
-    """Returns an identity of the log within which `context.token` only rises.
+    """Returns an identity of the log within which `context.token` only rises; without a log, the lineage.
 
-    Without a log (the sink is driven by hand) this is the lineage. Blocks. Raises errors of the store, and `Corrupt`
-    for a damaged first record: a subtask must not write under the lineage's identity when a log exists.
+    Blocks. Raises errors of the store, and `Corrupt` for a damaged first record: a subtask must not write under the
+    lineage's identity when a log exists.
     """
     if context.log_sha256:
         return f"log {context.log_sha256[:32]}"
@@ -31,7 +30,7 @@ def log_id(context: SinkContext) -> str:
             break
         try:
             decode_record(key, first)
-        except Corrupt:  # either the stored bytes or only this read are damaged
+        except Corrupt:  # perhaps only this read is damaged
             if not left:
                 raise
         else:

@@ -1,10 +1,7 @@
 """Compact set of names of files that were read, with a size and a mark per name: 19 bytes each.
 
-See docs/design/splits-and-discovery.md. A name is stored as 88 bits of a BLAKE2b hash; among 10^6 known and 10^6 other
-names, two are confused with a chance of 3.2e-15. A mark has 24 bits, whose meaning the source defines; 0: no mark.
-
-New names go into a table, which sometimes becomes a *run*: sorted records in immutable `bytes`, the stored form. Runs
-of similar size are merged, possibly in another thread. A lookup takes one or two microseconds per run.
+Design: docs/design/splits-and-discovery.md. A name is stored as 88 bits of a hash. New names go into a table, which
+sometimes becomes a *run*: sorted records in immutable `bytes`, the stored form. Runs of similar size are merged.
 """
 
 import hashlib
@@ -24,9 +21,9 @@ _VALUE_BYTES = _SIZE_BYTES + _MARK_BYTES
 RECORD_BYTES = _HASH_BYTES + _VALUE_BYTES
 _FORMER_HASH_BYTES = 12
 FORMER_RECORD_BYTES = _FORMER_HASH_BYTES + _SIZE_BYTES  # without a mark
-_SMALL = 1_024  # records of a run of the lowest level, which takes a fraction of a millisecond to make
+_SMALL = 1_024  # records of a run of the lowest level
 _MERGED_TOGETHER = 4
-_PER_BUCKET = 8  # records of a run that a lookup searches
+_PER_BUCKET = 8  # records that a lookup searches
 
 
 def hash_of(name: str) -> bytes:
@@ -48,10 +45,7 @@ def of_former(data: bytes) -> bytes:
 
 
 class SortedRun:
-    """Immutable run of sorted records (hash, size in 5 bytes, mark in 3 bytes), each hash once.
-
-    `name`: a hash of `data`, the records.
-    """
+    """Sorted records, each hash once. `name`: a hash of `data`, the records."""
 
     __slots__ = ("_bits", "_index", "data", "name")
 
@@ -72,7 +66,6 @@ class SortedRun:
         return max(0, (len(self) // _SMALL).bit_length() - 1) // 2
 
     def find(self, hash: bytes) -> bytes | None:
-        """Value of `hash` (see `value_of`), or None."""
         bucket = int.from_bytes(hash[:4], "big") >> (32 - self._bits)
         end = self._index[bucket + 1] * RECORD_BYTES
         at = self.data.find(hash, self._index[bucket] * RECORD_BYTES, end)
@@ -116,20 +109,20 @@ def _low(records: np.ndarray) -> np.ndarray:
 
 
 class Known(NamedTuple):
-    size: int  # UNKNOWN_SIZE if the size is not known
+    size: int  # UNKNOWN_SIZE if not known
     mark: int
 
 
 class NameSet:
-    """Set of names with sizes and marks. `others`: runs of the set that another set stores."""
+    """Names with sizes and marks of 24 bits. `others`: runs that another set stores."""
 
     def __init__(self, runs: Iterable[SortedRun] = (), others: Iterable[SortedRun] = ()) -> None:
         self.runs = [run for run in runs if len(run)]  # oldest first
         self._others = [run for run in others if len(run)]
-        self._added: dict[bytes, bytes] = {}  # values by hash
+        self._added: dict[bytes, bytes] = {}  # by hash
 
     def __len__(self) -> int:
-        """Without `others`; a name that was added twice may count twice for a while."""
+        """Omits `others`; a name that was added twice may count twice."""
         return len(self._added) + sum(map(len, self.runs))
 
     def __contains__(self, name: object) -> bool:
@@ -141,12 +134,10 @@ class NameSet:
         return made
 
     def size_of(self, name: str) -> int | None:
-        """None if the set lacks the name, UNKNOWN_SIZE if the size is not known."""
         value = self._value(name)
         return int.from_bytes(value[:_SIZE_BYTES], "big") if value is not None else None
 
     def find(self, name: str) -> Known | None:
-        """Size and mark of `name`; None if the set lacks the name."""
         value = self._value(name)
         if value is None:
             return None
@@ -170,7 +161,6 @@ class NameSet:
         return b"".join([hash + value for hash, value in self._added.items()])
 
     def freeze(self, at_least: int = _SMALL) -> bool:
-        """Turns the added names into a run if there are at least `at_least`."""
         if len(self._added) < at_least:
             return False
         self.runs.append(merged([self.added()]))
@@ -186,15 +176,11 @@ class NameSet:
         return ()
 
     def replace(self, window: Sequence[SortedRun], run: SortedRun) -> None:
-        """`run` holds the same records as the runs of `window`."""
         at = self.runs.index(window[0])
         self.runs[at : at + len(window)] = [run]
 
     def absorb(self) -> None:
-        """Merges everything, including `others`, into one run once a sixteenth of the names is in no run.
-
-        For sets that are never stored.
-        """
+        """Merges all runs and names once a sixteenth of the names is in no run. For sets never stored."""
         runs = [*self._others, *self.runs]
         if len(self._added) >= max(_SMALL, sum(map(len, runs)) // 16):
             self.runs = [merged([*(run.data for run in runs), self.added()])]

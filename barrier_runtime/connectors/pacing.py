@@ -1,18 +1,15 @@
 """Due times of the rows of a paced split.
 
-The position contains the start, so a recovery does not move the schedule: rows that became due meanwhile are emitted at
-once, and their latency counts from their due time. If the wall clock was set back between two runs, rows are emitted
-earlier by that difference; the start does not change, because rows may contain it.
+The position contains the start, so a recovery does not move the schedule. If the wall clock was set back between two
+runs, rows are emitted earlier by that difference; the start does not change, because rows may contain it.
 """
 
 
 class Schedule:
-    """Row `k` is due at `start_ns + k / rows_per_second`; the first poll or a seek sets the start."""
-
     def __init__(self, rows_per_second: float) -> None:
         self.start_ns: int | None = None
         self._began = False
-        self._ahead_ns = 0  # by how much the clock was set back before this run
+        self._ahead_ns = 0  # set-back of the clock before this run
         self._period_ns = 1e9 / rows_per_second
 
     def begin(self, now_ns: int, row: int) -> int:
@@ -29,7 +26,6 @@ class Schedule:
         return self.due_ns(row) if self._began else None
 
     def due_ns(self, row: int) -> int:
-        """Requires `begin`."""
         assert self.start_ns is not None
         return self.start_ns - self._ahead_ns + int(row * self._period_ns)
 

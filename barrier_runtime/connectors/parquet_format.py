@@ -1,7 +1,7 @@
 """Opens Parquet files of other programs and keeps INT96 timestamps beyond the years 1677 to 2262.
 
-Arrow reads INT96, Spark's default, in one unit per file, and would wrap: nanoseconds cover only these years,
-microseconds lose three digits. INT96 columns are therefore read in both units, so that a lost digit is detected.
+Arrow reads INT96, Spark's default, in one unit per file: nanoseconds cover only these years, microseconds lose three
+digits. So INT96 columns are read in both units.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -17,7 +17,6 @@ INT96_UNIT = "us"
 
 
 def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
-    """INT96 timestamps become microseconds, as in Spark."""
     return pq.ParquetFile(source, coerce_int96_timestamp_unit=INT96_UNIT, **options)
 
 
@@ -31,14 +30,12 @@ def read_schema(source: Any) -> pa.Schema:
 
 
 def read_options() -> Any:
-    """Options that make a `pyarrow.dataset` read INT96 in the same unit."""
     import pyarrow.dataset as ds
 
     return ds.ParquetReadOptions(coerce_int96_timestamp_unit=INT96_UNIT)
 
 
 def int96_columns(file: pq.ParquetFile) -> frozenset[str]:
-    """Names of the top-level columns that are INT96 or contain INT96."""
     leaves = (file.schema.column(number) for number in range(len(file.schema.names)))
     return frozenset(_top(leaf.path, file) for leaf in leaves if leaf.physical_type == "INT96")
 
@@ -50,7 +47,7 @@ def _top(path: str, file: pq.ParquetFile) -> str:
 
 
 class Int96Columns:
-    """Reads the INT96 columns of an open file as nanoseconds, beside the rows in microseconds."""
+    """INT96 columns of an open file as nanoseconds, beside the rows in microseconds."""
 
     def __init__(self, source: Any, columns: Collection[str], wanted: pa.Schema, where: str) -> None:
         self._file = pq.ParquetFile(source, pre_buffer=False)
@@ -61,12 +58,18 @@ class Int96Columns:
     def checked(
         self, batches: Iterator[pa.RecordBatch], rows_per_chunk: int, groups: Sequence[int]
     ) -> Iterator[pa.RecordBatch]:
-        """Yields `batches` with nanoseconds where the wanted type has them. Raises `InvalidJob` for lost digits."""
+        """Yields `batches` with nanoseconds where the wanted type has them.
+
+        Raises `InvalidJob` for lost digits.
+        """
         twins = self._file.iter_batches(rows_per_chunk, row_groups=groups, columns=self._columns, use_threads=False)
         ahead = pa.Table.from_batches([], self._file.schema_arrow).select(self._columns)
         for batch in batches:
             while ahead.num_rows < batch.num_rows:  # without wide columns the reader cuts batches elsewhere
-                ahead = pa.concat_tables([ahead, pa.Table.from_batches([next(twins)])])
+                more = next(twins, None)
+                if more is None:  # the file was cut: the reader counts rows
+                    return
+                ahead = pa.concat_tables([ahead, pa.Table.from_batches([more])])
             twin, ahead = ahead.slice(0, batch.num_rows), ahead.slice(batch.num_rows)
             for name in self._columns:
                 at = batch.schema.get_field_index(name)

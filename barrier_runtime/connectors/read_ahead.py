@@ -7,7 +7,7 @@ from typing import TypeVar
 
 _Object = TypeVar("_Object")
 _Read = TypeVar("_Read")
-_MOST_ROWS = 1 << 16  # of the objects that are read or wait to be yielded; a larger object is read alone
+_MOST_ROWS = 1 << 16  # read or waiting; a larger object is read alone
 
 
 def read_ahead(
@@ -19,7 +19,7 @@ def read_ahead(
 ) -> Iterator[_Read]:
     """Yields `read` of each object in order, with `at_once` objects in threads.
 
-    An error of `read` is raised when that object is due. Reading begins with the first `next`.
+    An error of `read` is raised when that object is due.
     """
     at_once = min(at_once, len(objects))
     if at_once < 2:

@@ -1,6 +1,6 @@
 """Limits of a replay for a source: each split is read exactly to the position at a later checkpoint.
 
-All subtasks of the source, in one process, share a `ReadRange` and report the rows they read.
+All subtasks of the source share a `ReadRange`.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,8 +10,6 @@ ENDLESS = 1 << 62  # rows
 
 
 class SplitNames(Protocol):
-    """Names of splits, such as a `NameSet`."""
-
     def __contains__(self, name: object) -> bool: ...
 
     def __len__(self) -> int: ...
@@ -20,9 +18,8 @@ class SplitNames(Protocol):
 class ReadRange:
     """Range of rows between two checkpoints.
 
-    `begun`, `rows`: number of rows of each unfinished split at the earlier and the later checkpoint. `finished`: splits
-    read to their end by the later checkpoint, `to_finish` of them between the two. `ended`: subtasks that had reached
-    the end of their input.
+    `begun`, `rows`: rows of each unfinished split at the earlier and the later checkpoint. `finished`: splits read to
+    their end by the later checkpoint, `to_finish` of them between the two. `ended`: subtasks at the end of their input.
     """
 
     def __init__(
@@ -38,14 +35,13 @@ class ReadRange:
         self._finished = finished
         self._to_finish = to_finish
         self._ended = frozenset(ended)
-        self.total = 0  # rows read so far
+        self.total = 0
         self.row_at: RowAt | None = None  # the rows to stop at, if any
 
     def knows(self, split_id: str) -> bool:
         return split_id in self._rows or split_id in self._finished
 
     def left(self, split_id: str, rows: int) -> int:
-        """How many more rows of a split to read, after `rows` rows."""
         most = ENDLESS if self.row_at is None else self.row_at.most(split_id, rows)
         return min(most, self._left(split_id, rows))
 
@@ -55,7 +51,6 @@ class ReadRange:
         return ENDLESS if split_id in self._finished else 0
 
     def ends(self, subtask: int) -> bool:
-        """True if that subtask may end after all its splits have ended."""
         return subtask in self._ended
 
     def has_read(self, split_id: str, rows: int) -> None:
@@ -72,7 +67,6 @@ class ReadRange:
         return self._to_finish <= 0 and not self.missing()
 
     def missing(self) -> dict[str, int]:
-        """Rows still to be read, by split."""
         left = {split: rows - self._read.get(split, 0) for split, rows in self._rows.items()}
         return {split: rows for split, rows in left.items() if rows > 0}
 
@@ -82,7 +76,7 @@ class ReadRange:
 
 
 class OpenRange(ReadRange):
-    """Range of a replay without a later checkpoint: all existing rows."""
+    """Range without a later checkpoint: all existing rows."""
 
     def __init__(self) -> None:
         super().__init__({}, {}, frozenset(), 0)
@@ -102,7 +96,7 @@ class OpenRange(ReadRange):
 
 
 class RowAt:
-    """Rows `first` to `last` (from 0) of `split`: a range returns none of them in a batch with other rows."""
+    """Rows `first` to `last` (from 0) of `split`, in no batch with other rows."""
 
     def __init__(self, split: str, first: int, last: int) -> None:
         self.split = split
@@ -114,7 +108,6 @@ class RowAt:
         return self._came
 
     def most(self, split_id: str, rows: int) -> int:
-        """How many rows of a split may be read together, after `rows` rows."""
         if split_id != self.split or rows > self.last:
             return ENDLESS
         return self.first - rows if rows < self.first else self.last + 1 - rows

@@ -1,8 +1,7 @@
-"""Table of all connectors: folder, public classes, client library, and texts for the docs.
+"""Table of all connectors, for docs/connectors.md (`make tables`), snapshots and tests.
 
-Used by docs/connectors.md (`make tables`), kinds of sinks in snapshots (`sink_value`) and tests of doorways; imports no
-connector. Installed packages add rows by entry points in `GROUP` (docs/connector-packages.md); names in snapshots never
-choose a module to import.
+Installed packages add rows by entry points in `GROUP` (docs/connector-packages.md); names in snapshots never choose a
+module to import.
 """
 
 from dataclasses import dataclass
@@ -13,10 +12,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 @dataclass(frozen=True)
 class PublicClass:
-    """Class `name` in the module `path` of `package`.
-
-    `kind`: name in snapshots, for a sink that can be built from a snapshot.
-    """
+    """Class `name` in the module `path` of `package`. `kind`: name in snapshots."""
 
     path: str
     name: str
@@ -30,10 +26,7 @@ class PublicClass:
 
 @dataclass(frozen=True)
 class ClientLibrary:
-    """Client library of a system: `extra` of pyproject installs it.
-
-    `doorway`: the only file or folder of the connector that may import the library.
-    """
+    """`extra`: of pyproject. `doorway`: the only file or folder that may import the library."""
 
     module: str
     extra: str
@@ -42,10 +35,7 @@ class ClientLibrary:
 
 @dataclass(frozen=True)
 class Sources:
-    """Row of the docs' table of sources.
-
-    `methods`: methods of `Dataflow` with the arguments of the classes.
-    """
+    """Row of the docs' table of sources. `methods`: of `Dataflow`, with the arguments of the classes."""
 
     classes: tuple[PublicClass, ...]
     methods: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""Two-phase commit contract of sinks. Users subclass `TwoPhaseCommitSink`; `sinks/driver` calls it.
+"""Two-phase commit contract of sinks (docs/writing-a-sink.md). `sinks/driver` calls a sink.
 
 **Pre-commit leaves durable data and no handle that can expire.** With a committable any process can commit or abort at
-any later time. `commit` and `abort` are idempotent; committing an aborted transaction is an error.
+any later time. Committing an aborted transaction is an error.
 """
 
 import time
@@ -20,10 +20,7 @@ from barrier_runtime.state.versioned import Format
 
 
 def committable_format(version: int, undone: str = "committed") -> Format:
-    """JSON format of a committable, with a field `version` from 1 to `version`.
-
-    `undone`: the verb of the damage message.
-    """
+    """JSON format of a committable. `undone`: the verb of the damage message."""
     return Format(
         "{}: a committable",
         version,
@@ -32,15 +29,15 @@ def committable_format(version: int, undone: str = "committed") -> Format:
 
 
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
-Acknowledgement: TypeAlias = Callable[[], None]  # waits until the target has all rows that were written before
+Acknowledgement: TypeAlias = Callable[[], None]  # waits until the target has all earlier rows
 
 
 @dataclass(frozen=True)
 class SinkContext:
     """Identity and environment of a sink instance.
 
-    `token`, subtask and a sequence number make staged names unique. Checkpoint ids only rise within a `lineage`, so a
-    target that stores (lineage, checkpoint) knows its commits. A new start of the job begins a lineage with ids from 1.
+    `token`, subtask and a sequence number make staged names unique. Checkpoint ids only rise within a `lineage`; a new
+    start of the job begins a lineage with ids from 1.
     """
 
     job: str
@@ -53,21 +50,20 @@ class SinkContext:
     lineage: str
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never repeats, also across processes
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-    log_sha256: str = ""  # hash of the first record of the job's decision log; "" if not known
-    known_target: bool = False  # True if the restored checkpoint is of a sink with the same settings that has written
+    log_sha256: str = ""  # of the first record of the job's decision log; "" if not known
+    known_target: bool = False  # the restored checkpoint is of a sink with the same settings that has written
     restored_subtasks: int = 0  # parallelism of the restored checkpoint; 0: none
-    latency_target_s: float = 0.0  # longest wait of rows for other rows; see the option
+    latency_target_s: float = 0.0  # longest wait of rows for other rows
 
     @property
     def where(self) -> str:
-        """Name of the sink instance for messages."""
         return f"job {self.job!r}, sink {self.sink!r}, subtask {self.subtask}"
 
 
 def check_methods(sink: Any, where: str, schema: pa.Schema | None = None) -> None:
     """Raises `InvalidJob` if `sink`, an instance or a class, lacks a required method.
 
-    An instance also checks the columns `schema`, if known.
+    With an instance, the columns of a known `schema` are checked too.
     """
     kind = sink if isinstance(sink, type) else type(sink)
     missing = [
@@ -95,7 +91,7 @@ def takes_few(kind: type) -> bool:
 
 
 def commits_parts(sink: "TwoPhaseCommitSink") -> bool:
-    """True if `sink.commit` is called: not with `commits_only_globally`, unless a subclass overrides it."""
+    """True if `sink.commit` is called: also with `commits_only_globally` if a subclass overrides `commit`."""
     for base in type(sink).__mro__:
         if "commits_only_globally" in vars(base):
             return not (sink.global_committer and sink.commits_only_globally)
@@ -105,7 +101,6 @@ def commits_parts(sink: "TwoPhaseCommitSink") -> bool:
 
 
 def sink_facts(sink: Any) -> dict[str, Any]:
-    """Returns the facts that a plan records about `sink`, or about a factory with the same attributes."""
     return {
         "guarantee": sink.guarantee,
         "global_committer": getattr(sink, "global_committer", False),
@@ -129,26 +124,26 @@ class TwoPhaseCommitSink:
 
     guarantee: Guarantee = "exactly_once"
     global_committer: bool = False  # True: `commit_globally`, not `commit`, makes rows visible
-    commits_only_globally: bool = False  # True, with `global_committer`: `commit` is empty and not called
-    commit_every_ms: int = 0  # with `global_committer`: time span of the checkpoints of a `commit_globally`
-    commits_together: bool = False  # True: `commit_together` costs less than consecutive calls of `commit`
-    keeps_rows: bool = False  # True: rows may stay in the sink past the checkpoint that follows them, see `kept`
-    takes_positions: bool = False  # True: `reached` and `written` are called, see docs/design/at-most-once.md
+    commits_only_globally: bool = False  # True, with `global_committer`: `commit` is not called
+    commit_every_ms: int = 0  # with `global_committer`: a `commit_globally` for the checkpoints of this time
+    commits_together: bool = False  # True: `commit_together` costs less than consecutive commits
+    keeps_rows: bool = False  # True: rows may stay in the sink past the next checkpoint, see `kept`
+    takes_positions: bool = False  # True: `reached` and `written` are called (docs/design/at-most-once.md)
     writes_at_once: bool = False  # True: staged rows are visible; `stage_now` stages rows as they arrive
     after_decision: bool = False  # True: a `stable` step before the sink passes rows on after their decision
-    pause_s: float = 0.0  # with `writes_at_once`: pause after the work of `stage_now`, for targets of large writes
-    most_decided: int | None = None  # set in `open`: number of transactions that the target can hold between decision
+    pause_s: float = 0.0  # with `writes_at_once`: pause after the work of `stage_now`
+    most_decided: int | None = None  # set in `open`: transactions that the target can hold between decision
     # and commit; at that number the sink gets no rows
     transaction_timeout_ms: int | None = None  # set in `open`: how long the target keeps a transaction between
-    # pre-commit and commit, for the page and its alert; None: for ever, such as for rows in the job's store
+    # pre-commit and commit, for the page and its alert; None: for ever
     required_methods: ClassVar[tuple[str, ...]] = (
         "begin_transaction",
         "write",
         "pre_commit",
         "commit",
-    )  # must be implemented
+    )
     former_settings: ClassVar[frozenset[str]] = frozenset()  # names in `settings()` of older releases, to be ignored
-    kind: ClassVar[str] = ""  # name in `connectors/registry`, to resolve in-doubt transactions without the flow
+    kind: ClassVar[str] = ""  # name in `connectors/registry`, to resolve in-doubt transactions
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments that build an equal sink, for snapshots: JSON without secrets."""
@@ -185,8 +180,7 @@ class TwoPhaseCommitSink:
     def write_few(self, transaction: Any, rows: FewRows) -> None:
         """Stages a small batch as lists of Python values, for sinks that need no Arrow.
 
-        Called instead of `write` only if the defining class also defines `write` or inherits from that class: a
-        subclass that overrides only `write` gets all rows by `write`.
+        A subclass that overrides only `write` gets all rows by `write`.
         """
         self.write(transaction, rows.record_batch())
 
@@ -201,8 +195,8 @@ class TwoPhaseCommitSink:
         """Returns work that writes all rows of `transaction` to the target, or None without rows.
 
         Called only with `writes_at_once`, after a write or at a barrier. The work, and that of `stage_early`, runs in
-        the order of the calls in a separate thread, and is repeated after an error that may pass. The work returns None
-        if the target has the rows, else a call that waits for the target.
+        the order of the calls in a separate thread, and is repeated after an error that may pass. It returns None if
+        the target has the rows, else a call that waits for the target.
         """
         return None
 
@@ -215,9 +209,10 @@ class TwoPhaseCommitSink:
         return None
 
     def reached(self, split: str, at: SplitPosition) -> None:
-        """Notes the position after the rows of the last writes. The next `stage_early` writes both, or neither.
+        """Notes the position after the rows of the last writes, which `stage_early` writes with them.
 
-        Called on the loop, only with `takes_positions` and if the sink follows its source directly.
+        Both are written, or neither. Called on the loop, only with `takes_positions` and if the sink follows its source
+        directly.
         """
 
     def written(self) -> Mapping[str, SplitPosition]:
@@ -230,7 +225,7 @@ class TwoPhaseCommitSink:
     def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
         """Makes all rows durable. Returns the committable (encoded, versioned), or None without rows.
 
-        `checkpoint`: its barrier closed the transaction. Repeated after an error.
+        The barrier of `checkpoint` closed the transaction. Repeated after an error.
         """
         raise NotImplementedError
 
@@ -241,8 +236,7 @@ class TwoPhaseCommitSink:
     def commit_together(self, committables: Sequence[bytes]) -> None:
         """Makes several transactions visible, oldest first. Idempotent.
 
-        Called only with `commits_together`, when commits have fallen behind. After an error, `commit` is called for the
-        oldest.
+        Called only with `commits_together`. After an error, `commit` is called for the oldest.
         """
         for committable in committables:
             self.commit(committable)
@@ -255,7 +249,7 @@ class TwoPhaseCommitSink:
         """Returns the rows that no committable contains yet, as named values for the snapshot.
 
         Called only with `keeps_rows`, after each `pre_commit` in the same thread. A name stands for the same bytes for
-        ever; values named in `stored` are in an older snapshot and are omitted.
+        ever; values named in `stored` are omitted.
         """
         return {}
 
@@ -266,8 +260,8 @@ class TwoPhaseCommitSink:
     def restore_kept(self, kept: Sequence[Mapping[str, bytes]], *, moved: bool) -> None:
         """Restores kept rows between `open` and `recover`, only with `keeps_rows`.
 
-        `kept`: all values that `kept` needed, for each subtask that this subtask follows. `moved`: after a change of
-        the parallelism other subtasks may get newer rows of the same keys; the restored rows must become visible first.
+        `kept`: all values that `kept` needed, for each subtask that this subtask follows. `moved`: the parallelism has
+        changed, so other subtasks may get newer rows of the same keys: the restored rows must become visible first.
         """
         raise NotImplementedError
 
@@ -278,8 +272,7 @@ class TwoPhaseCommitSink:
         """Makes the parts of all subtasks visible together. Idempotent.
 
         Called only with `global_committer`, in subtask 0, after every subtask has committed up to `checkpoint`.
-        `committables`: of all subtasks and all checkpoints decided since the last call, oldest first; some may be
-        visible already.
+        `committables`: of all checkpoints decided since the last call, oldest first; some may be visible already.
         """
         raise NotImplementedError
 
@@ -294,7 +287,7 @@ class TwoPhaseCommitSink:
 
 @runtime_checkable
 class ReadsBack(Protocol):
-    """A sink, not opened, whose visible rows can be read back by checkpoint and compared with a replay."""
+    """Sink, not opened, whose visible rows can be read back and compared with a replay."""
 
     def committed_rows(self, job: str, sink: str, after: int, until: int) -> Iterator[str]:
         """Yields a text for each row of the checkpoints after `after`, up to `until`.

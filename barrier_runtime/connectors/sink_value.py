@@ -1,7 +1,4 @@
-"""Description of a sink in a snapshot, from which an equal sink can be built without the flow.
-
-Only kinds of the registry and of installed packages are imported. The environment or the caller gives secrets.
-"""
+"""Description of a sink in a snapshot, from which an equal sink can be built without the flow."""
 
 import importlib
 from collections.abc import Mapping
@@ -15,7 +12,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-SINK_VALUE = "sink"  # name of the value in OperatorSnapshot.values
+SINK_VALUE = "sink"
 SINK_VALUE_VERSION = 1
 
 
@@ -49,7 +46,7 @@ def decode_sink(data: bytes, where: str) -> SinkValue:
 
 
 def make_sink(kind: str, settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
-    """Returns an unopened sink. Raises `InvalidJob` for an unknown kind, or settings that the class refuses."""
+    """Returns an unopened sink. Raises `InvalidJob` for an unknown kind, or settings that do not fit."""
     sinks = sinks_by_kind()
     if kind not in sinks:
         raise InvalidJob(

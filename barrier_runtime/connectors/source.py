@@ -1,9 +1,9 @@
-"""Contract of sources: splits, found in the driver or later, and a seekable reader per split."""
+"""Contract of sources (docs/writing-a-source.md): splits, and a seekable reader per split."""
 
 import datetime
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Generic, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -11,7 +11,7 @@ from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source_bases.ranges import PartFetcher
 from barrier_runtime.coordinator.metric_table import Counter
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.schemas import Duration
+from barrier_runtime.data.schemas import Duration, Rows
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Split:
 
     id: str
     payload: bytes = b""  # data for the reader in the source's own encoding (JSON), never pickle
-    size: int | None = None  # bytes of a file: another size shows that the file changed after reading
+    size: int | None = None  # bytes of a file: another size shows that the file changed
     of: int | None = None  # number of shares of the rows: with another number, every share has other rows
-    formerly: str = ""  # id of the split in snapshots of earlier releases
+    formerly: str = ""  # id in snapshots of earlier releases
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Polled:
 class SplitReader(Protocol):
     @property
     def finished(self) -> bool:
-        """Returns True after `poll` has returned the last row."""
+        """Returns whether `poll` has returned the last row."""
         ...
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
@@ -50,7 +50,7 @@ class SplitReader(Protocol):
         ...
 
     def next_due_ns(self) -> int | None:
-        """Due time of the next row on the clock of `poll`, if known; None: as soon as possible."""
+        """Due time of the next row on the clock of `poll`; None: as soon as possible."""
         ...
 
     def position(self) -> bytes:
@@ -63,7 +63,7 @@ class SplitReader(Protocol):
 
 
 class Source(Protocol):
-    """A source, described in the driver and transported to the slots in Spark's closure."""
+    """Source, sent from the driver to the slots in Spark's closure."""
 
     @property
     def schema(self) -> pa.Schema: ...
@@ -84,7 +84,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Positioned(Protocol):
-    """A source that names the kind of its positions, such as "Kafka"; a job continues only with the same kind."""
+    """Source that names the kind of its positions, such as "Kafka": a job continues only with that kind."""
 
     @property
     def positions_in(self) -> str: ...
@@ -92,7 +92,7 @@ class Positioned(Protocol):
 
 @runtime_checkable
 class Choosing(Protocol):
-    """A source whose settings select splits; a job does not continue with splits no longer selected."""
+    """Source whose settings select splits; a job does not continue with splits no longer selected."""
 
     def not_chosen(self, split_id: str) -> str:
         """Explains why the settings do not select a split of a snapshot, with the remedy; "" if they do."""
@@ -101,8 +101,6 @@ class Choosing(Protocol):
 
 @runtime_checkable
 class Projecting(Protocol):
-    """A source that can omit columns and need not read them."""
-
     def reading(self, columns: Collection[str]) -> Source:
         """Returns a source of the same rows with only `columns`, at least one."""
         ...
@@ -110,16 +108,30 @@ class Projecting(Protocol):
 
 @runtime_checkable
 class Ending(Protocol):
-    """A source that knows whether its rows end. `endless`: the source waits for new rows for ever."""
+    """Source that knows whether its rows end. `endless`: waits for new rows for ever."""
 
     @property
     def endless(self) -> bool: ...
 
 
 @runtime_checkable
-class Rereading(Ending, Protocol):
-    """A source that knows whether it would read the output of a sink."""
+class Pausing(Protocol):
+    """Source that knows whether it may bring no rows for a while; otherwise an endless source is taken to pause."""
 
+    @property
+    def pauses(self) -> bool: ...
+
+
+@runtime_checkable
+class PassingOver(Protocol):
+    """Source whose listing found files that it does not read. `passed_over`: number, without hidden names."""
+
+    @property
+    def passed_over(self) -> int: ...
+
+
+@runtime_checkable
+class Rereading(Ending, Protocol):
     def reads_from(self, place: str) -> bool:
         """True if this source reads from `place`, an element of `TwoPhaseCommitSink.places`."""
         ...
@@ -140,6 +152,13 @@ class SourceSettings:
     max_rows_per_second: float | None = None
 
 
+class SourceOf(SourceSettings, Generic[Rows]):
+    """Base of descriptions with a `schema`: type checkers know the class of the rows."""
+
+    def named(self, name: str) -> "Source":
+        raise NotImplementedError
+
+
 @runtime_checkable
 class SourceDescription(Protocol):
     """Description of a source without a name, such as `KafkaSource(…)`.
@@ -154,16 +173,16 @@ class SourceDescription(Protocol):
 
 @runtime_checkable
 class Preparable(Protocol):
-    """A reader whose slow first step can precede the first poll."""
+    """Reader with a slow first step."""
 
     def prepare(self) -> None:
-        """Performs the step off the loop, at most once, after `seek`; `poll` must work without."""
+        """Performs the first step off the loop, at most once, after `seek`; `poll` must work without."""
         ...
 
 
 @runtime_checkable
 class RemoteReader(SplitReader, Preparable, Protocol):
-    """A reader whose first step may be a request to a store.
+    """Reader whose first step may be a request to a store.
 
     If `remote`, a thread calls `prepare` before the first `poll`, in parallel with other splits and the loop. `prepare`
     opens the split and fetches the bytes of the first `poll`; no other method is called meanwhile.
@@ -175,9 +194,9 @@ class RemoteReader(SplitReader, Preparable, Protocol):
 
 @runtime_checkable
 class Fetching(Protocol):
-    """A reader whose bytes are fetched ahead by threads of the subtask."""
+    """Reader whose bytes are fetched ahead by threads of the subtask."""
 
-    fetching: bool  # the last `poll` returned nothing because bytes are still being fetched: the split is not idle
+    fetching: bool  # the last `poll` waits for bytes: the split is not idle
 
     def fetch_by(self, fetcher: PartFetcher) -> None:
         """Sets the fetcher, once, before `seek` and `prepare`. Each answer wakes the subtask."""
@@ -186,20 +205,21 @@ class Fetching(Protocol):
 
 @runtime_checkable
 class Waking(Protocol):
-    """A reader or discovery whose thread wakes the subtask, which need not poll meanwhile.
+    """Reader or discovery whose thread wakes the subtask, which need not poll meanwhile.
 
-    The thread first makes rows or splits available and then calls `wake`.
+    The thread first makes rows or splits available and then calls `wake`. A call ends the wait for `next_due_ns`.
     """
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Sets `wake`, before the first `poll` or `found`. Any thread may call `wake` repeatedly; it never blocks."""
+        """Sets `wake`, before the first `poll` or `found`.
+
+        Any thread may call `wake` repeatedly; it never blocks.
+        """
         ...
 
 
 @runtime_checkable
 class Backlogged(Protocol):
-    """A reader that knows how many rows of the split are still to be read."""
-
     def backlog(self) -> int | None:
         """Rows from the position to the last known end; None: unknown. Never waits."""
         ...
@@ -207,8 +227,6 @@ class Backlogged(Protocol):
 
 @runtime_checkable
 class Counting(Protocol):
-    """A reader with metrics."""
-
     def count_by(self, count: Callable[[Counter, int], None]) -> None:
         """Sets the function that counts, before the first `poll`. Only `poll` may call the function."""
         ...
@@ -216,7 +234,7 @@ class Counting(Protocol):
 
 @runtime_checkable
 class Gathering(Protocol):
-    """A reader whose thread may delay a few rows: a hand-over costs as much as dozens of rows."""
+    """Reader whose thread may delay a few rows: a hand-over costs as much as dozens of rows."""
 
     def gather_for(self, seconds: float) -> None:
         """Sets the job's `latency_target`, once, before the first `poll`; 0: rows never wait."""
@@ -225,7 +243,7 @@ class Gathering(Protocol):
 
 @runtime_checkable
 class CheckpointListener(Protocol):
-    """A reader that acknowledges rows covered by checkpoints. Must not block.
+    """Reader that acknowledges rows covered by checkpoints. Must not block.
 
     A finished reader is notified until a checkpoint after the end is completed, and is then closed.
     """
@@ -241,7 +259,7 @@ class CheckpointListener(Protocol):
 
 @runtime_checkable
 class MarkingReader(Protocol):
-    """Reader of a split that may change after the last row was read (see `MarkingSource`)."""
+    """Reader of a split that may change after the last row was read."""
 
     def mark(self) -> int:
         """Returns 24 bits that identify the content of a finished split; 0: unknown. Called once."""
@@ -249,13 +267,13 @@ class MarkingReader(Protocol):
 
 
 class Discovery(Protocol):
-    """Finds splits while the job runs; each source subtask has a discovery.
+    """Finds splits while the job runs, in each source subtask.
 
     Blocking work needs a thread (`connectors/discovery.ListingThread`).
     """
 
     def found(self) -> Sequence[Split]:
-        """Returns new splits of all subtasks: neither returned before nor passed as known. Never blocks.
+        """Returns new splits of all subtasks: neither returned before nor in `known`. Never blocks.
 
         Raises `Unavailable` once per failed listing, which is counted and retried, and `InvalidJob` to end the job.
         """
@@ -266,8 +284,6 @@ class Discovery(Protocol):
 
 @runtime_checkable
 class MarkingDiscovery(Discovery, Protocol):
-    """A discovery that detects changes of completely read splits."""
-
     def ended(self, split_id: str, size: int | None, mark: int) -> None:
         """Reports that this subtask has read a split completely. Never blocks."""
         ...
@@ -275,11 +291,11 @@ class MarkingDiscovery(Discovery, Protocol):
 
 @runtime_checkable
 class DiscoveringSource(Source, Protocol):
-    """A source that gains splits at run time; `splits` may be empty.
+    """Source that gains splits at run time; `splits` may be empty.
 
-    A split of a snapshot that `splits` does not list is recreated from its stored payload; the reader raises an error
-    if the split has disappeared. A continued job leaves listed splits that the snapshot lacks to `discovery`, or
-    without a discovery reads them as listed.
+    A split of a snapshot that `splits` does not list is recreated from its payload; the reader raises an error if the
+    split has disappeared. A continued job leaves listed splits that the snapshot lacks to `discovery`, or without a
+    discovery reads them.
     """
 
     def owner(self, split_id: str, parallelism: int) -> int:
@@ -289,7 +305,7 @@ class DiscoveringSource(Source, Protocol):
     def discovery(self, known: NameSet) -> Discovery | None:
         """Returns a discovery; None if this configuration ends with the listed splits.
 
-        Called in the slot, in `open` (may block). `known`: ids, sizes and marks of all splits that any subtask reads or
+        Called in the slot's `open` (may block). `known`: ids, sizes and marks of all splits that any subtask reads or
         has read; the discovery owns this set.
         """
         ...
@@ -297,14 +313,14 @@ class DiscoveringSource(Source, Protocol):
 
 @runtime_checkable
 class FindsAgain(DiscoveringSource, Protocol):
-    """A source whose discovery finds unread splits again, also after a restart; snapshots omit such splits."""
+    """Source whose discovery finds unread splits again, also after a restart; snapshots omit such splits."""
 
     finds_again: bool
 
 
 @runtime_checkable
 class MarkingSource(Source, Protocol):
-    """A source whose marks, stored with the sizes, show whether a completely read split has changed."""
+    """Source whose marks, stored with the sizes, show whether a completely read split has changed."""
 
     def renewed_marks(self, finished: Sequence[tuple[Split, int]]) -> Sequence[tuple[Split, int]]:
         """Returns splits with new marks, for splits whose mark changed although the content is the same.
@@ -317,9 +333,9 @@ class MarkingSource(Source, Protocol):
 
 @runtime_checkable
 class GrowingSource(Source, Protocol):
-    """A source whose ended splits may gain rows later, if `grows`.
+    """Source whose ended splits may gain rows later, if `grows`.
 
-    The position at the end stays in snapshots. A later run, or a discovery that returns the split once more, continues
+    The position at the end stays in snapshots; a later run, or a discovery that returns the split once more, continues
     there. A missing split is no error.
     """
 
@@ -328,7 +344,7 @@ class GrowingSource(Source, Protocol):
 
 @runtime_checkable
 class RetainingSource(Source, Protocol):
-    """A source whose system deletes old rows and can list the retained ones."""
+    """Source whose system deletes old rows and can list the retained ones."""
 
     def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
         """Returns a message for each split that has lost rows after the position.
@@ -348,8 +364,6 @@ class Remaining:
 
 @runtime_checkable
 class MeasuringSource(Source, Protocol):
-    """A source that can measure how much is still to be read."""
-
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
         """Returns how much of the just listed, unfinished `splits` remains after `positions`, by split id.
 
@@ -368,7 +382,7 @@ class DeduplicateBy:
 
 @runtime_checkable
 class RedeliveringSource(Source, Protocol):
-    """A source that may return rows again after a failure; the flow deduplicates directly after the source."""
+    """Source that may return rows again after a failure; the flow deduplicates directly after the source."""
 
     @property
     def deduplicate_by(self) -> DeduplicateBy | None: ...
@@ -389,7 +403,7 @@ class DeadLetters:
 
 @runtime_checkable
 class DeadLetterSource(Source, Protocol):
-    """A source that can pass on undecodable records. None: such a record ends the job."""
+    """Source that can pass on undecodable records. None: such a record ends the job."""
 
     @property
     def dead_letters(self) -> DeadLetters | None: ...
@@ -397,7 +411,7 @@ class DeadLetterSource(Source, Protocol):
 
 @runtime_checkable
 class StagedSource(Source, Protocol):
-    """A source whose rows are copied to storage before the job starts, and are then read from there.
+    """Source whose rows are copied to storage before the job starts, and are then read from there.
 
     Before `stage`, the description serves only `explain`. A continued job reads the splits of the checkpoint: a
     position refers to the rows of one staging.

@@ -1,1 +1,1 @@
-"""Batches of rows, with keys, times and types. Pure."""
+"""Batches of rows. Pure."""

@@ -1,6 +1,6 @@
-"""`col("price") > 100`: SQL expressions as Python objects, with completion and type checks in editors.
+"""`col("price") > 100`: SQL expressions as Python objects.
 
-An object is the text of an expression; every step that takes SQL as text takes these objects, too.
+Every step that takes SQL text takes these objects, too.
 """
 
 import datetime
@@ -12,7 +12,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class ColumnExpression:
-    """An expression of SQL, made by `col` and by operators and methods of other columns. `str` gives the text."""
+    """SQL expression, made by `col` and by operators and methods. `str` gives the text."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -124,11 +124,11 @@ class ColumnExpression:
         return self._with("RLIKE", pattern)
 
     def cast(self, kind: str) -> "ColumnExpression":
-        """The value as a type of SQL, such as "BIGINT"."""
+        """Converts to a type of SQL, such as "BIGINT"."""
         return ColumnExpression(f"CAST({self._sql} AS {kind})")
 
     def call(self, function: str, *arguments: Any) -> "ColumnExpression":
-        """A function of SQL with this column as first argument: `col("name").call("substring", 1, 3)`."""
+        """A SQL function of this column and the arguments: `col("name").call("substring", 1, 3)`."""
         return ColumnExpression(f"{function}({', '.join([self._sql, *map(_text, arguments)])})")
 
 

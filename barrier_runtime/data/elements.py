@@ -1,7 +1,4 @@
-"""Elements of a channel: batches of rows, and control elements between them.
-
-Elements are values.
-"""
+"""Elements of a channel: batches of rows, and control elements."""
 
 import itertools
 from collections.abc import Iterator
@@ -22,11 +19,10 @@ class Batch:
     """Rows of one fixed schema, never changed.
 
     `emit_ns` is the *earliest* intended emission time of the rows (wall clock, nanoseconds). `reached`: per row the
-    event time (ms) that the channel has reached at the row, never decreasing; None: that of the last watermark.
-    `reached` replaces a watermark before each row, so that results do not depend on how rows are cut into batches.
+    event time (ms) that the channel has reached, never decreasing; None: the last watermark's. `reached` replaces a
+    watermark before each row, so results do not depend on the cuts between batches.
 
-    The rows exist as Arrow (`rows`), as lists (`few_rows`), or both: each form is made from the other on demand. `few`
-    are the lists if they exist; `count` is the number of rows, without a call.
+    The rows exist as Arrow (`rows`) or lists (`few`); either is made from the other on demand.
     """
 
     __slots__ = ("_rows", "count", "emit_ns", "few", "reached")
@@ -74,22 +70,20 @@ class Batch:
         return self.rows.schema if self.few is None else self.few.schema
 
     def column(self, name: str) -> pa.Array:
-        """The column in Arrow, without converting the others."""
         return self.rows.column(name) if self._rows is not None or self.few is None else self.few.array(name)
 
     @property
     def as_few(self) -> FewRows | None:
-        """The rows as lists; None: too many rows, or other column types."""
+        """Rows as lists; None: too many rows, or other column types."""
         if self.few is None:
             self.few = FewRows.of(self.rows)
         return self.few
 
     def having(self, rows: pa.RecordBatch | FewRows) -> "Batch":
-        """Other columns of the same rows."""
+        """Replaces the columns of the same rows."""
         return Batch(rows, self.emit_ns, self.reached)
 
     def reaching(self, reached: npt.NDArray[np.int64] | None) -> "Batch":
-        """The same rows with other event times."""
         return Batch(self.few or self.rows, self.emit_ns, reached)
 
     def slice(self, start: int, count: int | None = None) -> "Batch":
@@ -99,7 +93,7 @@ class Batch:
         return Batch(rows, self.emit_ns, self.reached[start : start + rows.num_rows])
 
     def moments(self) -> Iterator["Batch"]:
-        """Yields parts whose rows have one event time reached; the batch itself if `reached` does not vary."""
+        """Yields parts with one `reached` each; the batch itself if `reached` does not vary."""
         if self.reached is None or not self.count or self.reached[0] == self.reached[-1]:
             yield self
             return
@@ -109,12 +103,12 @@ class Batch:
             yield self.slice(start, end - start)
 
     def made(self, rows: pa.RecordBatch) -> "Batch":
-        """Other rows, made from a batch with one event time reached (see `moments`)."""
+        """Batch of other rows, made from a batch with one `reached`."""
         reached = None if self.reached is None else np.full(rows.num_rows, self.reached[0])
         return Batch(rows, self.emit_ns, reached)
 
     def only(self, rows: pa.RecordBatch | FewRows, which: Any) -> "Batch":
-        """`rows`, which `which` selects from this batch: a mask or positions of numpy, or a mask of Arrow."""
+        """Batch of `rows`, selected by `which`: a mask of numpy or Arrow, or positions of numpy."""
         if self.reached is None:
             return Batch(rows, self.emit_ns)
         chosen = which if isinstance(which, np.ndarray) else which.fill_null(False).to_numpy(zero_copy_only=False)
@@ -122,7 +116,7 @@ class Batch:
 
 
 def within(batch: Batch, most_ms: int, known_ms: int = WATERMARK_MIN) -> Batch:
-    """`batch` with event times limited to `most_ms`; without event times if none exceeds `known_ms`."""
+    """Limits `reached` to `most_ms`; drops it if no value exceeds `known_ms`."""
     if batch.reached is None or not len(batch):
         return batch
     last_ms = int(batch.reached[-1])
@@ -133,19 +127,19 @@ def within(batch: Batch, most_ms: int, known_ms: int = WATERMARK_MIN) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """No later row with event time <= `ms` (milliseconds since the epoch) is expected."""
+    """No later row with event time <= `ms` is expected."""
 
     ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The channel is silent and must not hold the watermark back, until the next batch or watermark."""
+    """The channel is silent and must not hold the watermark back, until its next batch or watermark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Boundary of checkpoint `id`: everything before belongs to the checkpoint, everything after does not.
+    """Boundary of checkpoint `id`.
 
     `aligned_timeout_ms`: maximum wait for the barriers of other channels and for queued rows; 0: overtakes them at
     once, None: never.
@@ -159,7 +153,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class CancelBarrier:
-    """Checkpoint `id` is cancelled; counts as the barrier for the alignment, without a snapshot."""
+    """Checkpoint `id` is cancelled; counts as its barrier for the alignment, without a snapshot."""
 
     id: int
     token: int

@@ -1,4 +1,4 @@
-"""Event times as int64 milliseconds since the epoch, and the event time reached at each row."""
+"""Event times as int64 milliseconds since the epoch, and the time reached at each row."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +14,7 @@ from barrier_runtime.state.errors import InvalidJob
 Detail = Literal["none", "late", "rows", "every"]
 
 _DAY_MS = 86_400_000
+_LIKE_SECONDS = range(1_000_000_000, 5_000_000_000)  # 2001 to 2128
 _SCALE = {"s": (1_000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}  # multiply, then divide
 
 
@@ -32,7 +33,7 @@ def check_event_time_type(kind: pa.DataType, column: str, where: str) -> None:
 
 
 def event_times_ms(times: pa.Array) -> npt.NDArray[np.int64]:
-    """`times` without nulls (see `check_event_time_type`) as milliseconds; finer units are rounded down."""
+    """Converts `times` without nulls to milliseconds; finer units are rounded down."""
     kind = times.type
     if pa.types.is_timestamp(kind):
         multiply, divide = _SCALE[kind.unit]
@@ -41,7 +42,7 @@ def event_times_ms(times: pa.Array) -> npt.NDArray[np.int64]:
             return values // divide
         if multiply == 1:
             return values
-        # Values beyond 64 bits of milliseconds are clipped, then refused or late; they must not wrap.
+        # beyond 64 bits values are clipped, then refused or late; they must not wrap
         return np.clip(values, -(WATERMARK_MAX // multiply), WATERMARK_MAX // multiply) * multiply
     if pa.types.is_date32(kind):
         return _numbers(times.view(pa.int32())).astype(np.int64) * _DAY_MS
@@ -50,8 +51,20 @@ def event_times_ms(times: pa.Array) -> npt.NDArray[np.int64]:
     return _numbers(times)
 
 
+def doubt_of_unit(times: pa.Array, column: str, where: str) -> str:
+    """Warning if the first whole number of `times` looks like seconds, else empty."""
+    first = next((time.as_py() for time in times if time.is_valid), 0) if pa.types.is_int64(times.type) else 0
+    if first not in _LIKE_SECONDS:
+        return ""
+    return (
+        f"{where}: the event time {first} in column {column!r} is taken as milliseconds, so early in 1970. If the "
+        f'column has seconds, convert them, as in .with_columns({column}="timestamp_seconds({column})")'
+        f".with_watermarks({column!r}), without event_time= at the source"
+    )
+
+
 def greatest_event_time_ms(rows: FewRows, column: str) -> int:
-    """Greatest of the rows' times, as in `event_times_ms`; WATERMARK_MIN if all are null."""
+    """Greatest of the rows' times (ms); WATERMARK_MIN if all are null."""
     position = rows.layout.positions[column]
     values = rows.columns[position]
     if None in values:
@@ -74,7 +87,7 @@ class EventClock:
 
     `detail` selects the batches that get `reached`. "late": batches with late rows, because only late rows make windows
     depend on the cuts between batches. "rows" and "every": batches that advance event time, for windows of other times
-    and for timers. "none": no batches.
+    and for timers.
     """
 
     max_out_of_orderness_ms: int
@@ -88,8 +101,8 @@ class EventClock:
     def see(self, times: pa.Array, others_ms: int = WATERMARK_MAX) -> npt.NDArray[np.int64] | None:
         """Advances by the event times of the next rows.
 
-        `others_ms`: limit of the watermark, because of other streams. Returns the event time reached at each row, that
-        row included; None if `detail` does not require these times.
+        `others_ms`: limit set by other streams. Returns the event time reached at each row, inclusive; None if `detail`
+        does not require these times.
         """
         known = times.drop_null() if times.null_count else times
         if not len(known):

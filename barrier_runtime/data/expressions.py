@@ -1,17 +1,13 @@
 """Evaluates `pyarrow.compute` expressions on a batch, and their common parts once.
 
-Acero, Arrow's engine, computes on one thread, because a slot's loop is single-threaded and hand-overs between threads
-cost latency.
-
-A common part is computed before, as a column: `split_pattern(url, "/")` in three columns. Arrow does not expose the
-parts of an expression, but the serialised form does: a file of one row, whose columns are literals and options, and
-whose schema has the tree as metadata, in the order of a walk:
+Arrow exposes an expression's parts only in serialised form: a file of one row, whose columns are literals and options,
+and whose schema has the tree as metadata, in walk order:
 
     call f … options i, end f     a call, with its arguments between, and a column of options if it has any
     literal i · field_ref name    a leaf
 
-A part is therefore a slice of the walk, and a column replaces it. An expression that differs after reading and writing
-shares nothing.
+A common part is therefore a slice of the walk, replaced by a precomputed column. An expression that differs after
+reading and writing shares nothing.
 """
 
 import re
@@ -36,15 +32,12 @@ _made: Callable[[pa.Buffer], pc.Expression] = pc.scalar(0).__reduce__()[0]
 
 @dataclass(frozen=True)
 class Shared:
-    """`parts`, by the name of their column, and the expressions that use these and the other columns."""
-
     parts: dict[str, pc.Expression]
     expressions: list[pc.Expression]
 
 
 def shared(expressions: Sequence[pc.Expression], columns: Sequence[str]) -> Shared:
-    """Finds common parts. No parts if no part occurs twice."""
-    if len(set(columns)) < len(columns):  # the names would not say which of two columns is passed on beside the parts
+    if len(set(columns)) < len(columns):  # the names would be ambiguous
         return Shared({}, list(expressions))
     trees = [_Tree.of(expression) for expression in expressions]
     found: dict[str, list[tuple[int, int, int, pc.Expression]]] = {}
@@ -58,7 +51,7 @@ def shared(expressions: Sequence[pc.Expression], columns: Sequence[str]) -> Shar
                 same.append((number, first, last, part))
     parts: dict[str, pc.Expression] = {}
     replaced: list[list[tuple[int, int, str]]] = [[] for _ in trees]
-    for places in sorted(found.values(), key=lambda each: each[0][1] - each[0][2]):  # the largest first
+    for places in sorted(found.values(), key=lambda each: each[0][1] - each[0][2]):
         free = [each for each in places if not any(first <= each[1] < last for first, last, _ in replaced[each[0]])]
         if len(free) > 1:
             name = f"shared part {len(parts)}"
@@ -83,7 +76,7 @@ class _Tree:
 
     @staticmethod
     def of(expression: pc.Expression) -> "_Tree | None":
-        """The tree of an expression; None if unreadable."""
+        """Returns None for an unreadable expression."""
         try:
             (buffer,) = expression.__reduce__()[1]
             row = pa.ipc.open_file(buffer).get_batch(0)
@@ -92,11 +85,10 @@ class _Tree:
             tree = _Tree([(key, value[1:-1]) for key, _, value in pairs], row)
             return tree if tree.part(0, len(pairs)).equals(expression) else None
         except (pa.ArrowException, ValueError):
-            return None  # for instance a column by number, or a name with a line break
+            return None  # a column by number, or a name with a line break
 
     @property
     def calls(self) -> list[tuple[int, int]]:
-        """Begin and end of each call that depends on the row."""
         begun, found = list[int](), list[tuple[int, int]]()
         for at, (key, _) in enumerate(self.tokens):
             if key == "call":
@@ -117,7 +109,7 @@ class _Tree:
         return self._made_of(tokens)
 
     def _made_of(self, tokens: Sequence[_Token]) -> pc.Expression:
-        told: Any = pa.KeyValueMetadata(tokens)  # not a dict: keys such as "call" repeat
+        told: Any = pa.KeyValueMetadata(tokens)  # repeated keys, so no dict
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, self.row.schema.with_metadata(told)) as writer:
             writer.write_batch(self.row.replace_schema_metadata(told))
@@ -129,8 +121,6 @@ _UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*)\) in ")
 
 @dataclass(frozen=True)
 class Compiled:
-    """An expression with the user's text."""
-
     expression: pc.Expression
     text: str
 
@@ -139,7 +129,6 @@ class Compiled:
 
 
 def _compiled(expression: pc.Expression, text: str, kernels: list[str]) -> Compiled:
-    """Makes a pickled expression in a process that has not compiled it."""
     import barrier_runtime.data.sql.named  # noqa: F401 - the kernels
 
     for each in kernels:
@@ -148,9 +137,9 @@ def _compiled(expression: pc.Expression, text: str, kernels: list[str]) -> Compi
 
 
 def columns_used(schema: pa.Schema, expressions: list[pc.Expression]) -> frozenset[str] | None:
-    """Names of the columns of `schema` that `expressions` need; None if unknown, as for columns by number.
+    """Columns of `schema` that `expressions` need; None if unknown, as for columns by number.
 
-    The expressions must suit `schema`. Arrow reports missing columns one at a time.
+    Arrow reports missing columns one at a time.
     """
     if any("FieldPath" in str(expression) for expression in expressions):
         return None
@@ -173,7 +162,9 @@ def evaluate(
     where: str,
     parts: Mapping[str, pc.Expression] | None = None,
 ) -> list[pa.Array]:
-    """One array per expression. `parts`: columns that are computed before, by name (`Shared`)."""
+    """One array per expression. `parts`: precomputed columns (`Shared`).
+    Uses one thread, since hand-overs between threads cost latency.
+    """
     steps = [acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))]
     if parts:
         names = batch.schema.names
@@ -196,5 +187,4 @@ def evaluate(
 
 
 def evaluated_types(schema: pa.Schema, expressions: list[pc.Expression], where: str) -> list[pa.DataType]:
-    """The types of `evaluate`, by the same plan without rows: mistakes show before the job starts."""
     return [array.type for array in evaluate(no_rows(schema), expressions, where)]

@@ -1,8 +1,7 @@
-"""A small batch as Python lists: a list of values per column.
+"""A small batch as a list of values per column.
 
 Arrow and numpy take microseconds per call, whatever the number of rows; at 10,000 rows per second a batch has five
-rows. Up to `MOST_ROWS` rows, the steps that most rows pass (partition, frame, running aggregate, select) work on lists.
-All other code uses `Batch.rows`, which converts to Arrow. Both forms give the same rows: see `test_few_rows`.
+rows. So the most frequent steps (partition, frame, running aggregate, select) work on lists.
 
 Numbers, booleans, text, bytes and nulls (None) are Python's; times of all kinds are the numbers that Arrow stores. A
 batch with other columns (lists, structs, decimals) stays in Arrow.
@@ -22,7 +21,7 @@ import pyarrow.types as types
 from barrier_runtime.data.values.into_columns import column_of
 
 MOST_ROWS = 128
-_MOST_CELL_BYTES = 9  # a number or an offset of 64 bits, and a null bit
+_MOST_CELL_BYTES = 9  # 64 bits, and a null bit
 _COLUMNS = msgspec.msgpack.Decoder(list[list[Any]])
 _ENCODE = msgspec.msgpack.Encoder().encode
 
@@ -49,22 +48,22 @@ class Layout:
         self.types = schema.types
         self.names = schema.names
         self.width = len(dtypes)
-        self.dtypes = dtypes  # per column numpy's type of its buffer, "" if values come from `to_pylist`
-        self.codes = [_CODES[np.dtype(dtype).str[1:]] if dtype else "" for dtype in dtypes]  # the same for `array`
+        self.dtypes = dtypes  # numpy's type of each buffer; "": from `to_pylist`
+        self.codes = [_CODES[np.dtype(dtype).str[1:]] if dtype else "" for dtype in dtypes]
         self.texts = [at for at, kind in enumerate(schema.types) if _is_text(kind)]
         self.times = [types.is_temporal(kind) for kind in schema.types]  # numbers here, other objects for users
         self.has_times = any(self.times)
         self.accepted = [_accepted(kind) for kind in schema.types]  # True if users' values need no conversion
         self.positions = {name: position for position, name in enumerate(schema.names)}
-        self.integers = frozenset(  # columns of integers that fit in 64 bits with a sign
+        self.integers = frozenset(  # positions of columns whose values fit in int64
             at for at, kind in enumerate(schema.types) if types.is_integer(kind) and not types.is_uint64(kind)
         )
-        self.keys = frozenset(at for at, kind in enumerate(schema.types) if _is_key(kind))  # possible keys
+        self.keys = frozenset(at for at, kind in enumerate(schema.types) if _is_key(kind))
         self._key_columns: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
         self._read: dict[frozenset[str], list[int]] = {}
 
     def key_columns(self, keys: tuple[str, ...]) -> tuple[list[int], list[int]]:
-        """Positions and types (Arrow's ids) of `keys`; empty lists if a key is missing or not a key for lists."""
+        """Positions and types (Arrow's ids) of `keys`; empty lists if one is missing or no key type."""
         known = self._key_columns.get(keys)
         if known is None:
             at_keys = [self.positions.get(key, -1) for key in keys]
@@ -73,7 +72,6 @@ class Layout:
         return known
 
     def positions_of(self, names: frozenset[str]) -> list[int]:
-        """Positions of the columns that are among `names`, which may name others."""
         known = self._read.get(names)
         if known is None:
             known = self._read[names] = [at for at, name in enumerate(self.names) if name in names]
@@ -89,14 +87,13 @@ _CODES = {  # numpy's kind and size of a number -> typecode of `array`
 _Known: TypeAlias = tuple[pa.Schema, "Layout | None", pa.Schema]
 
 # Comparing schemas takes as long as all other work, so each object is known by its id, and replaced by the first equal
-# object for all later rows. The objects are kept (third item), so their ids stay unique.
+# object. Kept objects (third item) keep their ids unique.
 _by_id: dict[int, _Known] = {}
 _by_schema: dict[pa.Schema, _Known] = {}
 _MOST_KNOWN = 256
 
 
 def layout_of(schema: pa.Schema) -> Layout | None:
-    """Layout of `schema`; None: such rows stay in Arrow."""
     return _known(schema)[1]
 
 
@@ -105,7 +102,7 @@ def _known(schema: pa.Schema) -> _Known:
     if known is not None:
         return known
     if len(_by_id) >= _MOST_KNOWN:
-        _by_id.clear()  # batches in Arrow bring a new object each; the first equal objects stay
+        _by_id.clear()  # each batch in Arrow brings a new schema object
     if len(_by_schema) >= _MOST_KNOWN:
         _by_schema.clear()
     first = _by_schema.get(schema)
@@ -138,7 +135,7 @@ def _number_type(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def _accepted(kind: pa.DataType) -> Callable[[list[Any]], bool]:
-    """Returns a check: True if Arrow stores values unchanged, False if Arrow may change or refuse some."""
+    """Returns a check: False if Arrow may change or refuse values."""
     if types.is_integer(kind) or types.is_timestamp(kind) or types.is_duration(kind):
         limits = np.iinfo(_number_type(kind) if types.is_integer(kind) else np.int64)
         lowest, highest = int(limits.min), int(limits.max)
@@ -168,8 +165,6 @@ def _is_key(kind: pa.DataType) -> bool:
 
 @dataclass(slots=True, eq=False)
 class FewRows:
-    """Rows as lists. `columns`: one list per field of `schema`, each with a value per row."""
-
     schema: pa.Schema
     layout: Layout
     columns: Sequence[list[Any]]
@@ -177,7 +172,6 @@ class FewRows:
 
     @staticmethod
     def of(rows: pa.RecordBatch) -> "FewRows | None":
-        """The rows as lists; None: they stay in Arrow."""
         schema, layout, _ = _known(rows.schema)
         count = rows.num_rows
         if layout is None or not 0 < count <= MOST_ROWS:
@@ -187,17 +181,13 @@ class FewRows:
 
     @staticmethod
     def made_of(schema: pa.Schema, columns: Sequence[list[Any]]) -> "FewRows":
-        """Rows from equally long lists, of a schema that has a layout."""
         schema, layout, _ = _by_id.get(id(schema)) or _known(schema)
         assert layout is not None, f"rows of {schema} are for Arrow"
         return FewRows(schema, layout, columns, len(columns[0]))
 
     @staticmethod
     def of_values(schema: pa.Schema, columns: Sequence[list[Any]]) -> "FewRows":
-        """As `made_of`, of values that Arrow may have to convert, such as `datetime` for a time.
-
-        Raises `UnkeptValue` for a value that its column does not keep.
-        """
+        """As `made_of`, but Arrow may have to convert the values. Raises `UnkeptValue`."""
         layout = layout_of(schema)
         assert layout is not None, f"rows of {schema} are for Arrow"
         kinds = zip(columns, layout.types, layout.dtypes, layout.accepted, strict=True)
@@ -211,7 +201,7 @@ class FewRows:
 
     @staticmethod
     def decoded(schema: pa.Schema, payload: bytes) -> "FewRows":
-        """Decodes `payload()`. Raises `ValueError` if the bytes are not rows of `schema`."""
+        """Raises `ValueError` if the bytes are not rows of `schema`."""
         schema, layout, _ = _known(schema)
         columns = _COLUMNS.decode(payload)
         if layout is None or len(columns) != layout.width or len(set(map(len, columns))) != 1 or not columns[0]:
@@ -220,9 +210,9 @@ class FewRows:
 
     @staticmethod
     def joined(parts: "Sequence[FewRows]") -> "FewRows":
-        """Concatenates one or more parts with the same schema object; the result may exceed `MOST_ROWS`."""
+        """Concatenates parts with the same schema object; the result may exceed `MOST_ROWS`."""
         first = parts[0]
-        if len(parts) == 2:  # the usual case: a slot's own rows and those of another slot
+        if len(parts) == 2:  # usual: rows of two slots
             columns = [own + other for own, other in zip(first.columns, parts[1].columns, strict=True)]
         else:
             columns = [list(chain.from_iterable(same)) for same in zip(*[part.columns for part in parts], strict=True)]
@@ -230,7 +220,7 @@ class FewRows:
 
     @property
     def most_bytes(self) -> int:
-        """Upper bound of the rows' size in Arrow, in bytes; for numbers nearly exact."""
+        """Upper bound of the rows' size in Arrow; for numbers nearly exact."""
         size = self.cell_bytes
         for at in self.layout.texts:
             size += sum(map(_most_text_bytes, self.columns[at]))
@@ -280,7 +270,6 @@ def _arrow(values: list[Any], kind: pa.DataType, code: str) -> pa.Array:
 
 
 def values_as_stored(column: pa.Array, dtype: str) -> list[Any]:
-    """Values of a column as Arrow stores them."""
     if not dtype:
         return column.to_pylist()  # type: ignore[no-any-return]
     validity, data = column.buffers()

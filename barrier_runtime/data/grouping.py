@@ -1,8 +1,4 @@
-"""Groups the rows of a batch by key: one group number per row, and the groups' keys.
-
-Hash based (no sort), because keys of a stream are many and unordered. Up to some hundred rows, a Python dict is faster
-than the fixed cost of the vectorised code.
-"""
+"""Groups the rows of a batch by key, hash based: keys of a stream are many and unordered."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -14,14 +10,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_TINY = 300  # rows
-_FEW = 64  # numbers, below which Python is faster than numpy
+from barrier_runtime.state.keys.row_index import mixed_ints
+
+_TINY = 300  # rows up to which a dict is faster
+_FEW = 64  # numbers below which Python is faster than numpy
 _ROOM = 1 << 62  # upper bound of values that are shifted by group
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    of_row: npt.NDArray[np.int64]  # group number of each row
+    of_row: npt.NDArray[np.int64]
     keys: list[tuple[Any, ...]]  # by group number, in order of first appearance
 
 
@@ -50,23 +48,78 @@ def group_rows(columns: list[pa.Array]) -> Groups:
 
 
 def number_rows(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.int64], int]:
-    """Group number of each row, by the values of `columns`, and the number of groups; nulls are one value."""
+    """Group number of each row, and the number of groups; nulls are one value."""
     encoded = list(map(_encode, columns))
     together = _encoded_together([each for each in encoded if len(each.dictionary) > 1] or encoded[:1])
     return _codes(together), len(together.dictionary)
 
 
+def last_of_groups(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Last row of each row's group by `columns`, and the last rows of all groups.
+
+    Nulls are one value. Each row is written to the place of its hash; the last write stays. Rows that find another
+    group at their place have a second place, and are then numbered by Arrow.
+    """
+    fields = _ints(columns)
+    every = np.arange(len(columns[0]))
+    if not fields:
+        return np.full(len(every), len(every) - 1), every[-1:]
+    bits = len(every).bit_length()
+    mixed, rest = mixed_ints(fields), np.uint64(64 - bits)
+    places = np.empty(1 << bits, np.int32)  # half of the cache that 64 bits take
+    last_of = _last_at((mixed >> rest).view(np.int64), every, places)
+    wrong = _others(fields, last_of, fields)
+    if len(wrong):
+        second = (mixed.take(wrong) << np.uint64(bits)) >> rest
+        last_of[wrong] = found = _last_at(second.view(np.int64), wrong, places)
+        wrong = wrong.take(_others(fields, found, [field.take(wrong) for field in fields]))
+    if len(wrong):
+        of_row, groups = number_rows([pa.array(field.take(wrong)) for field in fields])
+        last_of[wrong] = wrong[last_rows(of_row, groups)].take(of_row)
+    return last_of, (last_of == every).nonzero()[0]
+
+
+def _last_at(
+    home: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], places: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int64]:
+    places[home] = rows
+    return places.take(home).astype(np.int64)
+
+
+def _others(
+    fields: Sequence[npt.NDArray[np.int64]], found: npt.NDArray[np.int64], own: Sequence[npt.NDArray[np.int64]]
+) -> npt.NDArray[np.int64]:
+    differ = np.zeros(len(found), np.bool_)
+    for field, of_row in zip(fields, own, strict=True):
+        differ |= field.take(found) != of_row
+    others: npt.NDArray[np.int64] = differ.nonzero()[0]
+    return others
+
+
+def _ints(columns: Sequence[pa.Array]) -> list[npt.NDArray[np.int64]]:
+    """Integers, equal for equal values, of each column with several values."""
+    fields = []
+    for column in columns:
+        if pa.types.is_timestamp(column.type):
+            column = column.view(pa.int64())
+        if pa.types.is_integer(column.type) and not column.null_count:
+            fields.append(column.to_numpy().astype(np.int64, copy=False))
+            continue
+        encoded = _encode(column)
+        if len(encoded.dictionary) > 1:
+            fields.append(_codes(encoded))
+    return fields
+
+
 def first_rows(of_row: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.int64]:
-    """Returns the number of the first row of each group."""
     found = np.empty(groups, np.int64)
     found[of_row[::-1]] = np.arange(len(of_row) - 1, -1, -1)  # of equal indices the last write stays
     return found
 
 
 def last_rows(of_row: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.int64]:
-    """Returns the number of the last row of each group."""
     found = np.empty(groups, np.int64)
-    found[of_row] = np.arange(len(of_row))  # of equal indices the last write stays
+    found[of_row] = np.arange(len(of_row))
     return found
 
 
@@ -78,7 +131,7 @@ def _encoded_together(columns: Sequence[pa.DictionaryArray]) -> pa.DictionaryArr
 
 
 def _encode(column: pa.Array) -> pa.DictionaryArray:
-    """Detecting a constant column takes a fifth of the time of encoding."""
+    """Encodes a column. Detecting a constant column is five times faster."""
     first = column[0]
     if not column.null_count and first == column[-1] and pc.all(pc.equal(column, first)).as_py():
         return pa.DictionaryArray.from_arrays(np.zeros(len(column), np.int32), column.slice(0, 1))
@@ -97,16 +150,12 @@ def extremes(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
 
 
 def greatest_magnitude(values: npt.NDArray[Any]) -> int:
-    """The greatest absolute value of integers; 0 if there are none."""
     lowest, highest = extremes(values) if len(values) else (0, 0)
     return max(highest, -lowest)
 
 
 def stable_order(slots: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """`argsort(slots, kind="stable")` for numbers in [0, 2**32), ten times as fast.
-
-    numpy sorts 16-bit numbers by radix.
-    """
+    """`argsort(slots, kind="stable")` for numbers in [0, 2**32): numpy sorts 16-bit numbers by radix."""
     if len(slots) < 1_024:
         return np.argsort(slots, kind="stable")
     order = np.argsort(slots.astype(np.uint16), kind="stable")
@@ -117,10 +166,6 @@ def stable_order(slots: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
 
 
 def order_of_ints(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.intp]:
-    """Positions of rows sorted by these columns, first column first.
-
-    Several times faster than a comparing sort if the numbers of a column lie within 2**32.
-    """
     order = np.arange(len(columns[0]))
     for column in reversed(columns):
         if not len(column):
@@ -137,7 +182,7 @@ def order_of_ints(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.in
 
 
 def running_most(values: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Per item the greatest value so far in its group. `groups`: group numbers, ascending from 0."""
+    """Greatest value so far in each item's group. `groups`: group numbers, ascending from 0."""
     least = int(values.min())
     span = int(values.max()) - least + 1
     if span * (int(groups[-1]) + 1) >= _ROOM:

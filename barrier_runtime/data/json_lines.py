@@ -1,23 +1,9 @@
-"""JSON objects, one per line, as columns of declared types.
+"""JSON objects, one per line, as columns of declared types. docs/files.md has the form of each type.
 
-| column         | JSON                                                                                          |
-|----------------|-----------------------------------------------------------------------------------------------|
-| integers       | a number without fraction and exponent                                                        |
-| floats         | a number, or `NaN`, `Infinity`, `-Infinity` also as text                                           |
-| decimals       | a number, or text                                                                             |
-| text           | text                                                                                          |
-| dates, times   | text: `2024-02-29`, `23:59:59.5`, `2024-02-29T23:59:59.5Z` (without zone: in UTC)              |
-| durations      | text: `PT1.5S`, `P1DT2H`                                                                      |
-| binary         | text in base64                                                                                |
-| lists, structs | arrays, objects                                                                               |
-| maps           | objects; arrays of pairs if keys are nested                                                   |
+If Arrow refuses a block, or if a column is a map, the block is read line by line.
 
-If Arrow refuses a block, or if a column is a map, the block is read line by line, which keeps all values or names the
-line.
-
-Guessed types keep every value that was read. Arrow takes whole numbers beyond 64 bits for floats, and texts like times
-for timestamps without a zone. `guessed_exactly` looks at the values: large whole numbers become unsigned or are
-refused, dates become dates, times with a zone become moments in UTC, and texts in several forms stay text.
+Guessed types keep every value that was read: Arrow takes whole numbers beyond 64 bits for floats, and texts like times
+for timestamps without a zone. `guessed_exactly` corrects these.
 """
 
 import re
@@ -55,7 +41,11 @@ class _Lost(ValueError):
 
 
 def guessed_exactly(data: bytes, schema: pa.Schema) -> pa.Schema:
-    """`schema`, which Arrow guessed from `data`, with types that keep all values. Raises `LineError`."""
+    """Replaces types that Arrow guessed from `data` by types that keep all values.
+
+    Large whole numbers become unsigned, dates become dates, times with a zone moments in UTC; texts in several forms
+    stay text. Raises `LineError` for a number that would lose digits.
+    """
     if not any(has(field.type, _is_looked_at) for field in schema):
         return schema
     objects = objects_of_lines(data)
@@ -102,7 +92,7 @@ def _exact(values: Sequence[tuple[int, Any]], kind: pa.DataType) -> pa.DataType:
 
 
 def unknown_field(objects: Sequence[Any], kind: pa.Schema | pa.DataType) -> str | None:
-    """First field of the objects that `kind` lacks, such as `item.price` in a nested object."""
+    """First field of the objects that `kind` lacks, such as `item.price`."""
     for each in objects:
         if isinstance(each, JsonObject):
             names = {field.name: field.type for field in kind}
@@ -124,10 +114,6 @@ def _unknown_within(value: Any, kind: pa.DataType) -> str | None:
 
 
 def has_other_zones(texts: pa.Array, kind: pa.DataType) -> bool:
-    """True if some texts of times have a zone and `kind` has none, or the other way round.
-
-    `texts`: the values of a column of `kind`, with times as text.
-    """
     if types.is_struct(kind):
         return any(has_other_zones(each, field.type) for each, field in zip(texts.flatten(), kind, strict=True))
     if types.is_list(kind):
@@ -139,7 +125,7 @@ def has_other_zones(texts: pa.Array, kind: pa.DataType) -> bool:
 
 
 def refuse_other_zones(data: bytes, schema: pa.Schema) -> None:
-    """Raises `LineError` for a time with a zone in a guessed column without, or the other way round."""
+    """Raises `LineError` for a time with a zone in a guessed column without, or vice versa."""
     for row, each in enumerate(objects_of_lines(data)):
         for field in schema:
             text = _other_zone(each.get(field.name), field.type)
@@ -179,11 +165,11 @@ def json_parser(
     left_out: Callable[[str, int], None] | None = None,
     declared: Collection[str] = (),
 ) -> Callable[[bytes], pa.RecordBatch]:
-    """Returns a function from whole lines to rows, which raises `LineError` for lines that do not fit.
+    """Returns a function from whole lines to rows, which raises `LineError` for unfit lines.
 
     Fields that `schema` lacks are omitted, absent fields are null. `left_out`: the types are guesses, except those of
-    the `declared` columns; guessed times have a zone only if their column has a zone, and `left_out` is called with the
-    first omitted field and the byte at which its line begins.
+    the `declared` columns; guessed times have a zone only if their column has a zone, and `left_out` gets the first
+    omitted field and the byte where its line begins.
     """
     for field in schema:
         if wire_type(field.type) is None:
@@ -201,7 +187,7 @@ def _refuse_other_bytes(data: bytes) -> None:
 
 
 def _begins_with_null(data: bytes) -> bool:
-    """True for lines that would crash Arrow by a segmentation fault."""
+    """Arrow crashes by a segmentation fault at such lines."""
     return data.lstrip()[:4] == b"null"
 
 
@@ -213,7 +199,7 @@ class _Parser:
         self._left_out = left_out
         self._guessed = pa.schema([field for field in schema if left_out is not None and field.name not in declared])
         self._guessed_names = frozenset(self._guessed.names)
-        self._unexpected = "ignore" if left_out is None else "error"  # mode for unknown fields
+        self._unexpected = "ignore" if left_out is None else "error"
         self._empty = no_rows(schema)
         self._by_lines = any(has(field.type, types.is_map) for field in schema)
         self._has_times = any(has(field.type, types.is_timestamp) for field in schema)
@@ -264,7 +250,7 @@ class _Parser:
         return False
 
     def _rows(self, data: bytes, options: pajson.ParseOptions) -> pa.RecordBatch:
-        """Rows of whole lines. Raises `ValueError`, like Arrow, for a value that Arrow does not read and keep."""
+        """Raises `ValueError`, like Arrow, for a value that Arrow does not read and keep."""
         try:
             table = json_table(data, options)
         except pa.ArrowInvalid:
@@ -289,7 +275,6 @@ class _Parser:
 
 
 def json_table(data: bytes, options: pajson.ParseOptions | None = None) -> pa.Table:
-    """Without `options` types are guessed."""
     return pajson.read_json(
         pa.BufferReader(data),
         read_options=pajson.ReadOptions(use_threads=False, block_size=len(data) + 1),
@@ -298,10 +283,10 @@ def json_table(data: bytes, options: pajson.ParseOptions | None = None) -> pa.Ta
 
 
 def guessed_schema(data: bytes, declared: pa.Schema) -> pa.Schema:
-    """The types that some lines suggest, or their `declared` types. Raises `LineError`."""
+    """Types that some lines suggest, or their `declared` types. Raises `LineError`."""
     _refuse_other_bytes(data)
     if _begins_with_null(data) or _NULL_ROW.search(data) is not None:
-        columns_of_lines(data, pa.schema([]))
+        columns_of_lines(data, pa.schema([]))  # raises with the line
     try:
         schema = _arrows_guess(data, declared)
     except pa.ArrowInvalid as error:
@@ -313,7 +298,7 @@ def guessed_schema(data: bytes, declared: pa.Schema) -> pa.Schema:
                 f"column {column!r} is a {before} at first and a {after} here: make it one type in the file, or pass "
                 f"types={{{column!r}: …}} or schema=",
             ) from error
-        columns_of_lines(data, pa.schema([]))  # raises with the line
+        columns_of_lines(data, pa.schema([]))
         raise LineError(0, f"it is not one JSON object per line: {error}. Correct the file") from error
     known = set(schema.names) & set(declared.names)
     guessed = guessed_exactly(data, pa.schema([field for field in schema if field.name not in known]))

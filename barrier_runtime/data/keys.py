@@ -1,8 +1,7 @@
 """Key columns of a batch as state keys, and back.
 
-A state key is a tuple of None, bool, int, float, str or bytes, which the state's key codec can order and encode. Dates
-are days and timestamps are microseconds, as in partitioning, because a row and the row's state must have the same key
-group.
+A state key is a tuple of None, bool, int, float, str or bytes. Dates are days and timestamps microseconds, as in
+partitioning: a row and its state must have the same key group.
 """
 
 from collections.abc import Sequence
@@ -51,10 +50,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def plain_floats(array: pa.Array, what: str, step: str) -> pa.Array:
-    """Doubles of which equal values are the same key: -0.0 becomes 0.0. Raises for NaN.
-
-    `what` names the doubles and `step` their use, for the message.
-    """
+    """Doubles of which equal values are the same key: -0.0 becomes 0.0. Raises `InvalidJob` for NaN."""
     if pc.any(pc.is_nan(array)).as_py():
         raise InvalidJob(f"{what} holds NaN, which equals nothing: replace or filter it before {step}")
     return pc.add(array.cast(pa.float64()), pa.scalar(0.0))
@@ -69,8 +65,6 @@ def key_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 class KeyCodec:
-    """Translates one operator's key columns of fixed types."""
-
     def __init__(self, schema: pa.Schema, columns: Sequence[str], where: str) -> None:
         self.columns = tuple(columns)
         for column in columns:
@@ -85,24 +79,23 @@ class KeyCodec:
 
     @property
     def is_one_int64(self) -> bool:
-        """Returns True for a single int64 column, for which columnar tables have a shortcut."""
+        """Columnar tables have a shortcut for a single int64 column."""
         return self._single and bool(pa.types.is_int64(self.types[0]))
 
     def arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The key columns in forms whose `to_pylist` gives fields of state keys."""
+        """Key columns in forms whose `to_pylist` gives fields of state keys."""
         return [
             self._plain(batch.column(column), column, kind)
             for column, kind in zip(self.columns, self.types, strict=True)
         ]
 
     def int64(self, arrays: list[pa.Array]) -> "list[npt.NDArray[np.int64]] | None":
-        """`arrays` as int64 arrays; None if the state keys contain other values (text, nulls)."""
+        """Returns None if the state keys contain text or nulls."""
         if not self._ints or any(array.null_count for array in arrays):
             return None
         return [array.to_numpy().astype(np.int64, copy=False) for array in arrays]
 
     def keys(self, batch: Batch) -> tuple[list[StateKey], list[Any]]:
-        """Per row the state key, and the key for users' functions."""
         few = batch.few
         if few is not None:
             positions, _ = few.layout.key_columns(self.columns)
@@ -117,7 +110,6 @@ class KeyCodec:
         return list(zip(*[array.to_pylist() for array in self.arrays(batch)], strict=True))
 
     def user_keys(self, batch: pa.RecordBatch, state_keys: list[StateKey]) -> list[Any]:
-        """Per row the key for users' functions: the value of a single key column, or a tuple of several."""
         if self._temporal:
             columns = [values_of(batch.column(column)) for column in self.columns]
             return columns[0] if self._single else list(zip(*columns, strict=True))

@@ -1,7 +1,4 @@
-"""Assigns rows of a batch to downstream subtasks.
-
-Hash partitioning sends a row to the subtask that owns the row's key group, and thus agrees with state by construction.
-"""
+"""Assigns rows of a batch to subtasks; hash partitioning follows state's key groups."""
 
 from functools import lru_cache
 
@@ -20,7 +17,7 @@ _SMALL = 64  # rows up to which a batch is not cut
 def hash_partition(
     batch: Batch, keys: tuple[str, ...], parallelism: int, max_parallelism: int
 ) -> list[tuple[int, Batch]]:
-    """Rows by owner of their key group: (subtask, rows in order), without empty parts."""
+    """Returns (subtask, rows in order) by key group, without empty parts."""
     if parallelism == 1:
         return [(0, batch)]
     if batch.count <= MOST_ROWS:
@@ -57,7 +54,7 @@ def hash_partition(
 def _partition_few(
     batch: Batch, few: FewRows, keys: tuple[str, ...], parallelism: int, max_parallelism: int
 ) -> list[tuple[int, Batch]] | None:
-    """None: use Arrow."""
+    """Returns None if Arrow must partition the rows."""
     at_keys, kinds = few.layout.key_columns(keys)
     if not at_keys:
         return None
@@ -90,7 +87,7 @@ def _owners(parallelism: int, max_parallelism: int) -> npt.NDArray[np.uint16]:
 
 
 class Rebalancer:
-    """Distributes whole batches round robin; large batches are cut so that every subtask gets a part."""
+    """Distributes whole batches round robin; cuts large batches into a part per subtask."""
 
     def __init__(self, parallelism: int, first: int) -> None:
         self._parallelism = parallelism

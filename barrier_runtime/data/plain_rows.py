@@ -1,9 +1,8 @@
 """Converts dictionary columns and views of text, also nested ones, to columns of their values.
 
-Rows of an edge have plain columns. A dictionary would cost a message on every connection, cannot be sorted, and is
-another type, so a subtask would receive other types from the same slot than from others. Arrow cannot take rows out of
-views (`string_view`, `binary_view`, from Polars and Parquet files): a step that takes some of the rows converts views
-to text, and leaves dictionaries unchanged.
+A dictionary would cost a message on every connection, and is another type, which would differ between slots. Arrow
+cannot take rows out of views (from Polars and Parquet files): a step that takes some rows converts views, and leaves
+dictionaries unchanged.
 """
 
 from collections.abc import Callable
@@ -18,23 +17,20 @@ _VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """`schema` without dictionaries and views; the same object if there are none."""
+    """Returns the same object if there are no dictionaries and views."""
     return _decoded_schema(schema, dictionaries=True)
 
 
 def without_views(schema: pa.Schema) -> pa.Schema:
-    """`schema` without views; the same object if there are none. Dictionaries stay."""
+    """Returns the same object if there are no views."""
     return _decoded_schema(schema, dictionaries=False)
 
 
 class PlainRows:
-    """Makes batches of one stream plain."""
-
     def __init__(self, target_of: Callable[[pa.Schema], pa.Schema] = plain_schema) -> None:
-        """`target_of`: `plain_schema`, or `without_views`."""
         self._target_of = target_of
         self._seen: pa.Schema | None = None
-        self._target: pa.Schema | None = None  # None: the seen schema is plain
+        self._target: pa.Schema | None = None  # None: plain
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         schema = rows.schema
@@ -49,7 +45,6 @@ class PlainRows:
         return pa.RecordBatch.from_arrays(arrays, schema=self._target)
 
     def batch(self, batch: Batch) -> Batch:
-        """The batch with plain rows; lists are plain already."""
         if batch.few is not None:
             return batch
         rows = self(batch.rows)

@@ -1,13 +1,12 @@
-"""Rows as consecutive bytes, to write and read a few rows of each of very many keys at once.
+"""Rows as consecutive bytes, for a few rows of each of very many keys.
 
     size of the row                   4 bytes, little endian, as all numbers
     which columns have a value        a bit for each, the first column's the highest; 0: null
     length of each wide column        4 bytes; those of text, bytes, lists and whatever has no fixed width
     columns of fixed width            as Arrow has them; a bool is a byte
-    wide columns
+    wide columns                      text or bytes; of other types a record batch of one row
 
-The bytes do not contain the schema. No code runs once per row, except for wide columns that are neither text nor bytes:
-their values are record batches of one row.
+Only wide columns that are neither text nor bytes need code per row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,12 +20,10 @@ import pyarrow.compute as pc
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _WIDE = pa.large_binary()
-_BATCH_BYTES = 96  # minimum size of a record batch of one row
+_BATCH_BYTES = 96
 
 
 class RowBytes:
-    """Encodes and decodes rows with the columns of `schema`, in that order."""
-
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._widths = [_width(field.type) for field in schema]
@@ -47,7 +44,7 @@ class RowBytes:
         return self._head.itemsize + _BATCH_BYTES * batches
 
     def encode(self, rows: pa.RecordBatch) -> tuple[Ints, bytes]:
-        """All rows, and the beginning of each; followed by the end of the last row."""
+        """Returns the beginning of each row, with the end of the last, and the bytes of all rows."""
         heads = np.zeros(len(rows), self._head)
         valid = np.ones((len(rows), rows.num_columns), np.bool_)
         for at, column in enumerate(rows.columns):
@@ -71,7 +68,7 @@ class RowBytes:
         return starts, whole.buffers()[2].slice(0, starts[-1]).to_pybytes()
 
     def decode(self, cells: Sequence[bytes]) -> tuple[pa.RecordBatch, Ints]:
-        """The rows of all `cells`, and the number of rows per cell. Raises `ValueError` for other bytes."""
+        """Returns the rows of all `cells`, and their number per cell. Raises `ValueError` for other bytes."""
         data = b"".join(cells)
         ends = np.cumsum(np.fromiter(map(len, cells), np.int64, len(cells)))
         starts = self._starts(np.frombuffer(data, np.uint8), ends)
@@ -100,10 +97,7 @@ class RowBytes:
             yield ends
 
     def _starts(self, data: npt.NDArray[np.uint8], ends: Ints) -> Ints:
-        """Beginning of each row.
-
-        Finds the first row of all cells, then the second row of longer cells, and so on.
-        """
+        """Finds the first row of all cells, then the second row of longer cells, and so on."""
         found, at = [np.zeros(0, np.int64)], np.concatenate([[0], ends])[:-1]
         while len(at := at[left := at < ends]):
             ends = ends[left]
@@ -165,6 +159,5 @@ def _binary(offsets: Ints, data: bytes) -> pa.LargeBinaryArray:
 
 
 def _chosen(data: bytes, parts: Sequence[Ints], which: int) -> pa.LargeBinaryArray:
-    """Part number `which` of each row; `parts` has the beginnings of the parts."""
     offsets = np.append(np.stack(parts, 1).reshape(-1), len(data))
     return _binary(offsets, data).take(pa.array(np.arange(which, len(offsets) - 1, len(parts))))

@@ -1,16 +1,9 @@
-"""Batches as rows (plain dicts) for user functions, and rows back into batches of one fixed schema.
-
-Users declare the schema of a function's results, or the first batch determines it; a channel has one schema. A row that
-does not fit raises an error with the column, and with `schema=` as the remedy.
-
-Rows become columns when their batch ends, so `RowWriter.take` copies at once whatever the function could still change.
-"""
+"""Batches as rows (plain dicts) for user functions, and rows back into batches."""
 
 import copy
 import datetime
 import decimal
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -22,15 +15,18 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of, values_as_stored
+from barrier_runtime.data.row_class import RowClass, UnfitField, is_instance
 from barrier_runtime.data.values.doors import UNFIT
-from barrier_runtime.data.values.into_columns import UnkeptValue, column_of, keeps
+from barrier_runtime.data.values.into_columns import UnkeptValue, column_of
+from barrier_runtime.data.values.references import ALONE, HELD_ONCE, references
 from barrier_runtime.data.values.repeated_rows import refuse_repeated, repeated, times_in
+from barrier_runtime.data.values.settled_types import settled_type
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import microseconds_of
 
 Row: TypeAlias = dict[str, Any]
 
-_CUT = 500  # characters of a record shown in an error
+_CUT = 500
 _NEVER = 0
 _UNCHANGEABLE = frozenset(
     {
@@ -55,7 +51,6 @@ _EPOCHS = {
     "UTC": datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc),
 }
 _YEARS_US = [microseconds_of(datetime.datetime.min), microseconds_of(datetime.datetime.max)]
-_WIDEST_DECIMAL = 38  # digits of a decimal128
 
 
 def values_of(array: pa.Array) -> list[Any]:
@@ -104,12 +99,11 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 
 def each_row(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Yields one dict per row: all dicts of a large batch would exceed the processor's cache."""
+    """Yields dicts one by one: all dicts of a large batch would exceed the processor's cache."""
     return dicts(batch.schema.names, [values_of(column) for column in batch.columns])
 
 
 def each_row_of(batch: Batch) -> Iterator[Row]:
-    """As `each_row`, of either form of the rows."""
     few = batch.few
     if few is None:
         return each_row(batch.rows)
@@ -159,71 +153,52 @@ def cut(text: str) -> str:
     return text if len(text) <= _CUT else text[: _CUT - 1] + "…"
 
 
-references = sys.getrefcount  # only this module depends on the interpreter's counting
-"""Number of references to a row: a row that a user's function has not kept needs no copy."""
-
-
-def _references_of_a_local() -> int:
-    """Result of `references` for one local variable. Newer interpreters do not count the argument."""
-    assigned: Row = {}
-    counts = [references(assigned)]
-    made: Iterator[Row] = ({} for _ in range(1))
-    for each in made:
-        counts.append(references(each))
-    return min(counts)  # too low a number only causes more copies
-
-
-_ALONE = _references_of_a_local()
-_HELD_ONCE = _ALONE + 1  # one local variable and one other holder: the caller's variable, or the row
-
-
-def _references_of_an_argument() -> int:
-    """Result of `references` for an argument that the caller does not keep; 0 (never equal) if unknown."""
-
-    def seen(name: str, row: Row) -> int:
-        return references(row)
-
-    kept: Row = {}
-    alone = seen("", {})
-    return alone if alone < seen("", kept) else 0
-
-
-ALONE_ARGUMENT = _references_of_an_argument()
-
-
 class _Column(NamedTuple):
     name: str
     type: pa.DataType
     nullable: bool
-    of: Callable[[Mapping[str, Any]], Any]  # the column's value in a row
+    of: Callable[[Any], Any]
 
 
 class RowWriter:
-    """Converts rows of one operator's user function to batches of one schema."""
+    """Converts a user function's rows to batches of one schema, declared or from the first batch."""
 
     def __init__(
-        self, where: str, schema: pa.Schema | None, remedy: str = "return what schema= declares, or correct schema="
+        self,
+        where: str,
+        schema: pa.Schema | RowClass | None,
+        remedy: str = "return what schema= declares, or correct schema=",
     ) -> None:
-        """`remedy`: what to do about a row that does not fit the declared `schema`."""
+        """`schema`: with a row class, rows are its instances, or dicts."""
         self._where = where
         self._declared_remedy = remedy
         self._declared = schema is not None
         self.schema: pa.Schema | None = None
         self._columns: list[_Column] = []
-        self._changeable: list[str] = []  # columns whose values may be changed in place
-        self._flat: frozenset[str] = frozenset()  # those of them that are lists of immutable values
+        self._changeable: list[str] = []  # may be changed in place
+        self._flat: frozenset[str] = frozenset()  # lists of immutable values
         self.alone = _NEVER
-        if schema is not None:
+        self.row_kind: type = dict
+        self._row_class: RowClass | None = None
+        self._of_instances: list[_Column] = []
+        if isinstance(schema, RowClass):
+            self._row_class, self.row_kind = schema, schema.kind
+            self._fix(schema.schema, {field.column: field.slot.optional for field in schema.fields})
+            plain, getters, items = self._columns, schema.getters, schema.item_getters
+            self._of_instances = [column._replace(of=of) for column, of in zip(plain, getters, strict=True)]
+            self._columns = [column._replace(of=of) for column, of in zip(plain, items, strict=True)]
+        elif schema is not None:
             self._fix(schema)
+
+    def each(self, result: Any) -> Any:
+        return (result,) if type(result) is dict or type(result) is self.row_kind else result
 
     def take(self, rows: Iterable[Any], results: list[Row], given: Callable[[], Row] | None = None) -> None:
         """Appends `rows` to `results` in their present state, unaffected by later changes.
 
-        `given`: see `check_apart`.
-
-        A row that nobody else holds (`yield {...}`) needs no copy; its count of references is `alone`, a number that
-        never occurs while columns may hold lists and the like. In a list that nobody else holds (`return [...]`) a row
-        has one reference more.
+        A row that nobody else holds (`yield {...}`) needs no copy: its reference count is `alone`, which never occurs
+        while columns may hold lists and the like. In a list that nobody else holds (`return [...]`) the count is one
+        higher.
         """
         alone, append, taken = self.alone, results.append, self.taken
         if alone != _NEVER and type(rows) is list and references(rows) == alone:
@@ -239,87 +214,119 @@ class RowWriter:
             self.check_apart(rows, given)
 
     def check_apart(self, rows: Any, given: Callable[[], Row] | None = None) -> None:
-        """Refuses a list with the same dict several times.
+        """Refuses a list with a repeated dict: all these rows would have its last content.
 
-        If the dict was changed meanwhile, all these rows would be the last row. `given` makes the input row, which may
-        occur several times unless it was changed. Rows of a generator keep their state, and are not checked.
+        `given` makes the input row, which may recur unless changed. Rows of a generator keep their state.
         """
         if type(rows) is list:
-            for row in repeated(rows):
+            for row in repeated(rows, self._changed_in_place):
                 if given is None or repr(row) != repr(given()):
                     refuse_repeated(rows, row, self._where)
 
     def taken(self, row: Any) -> Any:
-        """A copy of `row` that shares no mutable value with it, or `row` itself if nobody else holds it.
+        """Copies `row` without shared mutable values, unless nobody else holds it.
 
-        Returns anything that is no row unchanged. The caller holds `row` in one local variable.
+        Returns non-rows unchanged. The caller holds `row` in one local variable.
         """
         if type(row) is not dict and not isinstance(row, Mapping):
-            return row
-        copied = row if self._changeable and type(row) is dict and references(row) == _HELD_ONCE else dict(row)
+            return row if self._row_class is None else self._copied(row)
+        copied = row if self._changeable and type(row) is dict and references(row) == HELD_ONCE else dict(row)
         for name in copied if self.schema is None else self._changeable:
             value = copied.get(name)
             if type(value) in _UNCHANGEABLE:
                 continue
-            if type(value) is list and name in self._flat and references(value) == _HELD_ONCE:
+            if type(value) is list and name in self._flat and references(value) == HELD_ONCE:
                 continue  # only this row holds the list
             copied[name] = taken_value(value)
         return copied
 
-    def batch(self, rows: Sequence[Mapping[str, Any]], like: pa.Schema | None = None) -> pa.RecordBatch:
-        """Batch of one or more rows. Raises `InvalidJob` for a row that does not fit.
+    def _copied(self, row: Any) -> Any:
+        assert self._row_class is not None
+        if type(row) is not self.row_kind or (self._row_class.is_frozen and not self._changeable):
+            return row
+        return {name: taken_value(value) for name, value in self._record(row).items()}
 
-        `like`: schema of the function's input, whose columns complete types that the first rows leave open.
+    def _record(self, row: Any) -> Row:
+        assert self._row_class is not None
+        try:
+            return self._row_class.record(row)
+        except UnfitField as error:
+            raise InvalidJob(f"{self._where}: {error}: {self._remedy()}") from None
+
+    @property
+    def _changed_in_place(self) -> type | None:
+        return None if self._row_class is None or self._row_class.is_frozen else self.row_kind
+
+    def _readable(self, rows: Sequence[Any]) -> tuple[Sequence[Any], list[_Column]]:
+        row_class = self._row_class
+        if row_class is not None:
+            kinds = set(map(type, rows))
+            if kinds == {self.row_kind}:
+                return rows, self._of_instances
+            if self.row_kind in kinds:
+                return [self._record(row) if type(row) is self.row_kind else row for row in rows], self._columns
+        return rows, self._columns
+
+    def batch(self, rows: Sequence[Mapping[str, Any]], like: pa.Schema | None = None) -> pa.RecordBatch:
+        """Raises `InvalidJob` for a row that does not fit.
+        `like`: schema of the function's input, which completes types that the first rows leave open.
         """
         if self.schema is None:
             self._fix(self._infer(rows, like))
         schema = self.schema
         assert schema is not None
-        arrays = [self._column(rows, column) for column in self._columns]
-        if sum(map(len, rows)) != len(rows) * len(arrays):
+        rows, columns = self._readable(rows)
+        arrays = [self._column(rows, column) for column in columns]
+        if columns is self._columns and sum(map(len, rows)) != len(rows) * len(arrays):
             self._check_names(rows)
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def made(self, rows: Sequence[Mapping[str, Any]], like: pa.Schema | None = None) -> pa.RecordBatch | FewRows:
-        """As `batch`, but as lists if the rows are few and the types allow it."""
         layout = None if self.schema is None or len(rows) > MOST_ROWS else layout_of(self.schema)
         if layout is None:
             return self.batch(rows, like)
         columns = []
-        for column, accepted, dtype in zip(self._columns, layout.accepted, layout.dtypes, strict=True):
+        rows, read_by = self._readable(rows)
+        for column, accepted, dtype in zip(read_by, layout.accepted, layout.dtypes, strict=True):
             try:
                 values = list(map(column.of, rows))
-            except (KeyError, TypeError):
+            except (KeyError, TypeError, UnfitField):
+                return self.batch(rows, like)
+            if not column.nullable and None in values:
                 return self.batch(rows, like)
             if not accepted(values):
                 times = _stored_times(values, column.type)
                 values = values_as_stored(self._column(rows, column), dtype) if times is None else times
             columns.append(values)
-        if sum(map(len, rows)) != len(rows) * len(columns):
+        if read_by is self._columns and sum(map(len, rows)) != len(rows) * len(columns):
             self._check_names(rows)
         return FewRows.made_of(self.schema, columns)
 
     def _column(self, rows: Sequence[Mapping[str, Any]], column: _Column) -> pa.Array:
         name, kind, nullable, of = column
         try:
-            values = list(map(of, rows))
-        except (KeyError, TypeError):
-            self._check_names(rows)
-            values = [row.get(name) for row in rows]
+            try:
+                values = list(map(of, rows))
+            except (KeyError, TypeError):
+                self._check_names(rows)
+                values = [of(row) if name in row else None for row in rows]
+        except UnfitField as error:
+            raise InvalidJob(f"{self._where}: column {name!r}: {error}: {self._remedy()}") from None
         try:
             return column_of(values, kind, name, nullable)
         except UnkeptValue as unkept:
             raise unkept.job_error(self._where, self._remedy(), cut(repr(rows[unkept.row]))) from unkept
 
-    def _fix(self, schema: pa.Schema) -> None:
+    def _fix(self, schema: pa.Schema, optional: Mapping[str, bool] | None = None) -> None:
         self.schema = schema
-        self._columns = [_Column(each.name, each.type, each.nullable, itemgetter(each.name)) for each in schema]
+        nullable = {each.name: each.nullable for each in schema} if optional is None else optional
+        self._columns = [_Column(each.name, each.type, nullable[each.name], itemgetter(each.name)) for each in schema]
         changeable = {field.name: field.type for field in schema if not _is_unchangeable(field.type)}
         self._changeable = list(changeable)
         self._flat = frozenset(
             name for name, kind in changeable.items() if pa.types.is_list(kind) and _is_unchangeable(kind.value_type)
         )
-        self.alone = _NEVER if self._changeable else _ALONE
+        self.alone = _NEVER if self._changeable else ALONE
 
     def _infer(self, rows: Sequence[Mapping[str, Any]], like: pa.Schema | None) -> pa.Schema:
         for row in rows:
@@ -332,7 +339,7 @@ class RowWriter:
             try:
                 values = [row.get(name) for row in rows]
                 known = like.field(name).type if like is not None and name in like.names else None
-                fields.append((name, _settled_type(values, known)))
+                fields.append((name, settled_type(values, known)))
             except UNFIT as error:
                 raise InvalidJob(
                     f"{self._where}: no type fits all values of column {name!r} ({error}): pass schema="
@@ -341,10 +348,13 @@ class RowWriter:
 
     def _check_row(self, row: object) -> None:
         if not isinstance(row, Mapping):
-            raise InvalidJob(
-                f"{self._where}: the function gave a {type(row).__name__} where a row is expected: "
-                "return a dict of column name to value"
-            )
+            name = type(row).__name__
+            remedy = "return a dict of column name to value" + (", or use filter or flat_map" if row is None else "")
+            if is_instance(row):
+                remedy = f"pass schema={name}, or annotate what the function returns"
+            if self._row_class is not None:
+                remedy = f"return instances of {self._row_class.name}, which schema= or the annotation declares"
+            raise InvalidJob(f"{self._where}: the function gave a {name} where a row is expected: {remedy}")
 
     def _check_names(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raises for unknown columns, and for absent columns unless the user declared the schema (then null)."""
@@ -371,17 +381,30 @@ class RowWriter:
 
 
 def refuse_shared(reply: Sequence[Any] | Mapping[Any, Any], where: str) -> None:
-    """As `RowWriter.check_apart`, for a reply. A dict that is kept elsewhere may stand for several keys."""
+    """As `RowWriter.check_apart`, for a reply; a dict kept elsewhere may stand for several keys."""
     rows = list(reply.values()) if isinstance(reply, Mapping) else reply
     for row in repeated(rows):
         holders = (1 if rows is reply else 2) * times_in(rows, row) + 1  # the reply, `rows`, the list of repeated rows
-        if references(row) <= _ALONE + holders:
+        if references(row) <= ALONE + holders:
             refuse_repeated(reply, row, where)
 
 
 def input_row(batch: Batch, at: int) -> Callable[[], Row]:
-    """Returns a function that makes row `at` of `batch` again, as the user's function got it."""
     return lambda: next(each_row_of(batch.slice(at, 1)))
+
+
+def values_by_column(batch: Batch, names: Sequence[str]) -> list[list[Any]]:
+    few = batch.few
+    if few is None:
+        return [values_of(batch.rows.column(name)) for name in names]
+    layout = few.layout
+    at = [layout.positions[name] for name in names]
+    columns = [few.columns[each] for each in at]
+    if not layout.has_times:
+        return columns
+    return [
+        values_of_few(values, layout.types[each], layout.times[each]) for each, values in zip(at, columns, strict=True)
+    ]
 
 
 def taken_value(value: Any) -> Any:
@@ -396,7 +419,6 @@ def taken_value(value: Any) -> Any:
 
 
 def _is_unchangeable(kind: pa.DataType) -> bool:
-    """True if every Python value for a column of this type is immutable."""
     types = pa.types
     return bool(
         types.is_boolean(kind)
@@ -407,39 +429,3 @@ def _is_unchangeable(kind: pa.DataType) -> bool:
         or types.is_temporal(kind)
         or types.is_decimal(kind)
     )
-
-
-def _settled_type(values: list[Any], known: pa.DataType | None) -> pa.DataType:
-    """The type for `values` and later rows; open types are those of `known`, the input's column.
-
-    Open are the digits of decimals, and columns of nulls or empty lists.
-    """
-    try:
-        guessed = pa.array(values).type
-    except UNFIT:
-        if known is None or not keeps(values, known):
-            raise
-        return known
-    settled = _settled(guessed, known)
-    if settled.equals(guessed) or keeps(values, settled):
-        return settled
-    return _settled(guessed, None)
-
-
-def _settled(guessed: pa.DataType, known: pa.DataType | None) -> pa.DataType:
-    types = pa.types
-    if types.is_null(guessed):
-        return guessed if known is None else known
-    if types.is_decimal(guessed):
-        if known is not None and types.is_decimal(known):
-            return known
-        return pa.decimal128(_WIDEST_DECIMAL, guessed.scale) if guessed.precision <= _WIDEST_DECIMAL else guessed
-    if types.is_integer(guessed) and known is not None and types.is_uint64(known):
-        return known  # otherwise the first value of 2^63 or more would not fit
-    if types.is_list(guessed):
-        element = known.value_type if known is not None and types.is_list(known) else None
-        return pa.list_(_settled(guessed.value_type, element))
-    if types.is_struct(guessed):
-        fields = {field.name: field.type for field in known} if known is not None and types.is_struct(known) else {}
-        return pa.struct([(field.name, _settled(field.type, fields.get(field.name))) for field in guessed])
-    return guessed

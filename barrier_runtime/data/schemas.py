@@ -1,25 +1,25 @@
-"""Translates users' schemas and durations to Arrow types and milliseconds; fits batches to a schema.
+"""Translates users' schemas and durations; fits batches to a schema.
 
-Types may be written as Arrow prints them, as in SQL, or as Python types. Every type in a message, in `explain` or in
-`print(schema)` is accepted.
+Every type in a message, in `explain` or in `print(schema)` is accepted.
 """
 
 import contextlib
-import dataclasses
 import datetime
 import decimal
 import difflib
+import enum
 import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from barrier_runtime.data.values.casts import kept_cast
+from barrier_runtime.data.values.class_fields import fields_of_class
 from barrier_runtime.data.values.doors import UNFIT
 from barrier_runtime.state.errors import InvalidJob
 
@@ -57,10 +57,24 @@ _FIXED = re.compile(r"fixed_size_binary\[(\d+)\]")
 _NESTED = re.compile(r"(list|large_list|array|struct|map) *<(.*)>", re.DOTALL)
 _LIKE = "such as 'int64', 'timestamp[ms, tz=UTC]', 'decimal(10, 2)' or 'list<string>'"
 _MOST_DIGITS = 38
+_DEEPEST = 30  # levels of classes in classes
+_ALIKE: tuple[Callable[[pa.DataType], bool], ...] = (  # types of equal Python values
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_timestamp,
+    pa.types.is_date32,
+    pa.types.is_time,
+    pa.types.is_duration,
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind),
+    pa.types.is_list,
+    pa.types.is_map,
+)
 
 
 def declared_type(kind: Any, column: str, where: str) -> pa.DataType:
-    """The Arrow type of a user's `kind`. Raises `InvalidJob`.
+    """Arrow type of a user's `kind`. Raises `InvalidJob`.
 
     >>> declared_type("timestamp[ms, tz=UTC]", "at", "source 'in'")
     TimestampType(timestamp[ms, tz=UTC])
@@ -97,34 +111,6 @@ def ddl_columns(text: str, where: str) -> list[tuple[str, str]]:
     return columns
 
 
-def fields_of_class(kind: type) -> dict[str, Any]:
-    """Annotated fields of a class, including those of its bases; empty for a class without fields."""
-    model = getattr(kind, "model_fields", None)  # pydantic
-    made_of_fields = (
-        dataclasses.is_dataclass(kind)
-        or isinstance(model, dict)
-        or hasattr(kind, "__struct_fields__")  # msgspec
-        or hasattr(kind, "__total__")  # a TypedDict
-        or hasattr(kind, "_fields")  # a NamedTuple
-    )
-    if not made_of_fields:
-        return {}
-    hints = typing.get_type_hints(kind)
-    return {
-        name: hint
-        for name, hint in hints.items()
-        if typing.get_origin(hint) is not typing.ClassVar and name in _own(kind, hints)
-    }
-
-
-def _own(kind: type, hints: dict[str, Any]) -> set[str]:
-    """Names of fields; a model's base class has annotations that are not fields."""
-    if dataclasses.is_dataclass(kind):
-        return {field.name for field in dataclasses.fields(kind)}
-    model = getattr(kind, "model_fields", None)
-    return set(model) if isinstance(model, dict) else set(hints)
-
-
 def _named(name: str) -> pa.DataType | None:
     low = name.lower()
     if nested := _NESTED.fullmatch(name) or _NESTED.fullmatch(low):
@@ -143,7 +129,7 @@ def _named(name: str) -> pa.DataType | None:
         try:
             return pa.type_for_alias(name)
         except ValueError:
-            pass  # maybe a name of SQL
+            pass
     return _SQL_TYPES.get(low)
 
 
@@ -192,7 +178,7 @@ def _parts(text: str) -> list[str]:
 def _python_type(kind: Any, column: str, where: str) -> pa.DataType | None:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return declared_type(arguments[0], column, where)
+        return _annotated(arguments, column, where)
     if origin in (typing.Union, types.UnionType):
         rest = [each for each in arguments if each is not type(None)]
         return declared_type(rest[0], column, where) if len(rest) == 1 else None
@@ -204,21 +190,69 @@ def _python_type(kind: Any, column: str, where: str) -> pa.DataType | None:
         return pa.map_(declared_type(arguments[0], column, where), declared_type(arguments[1], column, where))
     if not isinstance(kind, type):
         return None
+    if issubclass(kind, enum.Enum):
+        return _of_enum(kind, column, where)
     known = _PYTHON_TYPES.get(kind)
+    if known is None and column.count(".") > _DEEPEST:
+        raise InvalidJob(f"{where}: field {column[:60]!r}… contains a class that contains itself: give it another type")
     if known is None and (fields := fields_of_class(kind)):
         return pa.struct([(name, declared_type(hint, f"{column}.{name}", where)) for name, hint in fields.items()])
     return known
 
 
+def _annotated(arguments: Sequence[Any], column: str, where: str) -> pa.DataType:
+    """Type in `Annotated[int, "int32"]`: same kind, other width."""
+    plain = declared_type(arguments[0], column, where)
+    kinds = [each for each in arguments[1:] if isinstance(each, pa.DataType | str)]
+    if not kinds:
+        return plain
+    exact = declared_type(kinds[0], column, where)
+    if not any(alike(plain) and alike(exact) for alike in _ALIKE):
+        raise InvalidJob(
+            f"{where}: field {column!r} is {arguments[0]!r} annotated with {exact}: values of {exact} have another "
+            "Python type, so correct one of them"
+        )
+    return exact
+
+
+def _of_enum(kind: type[enum.Enum], column: str, where: str) -> pa.DataType:
+    for value, stored in ((str, pa.string()), (int, pa.int64())):
+        if all(isinstance(each.value, value) and not isinstance(each.value, bool) for each in kind):
+            return stored
+    raise InvalidJob(
+        f"{where}: field {column!r} is the enum {kind.__name__}, whose values are neither all text nor all int: "
+        "give the enum values of one of these types"
+    )
+
+
 SchemaLike: TypeAlias = pa.Schema | Mapping[str, Any] | str | type
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    class ArrowSchema(Protocol):
+        """`pa.Schema`, which has no type hints."""
+
+        def __arrow_c_schema__(self) -> object: ...
+
+    Rows = typing_extensions.TypeVar("Rows", default=dict[str, Any])
+    SchemaOf: TypeAlias = type[Rows] | Mapping[str, Any] | str | ArrowSchema
+else:
+    Rows = TypeVar("Rows")
+
+    class SchemaOf:
+        """`SchemaLike` for which type checkers know the class of the rows: `SchemaOf[Order]`."""
+
+        def __class_getitem__(cls, rows: Any) -> Any:
+            return SchemaLike
 
 
 def as_schema(schema: SchemaLike, where: str, parameter: str = "schema") -> pa.Schema:
-    """The Arrow schema of a user's schema.
+    """Arrow schema of a user's schema.
 
     Accepts a `pa.Schema`; a mapping of column name to type; a class with annotated fields (dataclass, pydantic model,
     TypedDict, `msgspec.Struct`); or a text as in SQL, `"id BIGINT, at TIMESTAMP"`. A type is an Arrow type, a name as
-    Arrow prints it or as in SQL, or a Python type; see `declared_type`.
+    Arrow prints it or as in SQL, or a Python type.
 
     >>> as_schema({"value": int, "at": "timestamp[ms, tz=UTC]"}, "source 'numbers'").names
     ['value', 'at']
@@ -230,7 +264,8 @@ def as_schema(schema: SchemaLike, where: str, parameter: str = "schema") -> pa.S
     elif isinstance(schema, str):
         fields = pa.schema([(name, declared_type(kind, name, where)) for name, kind in ddl_columns(schema, where)])
     elif isinstance(schema, type) and (hints := fields_of_class(schema)):
-        fields = pa.schema([(name, declared_type(kind, name, where)) for name, kind in hints.items()])
+        of_class = f"{where}, class {schema.__name__}"
+        fields = pa.schema([(name, declared_type(kind, name, of_class)) for name, kind in hints.items()])
     else:
         raise InvalidJob(
             f"{where}: {parameter}= is {type(schema).__name__}: pass a pyarrow.Schema, a mapping such as "
@@ -257,7 +292,7 @@ def as_duration(given: Duration, what: str) -> datetime.timedelta:
     if isinstance(given, datetime.timedelta):
         return given
     if isinstance(given, Real) and not isinstance(given, bool):
-        with contextlib.suppress(OverflowError, ValueError):  # infinite, or no number
+        with contextlib.suppress(OverflowError, ValueError):
             duration = datetime.timedelta(seconds=float(given))
             if duration or given == 0:
                 return duration
@@ -265,7 +300,7 @@ def as_duration(given: Duration, what: str) -> datetime.timedelta:
 
 
 def milliseconds(given: Duration, what: str) -> int:
-    """A whole number of milliseconds, not negative."""
+    """Converts to a whole number of milliseconds, not negative. Raises `InvalidJob`."""
     duration = as_duration(given, what)
     whole, rest = divmod(duration, datetime.timedelta(milliseconds=1))
     if rest or whole < 0:
@@ -274,7 +309,7 @@ def milliseconds(given: Duration, what: str) -> int:
 
 
 def require_columns(schema: pa.Schema | None, columns: tuple[str, ...], where: str) -> None:
-    """Raises unless `schema` has all `columns`. An unknown schema (None) is checked at the first batch."""
+    """Accepts an unknown schema (None), which is checked at the first batch."""
     if schema is None:
         return
     for column in columns:
@@ -283,14 +318,13 @@ def require_columns(schema: pa.Schema | None, columns: tuple[str, ...], where: s
 
 
 def check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:
-    """Raises if one of the added columns `names` is `taken`."""
     for name in names:
         if name in taken:
             raise InvalidJob(f"{where}: the output column {name!r} exists already: choose another name")
 
 
 def column_names(given: Any, what: str) -> tuple[str, ...]:
-    """Names of columns, given as a name or several names. Raises `InvalidJob`."""
+    """Accepts a name or several names. Raises `InvalidJob`."""
     names = (given,) if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise InvalidJob(f"{what}={given!r}: give the name of a column, or a list of names")
@@ -298,13 +332,11 @@ def column_names(given: Any, what: str) -> tuple[str, ...]:
 
 
 def no_column(column: object, there: Sequence[str], where: str, what: str = "") -> InvalidJob:
-    """The error for a missing column. `what`: use of the column, after a space or a comma."""
     names = ", ".join(there)
     return InvalidJob(f"{where}: there is no column {column!r}{what}{meant(column, there)}: use one of {names}")
 
 
 def meant(name: object, there: Iterable[str]) -> str:
-    """The most similar name, in parentheses; empty if none is similar."""
     near = difflib.get_close_matches(str(name), there, 1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
@@ -317,9 +349,8 @@ _UNITS = ("s", "ms", "us", "ns")
 
 
 def widest(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
-    """Schema that holds the values of both: the same columns, with the finer unit or the wider number of each.
-
-    None if the columns differ otherwise."""
+    """Schema for the values of both: of each column the finer unit or the wider number.
+    None for other differences."""
     if one.names != other.names:
         return None
     kinds = [_wider(first.type, second.type) for first, second in zip(one, other, strict=True)]
@@ -345,7 +376,7 @@ def no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def lines_parser(read: Callable[[bytes], pa.Table], schema: pa.Schema, where: str) -> Callable[[bytes], pa.RecordBatch]:
-    """Returns a function from whole lines to rows of `schema`. `read` gets lines that are not blank."""
+    """Returns a function from whole lines to rows of `schema`. `read` gets nonblank lines."""
     empty = no_rows(schema)
 
     def parse(data: bytes) -> pa.RecordBatch:
@@ -359,9 +390,7 @@ def lines_parser(read: Callable[[bytes], pa.Table], schema: pa.Schema, where: st
 
 def refuse_unreadable(schema: pa.Schema, kind: str, read: Callable[[pa.Schema], object], where: str) -> None:
     """Raises `InvalidJob` for columns whose types cannot be read from text.
-
-    `read` reads a line without values as these columns, so that Arrow reports such types. `read` is a function of a
-    module, and called once per type.
+    `read`, a function of a module, reads a line without values, so that Arrow reports such types.
     """
     for field in schema:
         if not _reads(read, field.type):
@@ -381,7 +410,7 @@ def _reads(read: Callable[[pa.Schema], object], kind: pa.DataType) -> bool:
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """`batch` with the columns and types of `schema`, with every value kept."""
+    """Casts a batch to the columns and types of `schema`, keeping every value."""
     if batch.schema.equals(schema):
         return batch
     arrays = []

@@ -1,12 +1,7 @@
-"""The watermark over several input channels: the minimum of those that are neither idle nor ended.
+"""Watermark of several input channels: the minimum of those neither idle nor ended.
 
-The watermark is the end of time only when every channel has ended, because an idle channel may bring rows again. While
-only channels that never have rows have not ended, nothing is emitted: "idle" would let others pass rows that are held
-here for the end.
-
-Channels from subtasks that all receive the same elements are idle `together` or not at all. After a silence one of
-these subtasks notices rows first. If the others were still idle, event time would advance with the first subtask, past
-rows that arrive later through the others.
+The watermark is the end of time only when every channel has ended: an idle channel may bring rows again. If the
+remaining channels never have rows, nothing is emitted: "idle" would let others pass rows held here for the end.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,29 +10,35 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Idle, Wa
 
 
 class WatermarkMerger:
-    """Merges the watermarks of channels: each call returns the element to emit downstream, if any.
+    """Merges the watermarks of channels: each call returns the element to emit, if any. Never goes back.
 
-    Never goes back.
-
-    `empty`: channels that are known to bring no rows. `together`: groups of channels that are idle only when all of the
-    group are idle or have ended.
+    `empty`: channels that bring no rows. `together`: groups of channels from subtasks that receive the same elements,
+    idle only when the whole group is idle or ended: after a silence one subtask notices rows first, and event time must
+    not pass rows that arrive later through the others. `timeless`: channels idle until their end, whatever they bring.
     """
 
-    def __init__(self, channels: int, empty: Collection[int] = (), together: Sequence[Collection[int]] = ()) -> None:
+    def __init__(
+        self,
+        channels: int,
+        empty: Collection[int] = (),
+        together: Sequence[Collection[int]] = (),
+        timeless: Collection[int] = (),
+    ) -> None:
         self._of_channel = [WATERMARK_MIN] * channels
-        self._empty = frozenset(empty)
-        self._idle = [channel in self._empty for channel in range(channels)]
+        self._timeless = frozenset(timeless)
+        self._without_rows_in_time = self._timeless.union(empty)
+        self._idle = [channel in self._without_rows_in_time for channel in range(channels)]
         self._together = [tuple(group) for group in together if len(group) > 1]
         self._later: frozenset[int] = frozenset()
         self.current = WATERMARK_MIN
         self._said_idle = False
 
     def count_later(self, channels: Collection[int]) -> None:
-        """Lets `channels` hold event time back only after all other channels have ended: nothing comes before."""
+        """Lets `channels` hold event time back only after all other channels have ended."""
         self._later = frozenset(channels)
 
     def on_watermark(self, channel: int, ms: int) -> Watermark | Idle | None:
-        self._idle[channel] = False
+        self._idle[channel] = channel in self._timeless and ms < WATERMARK_MAX
         if ms > self._of_channel[channel]:
             self._of_channel[channel] = ms
         return self._advance()
@@ -47,9 +48,13 @@ class WatermarkMerger:
         return self._advance()
 
     def on_activity(self, channel: int) -> None:
-        """Ends the idleness of a channel with new rows. Emitted elements stay valid."""
-        self._idle[channel] = False
+        """Ends the idleness of a channel with new rows."""
+        self._idle[channel] = channel in self._timeless
         self._said_idle = False
+
+    def after_timeless_rows(self) -> Watermark | Idle | None:
+        """Repeats the idleness that a timeless channel's rows have ended in later steps."""
+        return self._advance()
 
     def on_end(self, channel: int) -> Watermark | Idle | None:
         return self.on_watermark(channel, WATERMARK_MAX)
@@ -58,7 +63,6 @@ class WatermarkMerger:
         return self._of_channel[channel] == WATERMARK_MAX
 
     def others(self, channel: int) -> int:
-        """Event time that the other channels allow."""
         active = zip(self._of_channel, self._idle_ones(), strict=True)
         return min(
             (ms for number, (ms, idle) in enumerate(active) if number != channel and not idle), default=WATERMARK_MAX
@@ -67,7 +71,7 @@ class WatermarkMerger:
     def _advance(self) -> Watermark | Idle | None:
         idle_ones = self._idle_ones()
         waiting = [ms for ms, idle in zip(self._of_channel, idle_ones, strict=True) if not idle and ms < WATERMARK_MAX]
-        if not waiting and any(idle_ones):  # ended channels do not decide for a channel that may still bring rows
+        if not waiting and any(idle_ones):  # a channel may still bring rows
             if self._said_idle or self._only_ends_are_left():
                 return None
             self._said_idle = True
@@ -80,7 +84,7 @@ class WatermarkMerger:
         return None
 
     def _idle_ones(self) -> list[bool]:
-        """True per channel that does not hold event time back."""
+        """Returns True per channel that does not hold event time back."""
         idle_ones = self._in_turn() if self._later else self._idle
         if not self._together:
             return idle_ones
@@ -98,6 +102,5 @@ class WatermarkMerger:
         return [idle or channel in self._later for channel, idle in enumerate(self._idle)]
 
     def _only_ends_are_left(self) -> bool:
-        """True if channels have ended, and all others are known to bring no rows."""
         open_ones = {channel for channel, ms in enumerate(self._of_channel) if ms < WATERMARK_MAX}
-        return len(open_ones) < len(self._of_channel) and open_ones <= self._empty
+        return len(open_ones) < len(self._of_channel) and open_ones <= self._without_rows_in_time

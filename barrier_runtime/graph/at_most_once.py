@@ -1,6 +1,5 @@
-"""Checks of flows with `mode="at_most_once"`: each part must be able to skip rows without doubling one.
-
-See docs/design/at-most-once.md.
+"""Checks of flows with `mode="at_most_once"`: each part must skip rows without doubling any.
+Design: docs/design/at-most-once.md.
 """
 
 from collections.abc import Sequence
@@ -11,13 +10,11 @@ from barrier_runtime.graph.updates import RUNNING
 from barrier_runtime.state.errors import InvalidJob
 
 AT_MOST_ONCE = "at_most_once"
-# Kinds of steps that emit nothing but the results of the rows that they process. All others would emit rows of their
-# restored state once more: windows and timers that fired, and rows that waited for an answer or a partner.
+# Kinds of steps that never emit rows of their restored state again.
 _EMIT_AT_ONCE = frozenset({"running aggregate", "deduplicate", "process", "process_groups"})
 
 
 def check_at_most_once(nodes: Sequence[Node]) -> None:
-    """Raises `InvalidJob` for sources, steps and sinks that cannot keep the promise of the mode."""
     for node in nodes:
         if isinstance(node, SourceNode):
             _check_source(node)
@@ -33,12 +30,12 @@ def check_at_most_once(nodes: Sequence[Node]) -> None:
 
 
 def _emits_at_once(node: StepNode) -> bool:
-    """Returns whether the step never emits rows of its restored state. `emit="latest"` holds rows outside of it."""
+    """`emit="latest"` goes by the wall clock, but holds rows outside of state, so a restore repeats none."""
     return node.kind in _EMIT_AT_ONCE and node.timeless and (node.kind == RUNNING or not node.by_wall_clock)
 
 
 def refuse_sinks_without_mode(nodes: Sequence[Node]) -> None:
-    """Raises `InvalidJob` for a sink that only `mode="at_most_once"` keeps from writing rows again."""
+    """Raises `InvalidJob` for sinks that write rows again without `mode="at_most_once"`."""
     for node in nodes:
         if isinstance(node, StepNode) and node.is_sink and node.guarantee == AT_MOST_ONCE:
             raise InvalidJob(

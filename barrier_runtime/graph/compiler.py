@@ -1,10 +1,8 @@
 """Compiles the plan of a flow to the graph of slots: chains of steps, and edges that exchange rows.
 
-A step joins the chain of the input if it is the only reader of a main output and rows are only forwarded. A step
-begins a chain if rows are exchanged (hash, rebalance, …), if the step has several inputs, if its input has several
-readers, after a side output, if the step emits rows without input (lookups), and if it makes watermarks after a step
-whose side output is read: such watermarks are of the main output alone, and a chain has one watermark for all its
-edges.
+A step joins the chain of its input if it is the only reader of the input's main output and rows are only forwarded.
+Exceptions: steps that emit rows without input (lookups), and steps that make watermarks of a main output whose side
+output is also read, since a chain has one watermark for all its edges.
 """
 
 import warnings
@@ -15,13 +13,13 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.source import DiscoveringSource, Projecting, Rereading, Source, Split
+from barrier_runtime.connectors.source import DiscoveringSource, Ending, Pausing, Projecting, Rereading, Source, Split
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.graph.at_most_once import AT_MOST_ONCE, check_at_most_once, refuse_sinks_without_mode
 from barrier_runtime.graph.event_time import StepBehind, divides, followers_of, said_of
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
-from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNode
+from barrier_runtime.graph.logical import BROADCAST, Input, Node, Plan, SourceNode, StepNode, timeless
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
@@ -49,8 +47,7 @@ def compile_plan(
 ) -> JobGraph:
     """Checks the plan and builds the graph. Raises `InvalidJob`.
 
-    `list_splits` lists the sources' splits (reads folders, asks servers). `sinks_run`: False if the sinks are only
-    described, as in a replay."""
+    `list_splits` reads folders and asks servers. `sinks_run`: False if the sinks are only described, as in a replay."""
     if not 1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidJob(
             f"flow {plan.name!r}: parallelism {parallelism} with max_parallelism {max_parallelism}: "
@@ -62,7 +59,7 @@ def compile_plan(
     readers = _readers(nodes)
     _check_ends(plan.name, nodes, readers)
     _check_circles(nodes)
-    _check_watched_folders(nodes)
+    _check_pauses(nodes)
     if mode == AT_MOST_ONCE:
         check_at_most_once(nodes)
     elif sinks_run:
@@ -74,7 +71,7 @@ def compile_plan(
 
 
 def _named(nodes: list[Node]) -> list[Node]:
-    """Names unnamed steps `<kind>-<n>`, without names in use. No state is stored under these names."""
+    """Names unnamed steps `<kind>-<n>`. No state is stored under these names."""
     used = {node.name for node in nodes if node.name is not None}
     counts: dict[str, int] = {}
     named: list[Node] = []
@@ -142,7 +139,6 @@ def _check_ends(flow: str, nodes: list[Node], readers: dict[int, list[Input]]) -
 
 
 def _sources_above(nodes: list[Node]) -> list[dict[str, SourceNode]]:
-    """Returns the sources of each node's rows, by name; those of a source are the source itself."""
     above: list[dict[str, SourceNode]] = []  # by node: inputs have lower numbers
     for node in nodes:
         if isinstance(node, SourceNode):
@@ -153,13 +149,15 @@ def _sources_above(nodes: list[Node]) -> list[dict[str, SourceNode]]:
 
 
 def _holds_back(node: SourceNode) -> bool:
-    """Whether the source watches a place, so that event time stands still while nothing new arrives there."""
-    watched = isinstance(node.source, Rereading) and node.source.endless
-    return watched and node.event_time is not None and node.idle_timeout_ms is None
+    """Whether event time stands still while the source brings no rows."""
+    source = node.source
+    pauses = source.pauses if isinstance(source, Pausing) else None
+    if not isinstance(pauses, bool):  # a user's attribute may mean something else
+        pauses = isinstance(source, Ending) and source.endless
+    return pauses and node.event_time is not None and node.idle_timeout_ms is None
 
 
 def _check_circles(nodes: list[Node]) -> None:
-    """Refuses a sink that writes to the place from which a source of the rows reads."""
     for node, above in zip(nodes, _sources_above(nodes), strict=True):
         if isinstance(node, SourceNode):
             continue
@@ -175,29 +173,29 @@ def _check_circles(nodes: list[Node]) -> None:
             )
 
 
-def _check_watched_folders(nodes: list[Node]) -> None:
-    """Warns of a watched folder or table that holds back the event time of other inputs while nothing new arrives."""
-    if not any(isinstance(node, SourceNode) and _holds_back(node) for node in nodes):
-        return
-    above, followers = _sources_above(nodes), followers_of(nodes)
+def _check_pauses(nodes: list[Node]) -> None:
+    """Warns once of each source that, without rows, holds back the event time of other inputs."""
+    todo = {node.name for node in nodes if isinstance(node, SourceNode) and _holds_back(node)}
+    above, followers, without_time = _sources_above(nodes), followers_of(nodes), timeless(nodes)
+    in_turn = {step for node in nodes if isinstance(node, SourceNode) for step in node.after}
     for number, node in enumerate(nodes):
-        if isinstance(node, SourceNode) or len(node.inputs) < 2:
+        if isinstance(node, SourceNode) or len(node.inputs) < 2 or node.name in in_turn:
             continue
         if node.detail == "none" and followers[number].detail == "none":
             continue
-        before = [above[input.node].keys() for input in node.inputs]
+        before = [above[input.node].keys() for input in node.inputs if not without_time[input.node]]
         for name, each in above[number].items():
-            if _holds_back(each) and any(names != {name} for names in before):
+            if name in todo and any(names != {name} for names in before):
+                todo.remove(name)
                 warnings.warn(
                     f"{node.kind} {node.name!r}: while nothing new arrives in source {name!r} ({each.source!r}), event "
                     "time of the other inputs stands still too, and later windows, timers and joins wait: read "
-                    f"{name!r} with idle_timeout=",
+                    f"{name!r} with idle_timeout= (rows after a longer pause may be late)",
                     stacklevel=4,
                 )
 
 
 def _check_guarantees(nodes: list[Node]) -> None:
-    """Raises unless every source upstream of an exactly-once sink replays the same rows."""
     for node, above in zip(nodes, _sources_above(nodes), strict=True):
         if isinstance(node, SourceNode) or not node.is_sink or node.guarantee != "exactly_once":
             continue
@@ -214,7 +212,7 @@ def _check_guarantees(nodes: list[Node]) -> None:
 def _chained(
     nodes: list[Node], readers: dict[int, list[Input]], list_splits: _List, combines: bool
 ) -> tuple[tuple[Chain, ...], tuple[Edge, ...]]:
-    members: list[list[int]] = []  # nodes of each chain
+    members: list[list[int]] = []
     chain_of: dict[int, int] = {}
     for number, node in enumerate(nodes):
         if isinstance(node, StepNode) and len(node.inputs) == 1:
@@ -234,6 +232,7 @@ def _chained(
         for id, numbers in enumerate(members)
     )
     edges: list[Edge] = []
+    without_time = timeless(nodes)
     for numbers in members:
         first = nodes[numbers[0]]
         if isinstance(first, SourceNode):
@@ -252,9 +251,14 @@ def _chained(
                     input.tag,
                     input.aligned,
                     first.combiner if combines else None,
+                    without_time[input.node] and (_is_broadcast(first) or _is_broadcast(nodes[input.node])),
                 )
             )
     return chains, tuple(edges)
+
+
+def _is_broadcast(node: Node) -> bool:
+    return isinstance(node, StepNode) and node.kind == BROADCAST
 
 
 def _has_read_sides(chain: list[int], readers: dict[int, list[Input]]) -> bool:
@@ -281,7 +285,6 @@ def _chain(
 
 
 def _follows_time(node: Node) -> bool:
-    """True if a watermark may change the results of the node."""
     return isinstance(node, StepNode) and node.stateful and not (node.is_sink or node.timeless)
 
 
@@ -308,7 +311,7 @@ def _source(node: SourceNode, list_splits: _List, detail: Detail, interval_ms: i
 
 
 def _listed(node: SourceNode, list_splits: _List) -> Sequence[Split]:
-    """Splits of a source. Errors of a connector's library get the source's name; a user's errors stay."""
+    """Errors of a connector's library get the source's name; a user's errors stay."""
     try:
         return list_splits(node.source)
     except BarrierRuntimeError:
@@ -349,7 +352,6 @@ def _operator(node: StepNode, behind: StepBehind) -> OperatorSpec:
 
 
 def _columns(node: StepNode, name: str) -> Mapping[str, str]:
-    """Columns, with types, that the state of a keyed step depends on, as far as the flow declares them."""
     if not node.stateful or node.is_sink:
         return {}
     made = node.make(name)

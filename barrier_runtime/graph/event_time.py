@@ -1,15 +1,14 @@
-"""Steps that follow event time row by row, and the resulting duties of the steps before them.
+"""Steps that follow event time row by row, and the duties of the steps before.
 
 A step follows event time with one of these details (`Detail`):
 
 - "every": each advance of event time. Steps with timers, a TTL or early results in event time, and
   `deduplicate(within=…)`.
-- "late": where a row of the source may be late. Windows and joins.
-- "rows": where a row may be late by times that a step has changed. Windows and joins.
+- "late": rows of the source that may be late. Windows and joins by the source's time.
+- "rows": all rows, since a step may have changed their time. Other windows and joins.
 
 Steps before such a step keep the event time that was reached at each row (`Batch.reached`); a step that takes whole
-batches then takes them in parts of one event time. After a step with several inputs, event time is that of the slower
-input, and rows of the inputs interleave differently from run to run.
+batches then takes them in parts of one event time. Design: docs/design/event-time-in-a-batch.md.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.graph.logical import Node, StepNode
 
-# Kinds of steps that take a batch in parts of one event time, with the least detail of later steps that requires it.
 _DIVIDES_FOR: dict[str, Detail] = {
     **dict.fromkeys(("map_batches", "process_groups", "lookup"), "late"),
     **dict.fromkeys(("join", "window_join", "asof_join", "table_join"), "rows"),
@@ -38,7 +36,9 @@ class StepBehind:
 
 
 def followers_of(nodes: Sequence[Node]) -> list[StepBehind]:
-    """Followers by number of the node. A step that makes watermarks hides the event time of the input."""
+    """Returns the followers by number of the node.
+    A step that makes watermarks hides the event time of its input.
+    """
     found = [StepBehind()] * len(nodes)
     for number in range(len(nodes) - 1, -1, -1):  # readers have higher numbers than their inputs
         node = nodes[number]
@@ -54,7 +54,7 @@ def followers_of(nodes: Sequence[Node]) -> list[StepBehind]:
 
 
 def divides(node: StepNode, behind: StepBehind) -> bool | None:
-    """True if `node` takes a batch in parts of one event time; None if its kind never does."""
+    """Returns True if `node` takes a batch in parts of one event time, None if its kind never does."""
     divides_for = _DIVIDES_FOR.get(node.kind)
     if divides_for is None or node.whole_batches:
         return None
@@ -62,10 +62,9 @@ def divides(node: StepNode, behind: StepBehind) -> bool | None:
 
 
 def interleaved(nodes: Sequence[Node], number: int) -> list[tuple[str, str]]:
-    """Steps at or above node `number` that merge inputs while event time is followed row by row.
+    """Steps at or above `number` that merge inputs and follow event time by row, or precede such a step.
 
-    The follower is the merging step or a step after it on the way to `number`. Returns names, and why a replay may
-    produce other rows."""
+    Returns names, and why a replay may produce other rows."""
     found: list[tuple[str, str]] = []
     todo, seen = [(number, "")], set[tuple[int, bool]]()
     while todo:
@@ -83,7 +82,6 @@ def interleaved(nodes: Sequence[Node], number: int) -> list[tuple[str, str]]:
 
 
 def said_of(node: StepNode, behind: StepBehind) -> str:
-    """Text of a plan about the event time of `node`; empty if rows keep that of their input rows."""
     if divides(node, behind):
         said = f", rows of one event time at a time: {behind.step!r} follows event time row by row"
     else:

@@ -1,4 +1,4 @@
-"""A flow for people: the plan as a picture (SVG), the job graph as text with settings."""
+"""A flow for people: plan as SVG, job graph as text with settings."""
 
 from collections.abc import Mapping
 from html import escape
@@ -12,7 +12,7 @@ from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec
 from barrier_runtime.graph.logical import Node, Plan, SourceNode
 
 _BOX_W, _BOX_H, _GAP_X, _GAP_Y, _MARGIN = 184, 44, 44, 16, 8
-_NAME, _KIND = 22, 26  # maximum number of characters
+_NAME, _KIND = 22, 26
 _LOOK = (
     "<style>.bn rect{fill:#fff;stroke:#667;stroke-width:1.2}.bn.at rect{stroke:#06c;stroke-width:2.4}"
     ".bn.end rect{fill:#eef3f8}.bn text{font:13px sans-serif;fill:#223}.bn .kind{font-size:11px;fill:#667}"
@@ -21,12 +21,12 @@ _LOOK = (
 
 
 def drawn(plan: Plan, at: int | None = None) -> str:
-    """Draws the plan as SVG. `at`: a node to mark, drawn with only the steps that lead to it; None: all."""
+    """Draws the plan as SVG. `at`: a node to mark, with only the steps before it; None: all."""
     shown = range(len(plan.nodes)) if at is None else _leading_to(plan, at)
     column: dict[int, int] = {}
-    rows: dict[int, int] = {}  # number of boxes per column
+    rows: dict[int, int] = {}
     place: dict[int, tuple[int, int]] = {}
-    for number in shown:  # inputs have lower numbers
+    for number in shown:
         column[number] = 1 + max((column[each] for each in _inputs(plan, number)), default=-1)
         row = rows.get(column[number], 0)
         rows[column[number]] = row + 1
@@ -46,7 +46,6 @@ def name_of(node: Node) -> str:
 
 
 def told(plan: Plan, at: int, schema: pa.Schema | None) -> str:
-    """Describes a stream in one line: the step, and the columns if known."""
     columns = "columns not known yet" if schema is None else ", ".join(f"{each.name}: {each.type}" for each in schema)
     return f"{name_of(plan.nodes[at])} of {plan.name} ({columns})"
 

@@ -1,7 +1,4 @@
-"""The compiled job, which slots run: chains of operators and the edges between them.
-
-A chain runs in one subtask per slot; the operators call each other directly. Edges connect chains.
-"""
+"""The compiled job, which slots run: chains of operators and the edges between them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,23 +25,23 @@ class OperatorSpec:
     """An operator of a chain. `make` builds a new, unopened operator, and travels in Spark's closure."""
 
     name: str
-    kind: str  # for people: "map", "window", "file sink", …
+    kind: str
     make: Callable[[], Operator]
-    stateful: bool = False  # a restore requires a place for the snapshot
+    stateful: bool = False
     is_sink: bool = False
-    guarantee: str = ""  # sinks only
-    global_committer: bool = False  # sinks only
-    describe: str = ""  # one line for explain()
-    definition: str = ""  # what the state depends on, such as the windows' size; a restore requires an equal definition
-    side_outputs: tuple[str, ...] = ()  # tags
-    keys: str = ""  # key columns with their types, if known
-    states: Mapping[str, StateDescription] = field(default_factory=dict)  # declared by the user
-    sink_kind: str = ""  # sinks only: name of the kind of sink, "" for a user's own
-    target: str = ""  # sinks only: the written target
+    guarantee: str = ""
+    global_committer: bool = False
+    describe: str = ""
+    definition: str = ""  # a restore requires an equal definition of the state, such as the windows' size
+    side_outputs: tuple[str, ...] = ()
+    keys: str = ""
+    states: Mapping[str, StateDescription] = field(default_factory=dict)
+    sink_kind: str = ""  # name of the kind of sink, "" for a user's own
+    target: str = ""  # written by a sink
     columns: Mapping[str, str] = field(default_factory=dict)  # that the state depends on, with types if known
     commit_every_ms: int = 0  # with `global_committer`: delay of commits
-    shows_early: bool = False  # sinks only: rows are visible before their checkpoint, see `sink_facts`
-    is_idempotent: bool = False  # sinks only: rows replace earlier rows of their key
+    shows_early: bool = False  # rows are visible before their checkpoint, see `sink_facts`
+    is_idempotent: bool = False  # rows replace earlier rows of their key
 
     @property
     def state_kind(self) -> str:
@@ -56,11 +53,11 @@ class SourceSpec:
     name: str
     source: Source
     splits: tuple[Split, ...]
-    event_time: str | None = None  # column of event times, for watermarks per split
+    event_time: str | None = None
     max_out_of_orderness_ms: int = 0
     idle_timeout_ms: int | None = None
     max_rows_per_batch: int = 65_536
-    detail: Detail = "none"  # how closely later operators follow event time
+    detail: Detail = "none"
     watermark_interval_ms: int = 0  # minimum time between watermarks for later operators
     range: ReadRange | None = None  # of a replay: reading ends there
     max_rows_per_second: float | None = None  # of all subtasks together
@@ -75,7 +72,7 @@ class SourceSpec:
 
 @dataclass(frozen=True)
 class Chain:
-    """Steps that run in one subtask.
+    """Steps that run in one subtask per slot and call each other directly.
 
     A chain with a source has no input edge; the source's name is the first name."""
 
@@ -100,7 +97,7 @@ class Chain:
 
 class Combines(Protocol):
     def combined(self, batch: Batch) -> Batch:
-        """Returns fewer rows in place of the rows of a batch, or the batch."""
+        """Returns fewer rows in place of the batch, or the batch."""
         ...
 
 
@@ -108,19 +105,20 @@ class Combines(Protocol):
 class Edge:
     """Exchange of rows between two chains.
 
-    `operator` and `tag` name a side output; they are empty for the main output of the chain's last operator."""
+    `operator` and `tag` name a side output; both are empty for the main output of the chain's last operator."""
 
     id: int
     source_chain: int
     target_chain: int
     partitioning: Partitioning
-    keys: tuple[str, ...] = ()  # hash only: columns
-    port: int = 0  # number of the input of the target chain's first operator
+    keys: tuple[str, ...] = ()
+    port: int = 0  # input of the target chain's first operator
     schema: pa.Schema | None = None  # None: known at the first batch
     operator: str = ""
     tag: str = ""
-    aligned: bool = False  # no barrier overtakes rows on this edge, not even in unaligned checkpoints
+    aligned: bool = False  # no barrier overtakes rows, not even in unaligned checkpoints
     combiner: Callable[[], Combines] | None = None  # makes the combiner of a sending subtask; hash only
+    timeless: bool = False  # broadcast rows, which never hold event time back
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ class JobGraph:
     max_parallelism: int
     chains: tuple[Chain, ...]
     edges: tuple[Edge, ...]
-    replay: str = ""  # beginning of the command that replays rows; empty if rows cannot be replayed
+    replay: str = ""  # beginning of the command that replays rows; empty: none
 
     def inputs(self, chain: int) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.target_chain == chain)
@@ -163,8 +161,6 @@ class JobGraph:
 
 @dataclass(frozen=True)
 class OperatorPlace:
-    """Place of an operator in the chain, and the partitioning columns of each input port."""
-
     chain: Chain
     place: int
     keys: Mapping[int, tuple[str, ...]]  # empty if the operator does not directly follow key_by

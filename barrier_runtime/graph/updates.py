@@ -1,8 +1,6 @@
-"""Columns emitted again with every row of a key: a step that adds them up counts every update.
+"""Finds columns emitted again with each update of a key, to warn if a step adds them up.
 
-A running aggregate emits the results so far with each row, a window with early results emits results before the end,
-and a window with an allowed lateness emits results again for late rows. Columns are followed through the flow by name;
-`map` and similar steps may have renamed them.
+Columns are followed through the flow by name; `map` and similar steps may have renamed them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,7 +10,7 @@ from barrier_runtime.coordinator.wire.messages import STABLE_KIND
 from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNode
 
 RUNNING, EARLY, LATE = "running aggregate", "window", "window with an allowed lateness"
-_FUNCTIONS = ("map", "flat_map", "map_batches")  # only the names of their rows are known
+_FUNCTIONS = ("map", "flat_map", "map_batches")  # only the names of their columns are known
 _MARKS = frozenset({"update", "early", "retracted"})  # columns by which a filter keeps the last results of windows
 _PASSING_ON = ("deduplicate", "union", "lookup", STABLE_KIND)  # steps with state that emit their input rows
 _WHEN = {
@@ -20,14 +18,12 @@ _WHEN = {
     EARLY: "whose results go out before the window is over, too",
     LATE: "whose results go out again for late rows",
 }
-_ONE_ROW = ("max", "last", "arg_max")  # of all updates they use the right one, if values grow
+_ONE_ROW = ("max", "last", "arg_max")  # each picks one of all updates: the right one, if values grow
 
 
 @dataclass(frozen=True)
 class Updated:
-    """Column whose values `step` of kind `kind` (`RUNNING`, `EARLY`, `LATE`) emits again with updates.
-
-    `keys`: the newest value per key counts."""
+    """Column whose values `step` emits again with updates. The newest value per `keys` counts."""
 
     step: str
     kind: str
@@ -36,7 +32,7 @@ class Updated:
 
 @dataclass(frozen=True)
 class Updates:
-    """Columns of a stream that are updates. `others`: origin of columns with unknown names, or None."""
+    """Columns of a stream that are updates. `others`: origin of columns with unknown names."""
 
     columns: Mapping[str, Updated] = field(default_factory=dict)
     others: Updated | None = None
@@ -47,7 +43,7 @@ class Updates:
 
     @property
     def any(self) -> Updated | None:
-        """First update among the columns of the rows, or None."""
+        """First update among the columns of the rows."""
         return next(iter(self.columns.values()), self.others)
 
 
@@ -56,23 +52,20 @@ NONE = Updates()
 
 @dataclass(frozen=True)
 class UpdatesOfStep:
-    """Updates at a step.
-
-    `counts`: warning about counted updates, or empty. `gives`: own columns that are updates."""
+    """`counts`: warning about counted updates, or "". `gives`: own columns that are updates."""
 
     counts: Callable[[Updates], str]
     gives: Collection[str] = ()
 
 
 def updates_of(plan: Plan, number: int) -> Updates:
-    found: list[Updates] = []  # by node: inputs have lower numbers
+    found: list[Updates] = []
     for node in plan.nodes[: number + 1]:
         found.append(_behind(node, [NONE if each.tag else found[each.node] for each in _inputs(node)], plan))
     return found[number]
 
 
 def counted_updates(before: Updates, aggregates: Mapping[str, object]) -> str:
-    """Warning about the first aggregate that counts every update; empty if none does."""
     for name, aggregate in aggregates.items():
         columns = getattr(aggregate, "columns", None)
         if getattr(aggregate, "kind", "") in _ONE_ROW or columns is None:
@@ -84,7 +77,7 @@ def counted_updates(before: Updates, aggregates: Mapping[str, object]) -> str:
 
 
 def first_update_passes(before: Updates, columns: Collection[str]) -> str:
-    """Warning if the first row of each of these ids is an early update of a step, else empty."""
+    """Returns a warning if deduplication by `columns` would keep only the first update of each key."""
     updated = before.any
     if updated is None or not set(columns) <= set(updated.keys):
         return ""
@@ -95,7 +88,7 @@ def first_update_passes(before: Updates, columns: Collection[str]) -> str:
 
 
 def every_update_joins(before: Updates, keys: Collection[str]) -> str:
-    """Warning if each update of a step is joined with the rows of the other side, else empty."""
+    """Returns a warning if each update of a step is joined with the rows of the other side."""
     updated = before.any
     if updated is None or not set(keys) <= set(updated.keys):
         return ""
@@ -106,7 +99,7 @@ def every_update_joins(before: Updates, keys: Collection[str]) -> str:
 
 
 def ranked_updates(before: Updates, columns: Iterable[str]) -> str:
-    """Warning if these columns, by which rows are ranked, are updates, else empty."""
+    """Returns a warning if these columns, by which rows are ranked, are updates."""
     updated = next(filter(None, map(before.of, columns)), None)
     return "" if updated is None else _counted("the ranking", updated)
 
@@ -149,7 +142,7 @@ def _behind(node: Node, before: list[Updates], plan: Plan) -> Updates:
     if node.kind in _FUNCTIONS:
         return _of_function(node, found, plan)
     if node.stateful and node.kind not in _PASSING_ON and "join" not in node.kind:
-        return NONE  # the step emits results of its own
+        return NONE
     if node.schema is None:
         return found
     known = frozenset(name for each in node.inputs for name in _names(plan.nodes[each.node]))
@@ -189,7 +182,6 @@ def _of_function(node: StepNode, found: Updates, plan: Plan) -> Updates:
 
 
 def _of_join(name: str, found: Updates, known: frozenset[str]) -> Updated | None:
-    """Update of a join's column, whose name has the suffix of the side if both sides have the column."""
     if name in known:
         return found.of(name)
     return next((each for column, each in found.columns.items() if name.startswith(column)), None)

@@ -1,7 +1,6 @@
-"""Threads of this process that call the functions of `for_each_batch`, a thread per function.
+"""Threads of this process that call `for_each_batch` functions, a thread per function.
 
-The threads read requests from the job's storage (`connectors/memory/batch_function`), so deaths of the requesting slot
-and earlier programs make no difference.
+Requests are in the job's storage (`connectors/memory/batch_function`), so they outlive the slot and the program.
 """
 
 import asyncio
@@ -20,13 +19,11 @@ log = logging.getLogger("barrier_runtime.job")
 
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 1.0  # also the longest pause between two attempts
-_LEAVE_S = 10.0  # after the end of the job
+_LEAVE_S = 10.0
 _Result = TypeVar("_Result")
 
 
 class BatchFunctions:
-    """Calls batch functions in threads; the end of the context stops these."""
-
     def __init__(self, plan: Plan, store: ObjectStore, make_frame: MakeFrame) -> None:
         self.trouble: Exception | None = None  # why a function is no longer called
         self._stopping = threading.Event()
@@ -52,7 +49,7 @@ class BatchFunctions:
             thread.start()
 
     async def watched(self, job: Coroutine[Any, Any, _Result]) -> _Result:
-        """Runs a local job. If a function fails for good, the job is cancelled and `trouble` is raised."""
+        """Runs a local job. If a function fails for good, cancels the job and raises `trouble`."""
         loop, running = asyncio.get_running_loop(), asyncio.ensure_future(job)
 
         def cancel() -> None:
@@ -89,7 +86,7 @@ class BatchFunctions:
                 self.trouble = error
                 self._on_trouble()
                 return
-            except Exception as error:  # the store raises many kinds; the thread tries again
+            except Exception as error:
                 log.warning("for_each_batch %r: cannot look for batches (%s); it is tried again", name, error)
                 worked = False
             look_s = _FIRST_LOOK_S if worked else min(look_s * 1.5, _LONGEST_LOOK_S)

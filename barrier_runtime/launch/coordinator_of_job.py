@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from typing import Any
 import msgspec
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient
-from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator, WebOptions
 from barrier_runtime.coordinator.client.failover import FailoverClient, addresses
 from barrier_runtime.coordinator.client.rest_token import read_token_file
 from barrier_runtime.coordinator.client.rest_types import SubmitReply
+from barrier_runtime.coordinator.client.trust import Trust
 from barrier_runtime.coordinator.option_types import OptionValues
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -23,9 +25,11 @@ from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.spark.closure import fingerprint
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.hosts import bare, is_every_interface, is_loopback
+from barrier_runtime.state.interfaces import address_of
 from barrier_runtime.state.ports import port_range
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.tls import peer_tls
 
 LOOPBACK = "127.0.0.1"
 _REMEDY = "give coordinator_host= an address of this host that the executors reach, or leave coordinator_host= out"
@@ -46,12 +50,12 @@ class CoordinatorPlace:
 
 
 def is_one_host(master: str) -> bool:
-    """True for masters that start their executors themselves, on the driver's host."""
+    """True for masters that start their executors on the driver's host."""
     return _LOCAL.fullmatch(master.strip()) is not None
 
 
 def is_local(master: str) -> bool:
-    """True if all executors of a Spark master are on the driver's host, as far as the URL shows."""
+    """True if the URL shows that all executors are on the driver's host."""
     scheme, _, hosts = master.strip().partition("://")
     if is_one_host(master):
         return True
@@ -60,12 +64,14 @@ def is_local(master: str) -> bool:
 
 
 def place_of_coordinator(options: OptionValues, master: str, conf: Mapping[str, str]) -> CoordinatorPlace:
-    """Addresses of the program's own coordinator. `conf`: Spark's settings, of the session if there is one.
+    """Returns addresses of the program's own coordinator. `conf`: Spark's settings.
 
     Raises `InvalidJob` for addresses that the executors of `master` cannot connect to.
     """
     host, said = options.coordinator_host, "coordinator_host"
-    bind = options.coordinator_bind
+    if host is not None:
+        host = address_of(host, said)
+    bind = None if options.coordinator_bind is None else address_of(options.coordinator_bind, "coordinator_bind")
     if host is None and is_local(master):
         host = LOOPBACK
     elif host is None:
@@ -87,14 +93,12 @@ def place_of_coordinator(options: OptionValues, master: str, conf: Mapping[str, 
 
 
 def check_before_session(options: OptionValues, master: str) -> None:
-    """Raises `InvalidJob` for addresses that are wrong whatever session is made."""
     given = "spark.driver.host" in options.spark_conf
     if options.coordinator_host is not None or given or is_local(master):
         place_of_coordinator(options, master, options.spark_conf)
 
 
 def check_daemon(url: str, control_host: str, master: str) -> None:
-    """Raises `InvalidJob` if a daemon tells slots on other hosts to connect to a loopback address."""
     if is_loopback(control_host) and not is_local(master):
         raise InvalidJob(
             f"the coordinator at {url} tells slots to connect to {control_host}, a loopback address, and executors of "
@@ -104,7 +108,7 @@ def check_daemon(url: str, control_host: str, master: str) -> None:
 
 
 def check_bound(place: CoordinatorPlace, bound: str, master: str) -> None:
-    """Raises `InvalidJob` if the name of the coordinator's host is loopback on that host, as in many /etc/hosts."""
+    """Raises `InvalidJob` if the coordinator's host name is loopback on that host, as in many /etc/hosts."""
     if place.host == place.bind and is_loopback(bound) and not is_local(master):
         raise InvalidJob(
             f"the coordinator's host {place.host!r} is {bound} on this host, a loopback address, and executors of the "
@@ -117,11 +121,10 @@ _CLOSURE_ENCRYPTED = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 
 
 def check_closures_encrypted(options: OptionValues, master: str, conf: Mapping[str, str], *, on_loopback: bool) -> None:
-    """Raises `InvalidJob` if Spark would send the job's secret, which is in the closure, unencrypted to other hosts.
+    """Raises `InvalidJob` if Spark would send the closure, with the secret, unencrypted to other hosts.
 
-    `conf`: of the session; `spark.network.crypto.enabled` has an effect only with authentication. `on_loopback`: slots
-    connect to the coordinator at a loopback address. Workers of other hosts can register at a `spark://` master with a
-    loopback address, and could use the secret at a coordinator that they reach.
+    `on_loopback`: slots connect to the coordinator at a loopback address. Other hosts' workers can register even at a
+    loopback `spark://` master, and could use the secret at a coordinator that they reach.
     """
     if options.insecure_network_ok or is_one_host(master) or (on_loopback and is_local(master)):
         return
@@ -148,7 +151,6 @@ log = logging.getLogger("barrier_runtime.job")
 
 
 def check_addresses(options: JobOptions) -> None:
-    """Raises `InvalidJob` for addresses that the executors cannot connect to."""
     master = options.master if options.spark is None else options.spark.sparkContext.master
     if options.coordinator is None:
         check_before_session(options, master)
@@ -161,18 +163,16 @@ def check_addresses(options: JobOptions) -> None:
 def _of_daemons(options: JobOptions) -> FailoverClient:
     assert options.coordinator is not None
     assert options.token_file is not None
-    return FailoverClient(addresses(options.coordinator), read_token_file(Path(options.token_file)))
+    token = read_token_file(Path(options.token_file))
+    return FailoverClient(addresses(options.coordinator), token, Trust(options.ca or ""))
 
 
 def _are_on_loopback(client: FailoverClient, master: str) -> bool:
-    """True if slots connect to every daemon at a loopback address; asked only where the answer counts."""
     asked = is_local(master) and not is_one_host(master)
     return asked and all(is_loopback(daemon.control_host) for daemon in client.daemons())
 
 
 class CoordinatorOfJob:
-    """Coordinator of a job. Raises `InvalidJob` if executors of `spark` cannot connect to the address."""
-
     def __init__(self, spec: JobSpec, options: JobOptions, spark: Any = None) -> None:
         self._spec = spec
         self._options = options
@@ -182,13 +182,17 @@ class CoordinatorOfJob:
         if options.coordinator is None:
             assert options.checkpoints is not None
             place = place_of_coordinator(options, master, conf)
+            tls = peer_tls(options, os.environ)
             check_closures_encrypted(options, master, conf, on_loopback=place.on_loopback)
             self._embedded = embedded = EmbeddedCoordinator(
                 options.checkpoints,
                 host=place.bind,
                 advertise="" if place.on_loopback else place.host,
                 ports=port_range(options.coordinator_ports, "coordinator_ports"),
-                ui=options.ui,
+                tls=None if tls is None else tls.files,
+                web=WebOptions(
+                    options.ui, port_range(options.http_ports, "http_ports"), options.https, options.https_key
+                ),
             )
             try:
                 check_bound(place, embedded.control_address[0], master)
@@ -207,7 +211,6 @@ class CoordinatorOfJob:
         return self.client.submit(self._spec, open_store(self._options.checkpoints).url)
 
     def control_addresses(self) -> tuple[tuple[str, int], ...]:
-        """First the daemon that accepted the job, then others that answer."""
         first = (self.submitted.control_host, self.submitted.control_port)
         if not isinstance(self.client, FailoverClient):
             return (first,)
@@ -225,7 +228,7 @@ class CoordinatorOfJob:
         return self.next_status(None, 0.0)
 
     def next_status(self, last: JobStatus | None, wait_s: float) -> JobStatus | None:
-        """Status as soon as different from `last`, at the latest after `wait_s`. See `status`."""
+        """Returns the status once it differs from `last`, at the latest after `wait_s`. See `status`."""
         try:
             return self.client.next_status(self._spec.job, self._spec.run_id, last, wait_s)
         except Unavailable:
@@ -246,7 +249,6 @@ class CoordinatorOfJob:
 
 
 def submitted(job: PreparedJob, options: JobOptions, store: ObjectStore, spark: Any = None) -> CoordinatorOfJob:
-    """Finishes the preparation of a job with slots in other processes, and submits the job."""
     assert options.checkpoints is not None
     job.resolve_in_doubt(store)
     job.begin_with_savepoint(store)

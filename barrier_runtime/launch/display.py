@@ -1,7 +1,4 @@
-"""Display of a run: progress lines, a notebook widget, rows as a table.
-
-A death is reported once: with the length of the recovery, or after 5 s.
-"""
+"""Display of a run: progress lines, a notebook widget, rows as a table."""
 
 import contextlib
 import html
@@ -27,16 +24,14 @@ from barrier_runtime.state.errors import BarrierRuntimeError
 
 log = logging.getLogger("barrier_runtime.job")
 
-_LOG_AGAIN_S = 60.0  # of logging a trouble that lasts
+_LOG_AGAIN_S = 60.0
 _HANGS_MS = 5_000  # a longer recovery is reported meanwhile
-_LONGEST = 160  # characters of a reason
-_LEAST_S = 0.5  # over which a rate is measured
+_LONGEST = 160
+_LEAST_S = 0.5
 _NAME = 12  # characters of a sink's name, on terminals of any width
 
 
 class ConditionLog:
-    """Logs changes of troubles, and each minute, for a user who does not read the coordinator's log."""
-
     def __init__(self) -> None:
         self._condition = ""
         self._logged_s = 0.0
@@ -53,17 +48,18 @@ class Follower:
     """`happened` returns each line about deaths and takeovers once."""
 
     def __init__(self) -> None:
-        self._ran = False  # earlier deaths are not reported
-        self._told: set[int] = set()  # generations reported to the end
-        self._hanging: set[int] = set()  # generations reported as lasting
+        self._ran = False  # events before this program began are not news
+        self._told: set[int] = set()
+        self._hanging: set[int] = set()
         self._takeovers = 0
         self._differing: set[int] = set()  # slots with another build that were logged
+        self._findings: set[str] = set()
         self._rate: float | None = None
-        self._at: tuple[int, int] | None = None  # clock and records of the last rate
+        self._at: tuple[int, int] | None = None
 
     def happened(self, status: JobStatus) -> list[str]:
         lines = []
-        if not self._ran:  # events before this program began are not news
+        if not self._ran:
             self._ran = status.phase == "running"
             self._takeovers = status.taken_over
             self._told = {each.token for each in status.recoveries}
@@ -77,6 +73,10 @@ class Follower:
             if slot.differs and slot.slot not in self._differing:
                 self._differing.add(slot.slot)
                 lines.append(f"job {status.job}: {slot.differs}")
+        for finding in status.preflight.findings:
+            if finding.text not in self._findings:
+                self._findings.add(finding.text)
+                lines.append(f"job {status.job}: {finding.severity}: {finding.line}")
         new = status.taken_over - self._takeovers
         if new > 0:
             self._takeovers = status.taken_over
@@ -96,9 +96,9 @@ class Follower:
         return f"{_short(what_died(recovery.reason))}; {_begins(status)}; not back after {lasts_ms / 1000:.0f} s{waits}"
 
     def lines(self, status: JobStatus, width: int | None = None) -> list[str]:
-        """A line per sink; a single line for the job until figures of a sink are known.
+        """A line per sink; a single line until figures of a sink are known.
 
-        Lines too long for `width` columns are shortened; the name of the sink is cut last.
+        Lines too long for `width` columns are shortened, the name of the sink last.
         """
         rate = self._rows_per_s(status)
         speed = "" if rate is None else f", {rate:,.0f}/s"
@@ -117,7 +117,6 @@ class Follower:
         ]
 
     def _rows_per_s(self, status: JobStatus) -> float | None:
-        """Over at least 0.5 s; None if not known yet."""
         if self._at is None or status.records < self._at[1]:
             self._at, self._rate = (status.at_ms, status.records), None
         passed_s = (status.at_ms - self._at[0]) / 1000
@@ -172,7 +171,7 @@ def _in_brief(status: JobStatus, sink: str) -> str:
 
 
 def _of_sink(status: JobStatus, sink: str) -> tuple[int | None, int, dict[str, float]]:
-    """Checkpoint through which the sink's rows are visible; number of failed commits; p99 by kind, in ms."""
+    """Returns the checkpoint up to which rows are visible, failed commits, and p99 by kind in ms."""
     through = [upto for key, upto in status.commits.through.items() if key.rpartition("/")[0] == sink]
     told = {kind: status.latency_last_minute.get(f"{sink}:{kind}") for kind in ("processed", "visible")}
     troubles = [each for each in status.commits.troubles if each.sink.rpartition("/")[0] == sink]
@@ -181,7 +180,6 @@ def _of_sink(status: JobStatus, sink: str) -> tuple[int | None, int, dict[str, f
 
 
 def _short(text: str) -> str:
-    """First line: tracebacks are in the status and on the page."""
     first = text.strip().splitlines()[0] if text.strip() else "the job was interrupted"
     return first if len(first) <= _LONGEST else f"{first[: _LONGEST - 1]}…"
 
@@ -195,8 +193,8 @@ _PLAIN_S = 60.0  # between plain lines of a sink: stored output grows slowly
 def progress_shown(stream: TextIO | None = None, every_s: float = _PLAIN_S, *, plain: bool = False) -> Iterator[Show]:
     """Yields a function that shows a status: a line per sink.
 
-    On a terminal lines are updated in place, elsewhere printed every `every_s`. `stream`: standard error by default.
-    `plain`: lines are never overwritten, because other processes write to this terminal, too.
+    On a terminal lines are updated in place, elsewhere printed every `every_s`. `plain`: never in place, because other
+    processes write to this terminal.
     """
     out = sys.stderr if stream is None else stream
     if out is None:  # a program without a console
@@ -229,7 +227,7 @@ class _Plain:
     def __call__(self, status: JobStatus) -> None:
         lines = self._follower.happened(status)
         now_s = time.monotonic()
-        progress = self._follower.lines(status)  # the call measures rates
+        progress = self._follower.lines(status)
         if now_s - self._told_s >= self._every_s:
             self._told_s = now_s
             lines += progress
@@ -261,7 +259,7 @@ class Watched(Protocol):
 
 
 def live_widget(handle: Watched) -> Any | None:
-    """Widget for a notebook: live figures, and a button that stops the job; None without ipywidgets."""
+    """Live figures for a notebook, with a stop button; None without ipywidgets."""
     try:
         import ipywidgets
     except ImportError:
@@ -292,7 +290,7 @@ def _widget_text(handle: Watched) -> str:
 
 
 def table_of(status: JobStatus) -> str:
-    """HTML table of a job's figures. `at_ms`: coordinator's clock; 0 for an ended job, whose figures have no age."""
+    """HTML table of a job's figures. Those of an ended job (`at_ms` is 0) have no age."""
     figures = live(status, status.at_ms)
     cells = "".join(
         f'<td style="padding:2px 14px 2px 0"><small>{name}</small><br><b>{html.escape(figures[key])}</b></td>'
@@ -304,7 +302,7 @@ def table_of(status: JobStatus) -> str:
 
 
 class Rows:
-    """Result of `Stream.preview`. `table` has the rows; notebooks show them."""
+    """Result of `Stream.preview`: a `table`, which notebooks show."""
 
     def __init__(self, table: pa.Table, wanted: int) -> None:
         self.table = table

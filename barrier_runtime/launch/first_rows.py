@@ -1,4 +1,4 @@
-"""First rows of a stream, for `show` and notebooks: a part of the flow runs in this process."""
+"""First rows of a stream, for `show` and notebooks."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,10 +24,9 @@ _LONGEST_S = 86_400
 
 
 def first_rows(plan: Plan, stream: Input, rows: int, within_s: float | None = None) -> pa.Table:
-    """Returns at most `rows` rows that `stream` produces within `within_s` seconds.
+    """Returns at most `rows` rows that `stream` produces within `within_s`, or raises the job's error.
 
-    The steps before the stream run with a single subtask, without sinks and checkpoints. Raises the errors of a failed
-    job.
+    The steps before run in this process with one subtask, without sinks and checkpoints.
     """
     if not isinstance(rows, int) or rows < 1:
         raise InvalidJob(f"show: {rows!r} rows: give a whole number from 1 on")

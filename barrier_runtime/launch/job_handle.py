@@ -1,7 +1,7 @@
-"""Handle of a job whose slots are processes of their own: coordinator, slots, and a thread that watches these.
+"""Handle of a job with slots in own processes: coordinator, slots, and a watching thread.
 
-While the coordinator wants the job, dead parts are started again: the coordinator's process by a supervisor, a single
-slot by the carrier, all slots by `AllSlots`.
+Dead parts are started again: the coordinator's process by a supervisor, a single slot by the carrier, all slots by
+`AllSlots`.
 """
 
 import contextlib
@@ -49,16 +49,18 @@ from barrier_runtime.state.store.open import open_store
 
 log = logging.getLogger("barrier_runtime.job")
 
-_LEADING = frozenset({"waiting", "restoring", "running"})  # the coordinator knows the job's slots
-_POLL_S = 0.25  # between two requests of the status, also without answer
-_NEWS_WITHIN_S = 1.0  # longest wait for a new status, and interval of looking at the carrier
+_LEADING = frozenset({"waiting", "restoring", "running"})
+_POLL_S = 0.25
+_NEWS_WITHIN_S = 1.0  # also the interval of looking at the carrier
 _ROOM_S = 3.0  # time with missing slots before the carrier is asked for room, and again
-_LEAVE_S = 15.0  # for slots to leave before they are ended
+_LEAVE_S = 15.0
 
 
 @plain_errors
 class JobHandle(Steered):
-    """Handle of a running job. The end of the context stops the job after a last checkpoint, `close` at once."""
+    """Handle of a running job.
+    The end of the context stops the job after a last checkpoint, `close` at once.
+    """
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class JobHandle(Steered):
         slots: Sequence[int],
         closed: Callable[[], object] = lambda: None,
     ) -> None:
-        """`slots`: those that this program starts. `closed` is called when everything has ended."""
+        """`slots`: those that this program starts."""
         self._job = job
         self._spec = job.spec
         self._options = options
@@ -83,7 +85,7 @@ class JobHandle(Steered):
         self._trouble: Exception | None = None  # keeps this program from following the job
         self._stop_mode: Literal["checkpoint", "drain", "now"] | None = None
         self._stop_asked: SavepointAsked | None = None
-        self._room_s = time.monotonic()  # last look for free cores
+        self._room_s = time.monotonic()
         self._away_s = None if options.at_least is None else options.degrade_after
         self._stop_told = ""  # coordinator process that received the last stop request
         self._ended = threading.Event()
@@ -115,11 +117,9 @@ class JobHandle(Steered):
 
     @property
     def done(self) -> bool:
-        """Returns whether the job has ended."""
         return self._ended.is_set()
 
     def line(self) -> str:
-        """Condition, rows and checkpoints, as a line for people."""
         return f"job {self._spec.job} starts" if self._last is None else line_of(self._last)
 
     def status(self) -> JobStatus:
@@ -148,9 +148,6 @@ class JobHandle(Steered):
         return JobResult(status)
 
     def why(self, checkpoint: int | None = None) -> Answer:
-        """Explains a slow or failed checkpoint, or (None) why the job does not start or got slow.
-
-        Prints as reasons with evidence and remedy. Raises `InvalidJob` for a checkpoint before the last 100."""
         if self._last is not None and self._last.missing_slots:
             self._tell_room()
         return super().why(checkpoint)
@@ -164,7 +161,8 @@ class JobHandle(Steered):
         wait: bool = True,
         timeout: float | None = None,
     ) -> SavepointTaken | None:
-        """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now"). Waits for the end.
+        """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now").
+        Waits for the end.
 
         `wait=False` returns at once. Raises as `wait` does. `savepoint`: a folder or URL of a last savepoint, which is
         returned when the job has ended and everything is committed. If the savepoint cannot be written, the job
@@ -221,7 +219,7 @@ class JobHandle(Steered):
         self._closed = True
         self._forget()
         if not self._ended.is_set() or self._trouble is not None or self._functions.trouble is not None:
-            # The coordinator may be restarting or gone; the lines below end the slots anyway.
+            # The coordinator may be gone; the lines below end the slots anyway.
             with contextlib.suppress(BarrierRuntimeError):
                 self.stop("now", wait=False)
         self._ended.set()
@@ -250,7 +248,7 @@ class JobHandle(Steered):
 
     def _end(self) -> None:
         if not self._closed:
-            with contextlib.suppress(BarrierRuntimeError):  # `close` ends the slots
+            with contextlib.suppress(BarrierRuntimeError):
                 end_in_time(self._spec.job, partial(self.stop, wait=False), self._ended.wait)
             self.close()
 
@@ -275,12 +273,11 @@ class JobHandle(Steered):
     def _watch(self) -> None:
         try:
             self._follow()
-        except Exception as error:  # Spark raises many kinds; without this error `wait` would wait for ever
+        except Exception as error:  # otherwise `wait` would wait for ever; Spark raises many kinds
             self._trouble = self._carrier.trouble() or error
         self._ended.set()
 
     def _follow(self) -> None:
-        """Does the coordinator's requests to the carrier until the job ends, or raises."""
         killed: set[int] = set()
         status: JobStatus | None = None
         while not self._ended.is_set():
@@ -315,7 +312,6 @@ class JobHandle(Steered):
             log.warning("%s", line)
 
     def _look_for_room(self, status: JobStatus) -> None:
-        """For `why` and the page."""
         now_s = time.monotonic()
         if not status.missing_slots or status.outcome is not None:
             self._room_s = now_s
@@ -345,6 +341,6 @@ class JobHandle(Steered):
 
 
 def staying_away(status: JobStatus, after_s: float | None) -> list[int]:
-    """Slots that have been missing for `after_s`; None: no slot counts."""
+    """Returns slots that have been missing for `after_s`; None: no slot counts."""
     since_ms = 0.0 if after_s is None else status.at_ms - after_s * 1000
     return [each.slot for each in status.absences if 0 < each.since_ms <= since_ms]

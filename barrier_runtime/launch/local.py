@@ -1,8 +1,7 @@
-"""Runs a whole job in a single process, without Spark, JVM and sockets: for tests, debugging and small jobs.
+"""Runs a whole job in one process, without Spark, JVM and sockets: for tests, debugging, small jobs.
 
-Graph, operators and protocol objects are those of a cluster. The `Slot`s share an event loop; control messages and
-channels are function calls. Checkpoints go to `checkpoints=`, else to a folder that is removed at the end. With
-`wire=True`, for tests, rows and messages are passed as bytes, under the rules and limits of a cluster.
+Graph, operators and protocol objects are those of a cluster; control messages and channels are function calls on one
+event loop. With `wire=True`, for tests, rows and messages are passed as bytes, under the rules of a cluster.
 """
 
 import asyncio
@@ -34,6 +33,7 @@ from barrier_runtime.launch.options import JobOptions, StorageOfRun
 from barrier_runtime.launch.outcome import JobResult, interruption_told, raise_unless_ended_well
 from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock
+from barrier_runtime.runtime.host.own_log import OWN_LOG
 from barrier_runtime.runtime.host.watchdog import starved_s
 from barrier_runtime.runtime.host.workers import Workers
 from barrier_runtime.runtime.network.channels import LocalOutput
@@ -52,15 +52,15 @@ wire_by_default = False  # set by tests
 SIGTERM_S = 8.0  # containers are killed ten seconds after the request to end
 _NEWS_WITHIN_S = 3.0
 _SIGNALS_S = 1.0
-_SHOWN_S = 1.0  # interval of the status line
-_LEAVE_S = 10.0  # for closing the operators' files at the end
+_SHOWN_S = 1.0
+_LEAVE_S = 10.0
 _NO_FILE = "a job in one process cannot load a file anew beside the modules that it uses: call handle.replace(flow)"
 
 
 def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> JobResult:
     """Runs `plan` in this process until the job ends. Raises the errors of `Dataflow.run`.
 
-    `options`: from `JobOptions.for_local_run`. Ctrl-C ends the job, SIGTERM the program; both remove temporary folders.
+    Ctrl-C ends the job, SIGTERM the program; both remove temporary folders.
     """
     slots: list[Slot] = []
 
@@ -76,9 +76,10 @@ def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> J
 def run_until_terminated(
     plan: Plan, options: JobOptions, show: Callable[[JobStatus], None]
 ) -> tuple[JobResult | None, bool]:
-    """`run_local` of a command: SIGTERM stops the job with a last checkpoint within 8 seconds. For the main thread.
+    """`run_local` of a command: SIGTERM stops the job with a last checkpoint within 8 seconds.
+    For the main thread.
 
-    `show` is called with each status. Returns the result (None after the 8 seconds) and whether the signal came.
+    Returns the result (None after the 8 seconds) and whether the signal came.
     """
     told = _Terminator(show)
     try:
@@ -115,7 +116,6 @@ def run_prepared(
     options: JobOptions,
     run: Callable[[JobGraph, JobSpec, ObjectStore, JobOptions], Coroutine[Any, Any, JobStatus]],
 ) -> JobResult:
-    """Runs `plan` in this process by `run`, which may follow or stop the job."""
     return _run(plan, options, run, ())
 
 
@@ -172,7 +172,7 @@ class Termination:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     async def watched(self, job: Coroutine[Any, Any, JobStatus]) -> JobStatus:
-        """Runs `job` with a handler that cancels: a handler that raises could raise in any task."""
+        """Cancels `job` in the handler: a handler that raises could raise in any task."""
         if not (self._ours and _in_main_thread()):
             return await job
         loop, running = asyncio.get_running_loop(), asyncio.current_task()
@@ -255,9 +255,7 @@ async def run_graph(
 ) -> JobStatus:
     """Runs coordinator and slots on this loop until the job ends, and returns the last status.
 
-    `runner`: of a caller who follows or stops the job. `wire`: see the module; None: `wire_by_default`. `clock`: of the
-    slots. `slots` receives the slots as they start. `programs`: by name in `JobSpec`, the programs that may replace the
-    first program.
+    `slots` receives the slots as they start. `programs`: by name in `JobSpec`, possible replacements of the first.
     """
     pa.array([0])  # the first conversion imports pandas: not in a running loop
     wire = wire_by_default if wire is None else wire
@@ -266,6 +264,7 @@ async def run_graph(
     runner = runner or make_runner(spec, store)
     running = loop.create_task(runner.run())
     scratch = ExitStack()
+    scratch.enter_context(OWN_LOG.kept())
     directory = scratch.enter_context(scratch_folder("barrier-runtime-local-"))
     workers = Workers(loop)
     mesh = LocalMesh()
@@ -303,7 +302,7 @@ async def run_graph(
 
 
 async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) -> None:
-    """Starts the slots that a rescale or a replace requests, once per request, as a driver on Spark does."""
+    """Starts slots once per request for a rescale or a replace."""
     asked = ""
     while True:
         wanted = runner.standbys
@@ -318,7 +317,7 @@ async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) 
 
 
 def _leave_the_heap(dropped: bool) -> None:
-    """Does nothing: this process belongs to the user's program, whose frozen objects stay frozen."""
+    """Does nothing: the user's program keeps its objects frozen."""
 
 
 def _slot(

@@ -2,7 +2,7 @@
 
 | state    | status()                   | stop()                       | wait()           | next               |
 |----------|----------------------------|------------------------------|------------------|--------------------|
-| starting | waits until it runs        | is kept, and done as it runs | waits            | running, over      |
+| starting | waits until the job runs   | is kept until the job runs   | waits            | running, over      |
 | running  | asks the coordinator       | asks the coordinator         | waits            | over               |
 | over     | the last one, or its error | nothing                      | result, or error | -                  |
 
@@ -50,12 +50,10 @@ Mode = Literal["checkpoint", "drain", "now"]
 
 @plain_errors
 class LocalJobHandle(Steered):
-    """Handle of a local job. Any thread may call the methods."""
-
     def __init__(self, plan: Plan, options: JobOptions) -> None:
         """Raises `InvalidJob` for an invalid flow, as `run_local` does."""
         self._job = PreparedJob(plan, options)
-        self._programs: dict[str, JobGraph] = {}  # by the id of the replace
+        self._programs: dict[str, JobGraph] = {}
         self._page: CoordinatorClient | None = None
         self._name = plan.name
         self._known = threading.Event()  # set when the job runs, or has failed before
@@ -69,12 +67,11 @@ class LocalJobHandle(Steered):
         self._thread = threading.Thread(
             target=self._run, args=(plan, options), name=f"barrier-{plan.name}", daemon=True
         )
-        self._forget = at_end(self._end)  # before the thread starts: a job that ends at once is forgotten
+        self._forget = at_end(self._end)  # before the thread, which calls it at its end
         self._thread.start()
 
     @property
     def done(self) -> bool:
-        """Returns whether the job has ended."""
         return self._over.is_set()
 
     def status(self) -> JobStatus:
@@ -97,7 +94,8 @@ class LocalJobHandle(Steered):
         wait: bool = True,
         timeout: float | None = None,
     ) -> SavepointTaken | None:
-        """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now"). Waits for the end.
+        """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now").
+        Waits for the end, at most `timeout` seconds.
 
         `drain`: sources end first, so windows and timers fire. `wait=False` returns at once; a function of the job
         itself never waits. Raises as `wait` does. `savepoint`: a folder or URL of a last savepoint, which is returned
@@ -143,12 +141,10 @@ class LocalJobHandle(Steered):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stops a running job: after a last checkpoint, or at once after an exception."""
         self._end(after_checkpoint=kind is None)
         self._over.wait()
 
     def line(self) -> str:
-        """Condition, rows and checkpoints, as a line for people."""
         if self._over.is_set() and self._error is not None and self._last is None:
             return f"job {self._name} failed: {self._error}"
         if not self._known.is_set():
@@ -208,7 +204,7 @@ class LocalJobHandle(Steered):
                 self._running = None
 
     def _ask(self, of: Callable[[JobRunner], _T]) -> _T | None:
-        """Calls `of` on the job's loop; None if the job ends before the answer."""
+        """Calls `of` on the job's loop. None: the job ended before the answer."""
         with self._lock:
             if self._running is None:
                 return None
@@ -240,11 +236,6 @@ async def _answered(ask: Callable[[], _T]) -> _T:
 
 
 class LocalRequests:
-    """`Requests` to the coordinator in this process.
-
-    `ask` calls a function with the runner, on the job's loop. `page`: client of the page's server, if any.
-    """
-
     def __init__(
         self,
         ask: Callable[[Callable[[JobRunner], Any]], object],

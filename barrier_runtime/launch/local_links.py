@@ -1,4 +1,4 @@
-"""Connections between the coordinator and the slots of a single process: function calls in place of sockets."""
+"""Connections of coordinator and slots in a single process: function calls in place of sockets."""
 
 import asyncio
 import time
@@ -54,7 +54,6 @@ class LocalDataPlane:
         """Returns at once: a writer that is not connected yet has sent nothing."""
 
     def beat(self) -> dict[int, int]:
-        """Returns nothing: slots in the same process hear each other."""
         return {}
 
     def disconnect(self) -> None:
@@ -65,7 +64,7 @@ class LocalDataPlane:
 
 
 class WireOutput(LocalOutput):
-    """Passes rows and control elements as frames, as between two processes."""
+    """Passes rows and control elements as frames."""
 
     __slots__ = ("_reader", "_writer")
 
@@ -79,7 +78,7 @@ class WireOutput(LocalOutput):
 
 
 class LocalLink:
-    """Both ends of a control connection inside a loop: delivers in order, in later iterations."""
+    """Control connection inside a loop: delivers in order, in later iterations."""
 
     def __init__(self, runner: JobRunner, loop: asyncio.AbstractEventLoop, wire: bool) -> None:
         self._runner = runner

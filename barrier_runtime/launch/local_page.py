@@ -1,7 +1,4 @@
-"""Page and REST interface of a job that runs in this process, beside the slots on the job's loop, for `ui=True`.
-
-The bearer token is in a private folder, as for a coordinator in a child process.
-"""
+"""Page and REST interface of a job in this process, for `ui=True`, on the job's loop."""
 
 import asyncio
 import contextlib
@@ -31,7 +28,7 @@ T = TypeVar("T")
 
 
 def _nobody(client: CoordinatorClient) -> None:
-    """Takes the client of a page that only people use."""
+    """Ignores the client: only people use the page."""
 
 
 async def with_page(
@@ -42,7 +39,7 @@ async def with_page(
     ui: bool,
     serves: Callable[[CoordinatorClient], None] = _nobody,
 ) -> T:
-    """`serves` receives a client of the page's server."""
+    """Awaits `run`, with a page if `ui` is true. `serves` receives a client of the page's server."""
     if not ui:
         return await run()
     async with page_of(runner, store) as client:
@@ -55,8 +52,8 @@ async def with_page(
 async def page_of(runner: JobRunner, store: ObjectStore) -> AsyncIterator[CoordinatorClient]:
     """Yields a client. Raises `InvalidJob` if the packages of `[coordinator]` are missing."""
     try:
-        from barrier_runtime.coordinator.server.daemon import rest_server
         from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress
+        from barrier_runtime.coordinator.server.serving import ServerOptions, rest_server
     except ImportError as error:
         raise missing_extra("the page", "coordinator", error) from None
     private = PrivateDirectory()
@@ -75,7 +72,7 @@ async def page_of(runner: JobRunner, store: ObjectStore) -> AsyncIterator[Coordi
             Token(file.stem, token.encode()),
             os.getpid(),
             PageAddress(url, str(file)),
-            _REQUEST_S,
+            ServerOptions(_REQUEST_S),
         )
         server.capture_signals = contextlib.nullcontext  # type: ignore[assignment]  # signals are the program's
         web.setblocking(False)

@@ -26,7 +26,6 @@ def run(plan: Plan, options: JobOptions) -> JobResult:
 
 
 def start(plan: Plan, options: JobOptions) -> JobHandle:
-    """Starts `plan` on Spark and returns at once."""
     if options.checkpoints is None:
         raise InvalidJob("checkpoints= is required on Spark: the folder or URL (file://, s3://) where checkpoints go")
     job = PreparedJob(plan, options)

@@ -1,4 +1,4 @@
-"""Options of a run, checked when they are given, and the job's description made from them.
+"""Options of a run, checked when given, and the job's description made from them.
 
 Times are seconds, as users write them; inside the runtime they are milliseconds.
 """
@@ -49,6 +49,7 @@ from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.urls import shown, without_credentials
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
+_OF_HOST = {"slot_host", "slot_ports", "tls_certificate", "tls_key", "tls_ca", "insecure_network_ok"}  # may differ
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class JobOptions(OptionValues):
 
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, object], of_flow: Mapping[str, object] = NOTHING) -> "JobOptions":
-        """Makes options from `keywords`, which take precedence over the options of the flow, `of_flow`."""
+        """Makes options from `keywords`, which win over the flow's options, `of_flow`."""
         given = {**of_flow, **keywords}
         options = cls(**typed(given))
         options.check()
@@ -87,18 +88,18 @@ class JobOptions(OptionValues):
         *,
         processes: int | None = None,
     ) -> "JobOptions":
-        """Makes options of a local run, which refuses keywords for Spark; the flow may have them.
+        """Makes options of a local run, which refuses Spark's keywords, except in the flow.
 
-        `processes`: number of slots that run in processes of their own; by default the job has no other slots.
+        `processes`: number of slots in processes of their own; None: all slots are in this process.
         """
         apart = processes is not None
         refuse_for_spark({name: name for name in keywords}, "use run()", apart=apart)
         usable = usable_locally(of_flow, apart=apart)
         if processes is None:
             return cls.from_keywords(keywords, {"check_state": True, "ui": False, **usable})
-        if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-            raise InvalidJob(f"processes={processes!r}: give a whole number of slots, at least 1")
-        options = cls.from_keywords(keywords, {"parallelism": processes, **usable})
+        if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
+            raise InvalidJob(f"processes={processes!r}: give a whole number of slots; 0: other machines have all slots")
+        options = cls.from_keywords(keywords, {**({"parallelism": processes} if processes else {}), **usable})
         if processes > options.parallelism:
             raise InvalidJob(
                 f"processes={processes} is more than parallelism={options.parallelism}, the number of slots: leave out "
@@ -111,7 +112,6 @@ class JobOptions(OptionValues):
         return (cls.for_local_run if local else cls.from_keywords)(keywords, of_flow)
 
     def check(self) -> None:
-        """Raises `InvalidJob` for the first invalid value."""
         for option in OPTIONS.values():
             _check_bounds(option, getattr(self, option.name))
         if self.max_parallelism < self.parallelism:
@@ -145,7 +145,11 @@ class JobOptions(OptionValues):
                 without_credentials(url.strip(), name)
         if self.coordinator is not None and self.token_file is None:
             raise InvalidJob("coordinator= needs token_file=, the file with the daemon's bearer token")
-        for name in ("coordinator_ports", "slot_ports"):
+        if self.ca is not None and self.coordinator is None:
+            raise InvalidJob("ca= is for a daemon: give coordinator= with its https address, or leave ca= out")
+        if self.https_key and not self.https:
+            raise InvalidJob("https_key= without https=: give the certificate of the key in https=")
+        for name in ("coordinator_ports", "http_ports", "slot_ports"):
             port_range(getattr(self, name), name)
         self.checkpoint_options()
         restart_options(self)
@@ -167,8 +171,12 @@ class JobOptions(OptionValues):
         return validated(CheckpointOptions(**_stored(self, CHECKPOINTS)))
 
     def for_slots(self) -> SlotOptions:
-        """Part of these options that leaves the driver: no session, no token, no credentials."""
         return SlotOptions(**{each.name: getattr(self, each.name) for each in fields(SlotOptions)})
+
+    def for_joining_slots(self) -> dict[str, Any]:
+        """Leaves out options that other fields of `JobSpec` hold."""
+        rows = (row for row in OPTIONS.values() if row.slot and not row.field and row.name not in _OF_HOST)
+        return {row.name: getattr(self, row.name) for row in rows}
 
 
 def is_savepoint_url(restore: str) -> bool:
@@ -176,7 +184,6 @@ def is_savepoint_url(restore: str) -> bool:
 
 
 def typed(given: Mapping[str, object]) -> dict[str, Any]:
-    """Raises `InvalidJob` for unknown names and wrong types."""
     unknown = sorted(set(given) - OPTIONS.keys())
     if unknown:
         meant = difflib.get_close_matches(unknown[0], OPTIONS, 1)
@@ -217,7 +224,6 @@ def usable_locally(of_flow: Mapping[str, object], *, apart: bool = False) -> dic
 
 
 def _typed(option: Option, value: object) -> Any:
-    """Paths become text, and a checkpoint may be a number."""
     if "PathLike" in option.also and isinstance(value, os.PathLike):
         value = os.fspath(value)
     if option.also == "timedelta" and isinstance(value, datetime.timedelta):
@@ -270,8 +276,6 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
 
 
 class StorageOfRun:
-    """URL of the options, or a folder that is removed after the run."""
-
     def __init__(self, options: JobOptions) -> None:
         self._given = options.checkpoints
         self._temporary: str | None = None
@@ -292,7 +296,6 @@ _FIXED_DELAY_S = 1.0
 
 
 def restart_options(options: OptionValues) -> RestartOptions:
-    """Raises `InvalidJob` for contradicting values."""
     exponential = options.restart == "exponential_delay"
     delay_s = options.restart_delay
     if delay_s is None:
@@ -306,7 +309,6 @@ def restart_options(options: OptionValues) -> RestartOptions:
 
 
 def refuse_idle(options: OptionValues, given: Set[str]) -> None:
-    """Raises `InvalidJob` for an option in `given` that the chosen strategy does not use."""
     for name in sorted(given):
         strategies = OPTIONS[name].strategies
         if strategies and options.restart not in strategies:
@@ -321,9 +323,8 @@ _CHANGED_BY = {"checkpoint_interval": "min_pause", "max_concurrent": "min_pause"
 
 
 def effective(options: JobOptions, sources: Mapping[str, str], *, local: bool = False) -> dict[str, str]:
-    """Each option's value in force, followed by its source in brackets.
-
-    `sources`: of the given options. `local`: only options with a meaning in a local run.
+    """Returns each option's value in force, followed by its source in brackets.
+    `sources`: of the given options.
     """
     values = _in_force(options) | {name: "" for name in _MADE if name not in sources}
     told = {}
@@ -376,8 +377,8 @@ def shared_store(url: str) -> ObjectStore:
 
 
 def url_for_slots(url: str) -> str:
-    """URL of the same place for processes with another working directory.
+    """Returns the URL of the same place for processes with another working directory.
 
-    S3 URLs stay as given: without the endpoint that they may name, slots would write to another S3.
+    S3 URLs stay as given: without their endpoint, slots would write to another S3.
     """
     return url if url.startswith(("s3://", "s3a://")) else open_store(url).url

@@ -1,8 +1,7 @@
 """Outcome of a call for a user's program: a job's result, or an error without our frames.
 
-The dozen frames between the user's call and the raising line do not help users, so `plain_errors` removes them (the
-logger `barrier_runtime` shows them at level DEBUG), except from protocol violations and corrupt files. `__cause__` is
-the user's own exception, if any, with the traceback from the user's first frame on.
+`plain_errors` removes our frames, except from protocol violations and corrupt files; the logger `barrier_runtime` shows
+them at level DEBUG. `__cause__` is the user's exception, if any, from the user's first frame on.
 """
 
 import functools
@@ -16,8 +15,14 @@ from types import FunctionType
 from typing import Any, Literal, Protocol, TypeVar
 
 from barrier_runtime.connectors.argument_types import wrong_arguments_of
-from barrier_runtime.coordinator.metric_table import SKIPPED_ROWS
-from barrier_runtime.coordinator.status.statistics import late_rows, late_rows_in_words, over_slots
+from barrier_runtime.coordinator.metric_table import ERROR_ROWS, SKIPPED_ROWS
+from barrier_runtime.coordinator.status.health import ended_in_words
+from barrier_runtime.coordinator.status.statistics import (
+    late_rows,
+    late_rows_in_words,
+    repeated_in_words,
+    rows_by_step,
+)
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.operators.user_code import from_users_frame
 from barrier_runtime.state.errors import (
@@ -30,7 +35,7 @@ from barrier_runtime.state.errors import (
     is_internal,
 )
 
-_ENOUGH = 300  # long errors are shortened on their way
+_ENOUGH = 300
 
 
 class JobFailed(BarrierRuntimeError):
@@ -54,25 +59,51 @@ class JobResult:
 
     @property
     def records(self) -> int:
-        """Rows that the sources have read; a replayed row counts once."""
+        """Rows that the sources have read, each replayed row once."""
         return self.status.records
 
     @property
     def late_rows(self) -> dict[str, int]:
-        """Late rows that steps dropped, by the step's name; empty if none were dropped. `late=True` keeps such rows."""
+        """Late rows that steps dropped, by the step's name. `late=True` keeps such rows."""
         return late_rows(self.status)
 
+    @property
+    def error_rows(self) -> dict[str, int]:
+        """Rows whose function raised, given to the stream of errors (`on_error="side"`), by the step's name."""
+        return rows_by_step(self.status, ERROR_ROWS)
+
+    @property
+    def skipped_rows(self) -> dict[str, int]:
+        """Rows whose function raised, skipped (`on_error="skip"`), by the step's name.
+
+        Of a source with `mode="at_most_once"`: rows passed over after failures.
+        """
+        return rows_by_step(self.status, SKIPPED_ROWS)
+
+    @property
+    def records_after_checkpoint(self) -> int | None:
+        """Records read after the last completed checkpoint of this run, at least so many; None: unknown.
+
+        The next run reads these records again, except with `mode="at_most_once"`. After a stop at once, the slots' last
+        reports may be a second old.
+        """
+        return self.status.records_after_checkpoint
+
     def __str__(self) -> str:
-        """Summary for people; everything else is in `status`."""
         checkpoints = self.status.checkpoints
         last = (
             f", the last is {checkpoints.last_completed.checkpoint}" if checkpoints.last_completed is not None else ""
         )
         late = late_rows_in_words(self.status)
-        skipped = over_slots(SKIPPED_ROWS, (slot.metrics for slot in self.status.slots))
+        skipped, errors = sum(self.skipped_rows.values()), sum(self.error_rows.values())
+        repeated = repeated_in_words(self.status)
+        again = "" if self.status.options.get("mode") == "at_most_once" else ": the next run reads them again"
         return (
-            f"job {self.status.job} {self.status.outcome}: {self.records:,} records read, "
-            f"{f'{skipped:,.0f} rows skipped, ' if skipped else ''}{checkpoints.completed} checkpoints completed{last}"
+            f"job {self.status.job} {ended_in_words(self.status.outcome or self.status.phase)}: "
+            f"{self.records:,} records read, "
+            f"{f'{skipped:,} rows skipped, ' if skipped else ''}{f'{errors:,} error rows, ' if errors else ''}"
+            f"{checkpoints.completed} checkpoints completed{last}"
+            f"{f'; {repeated}{again}' if repeated else ''}"
             f"{f'; {late} (late=True keeps such rows)' if late else ''}"
         )
 
@@ -88,7 +119,7 @@ class HasPage(Protocol):
 
 
 def tell_page(client: HasPage, job: str) -> None:
-    """Prints the page's address; only a terminal, whose output is not stored, gets a link that logs in."""
+    """Prints the page's address. Only a terminal gets a link that logs in, since its output is not stored."""
     address = f"{client.url.rstrip('/')}/jobs/{job}"
     if sys.stderr is not None and sys.stderr.isatty():
         # The job runs without a link as well: the daemon has no page, or is away.
@@ -99,7 +130,7 @@ def tell_page(client: HasPage, job: str) -> None:
 
 @contextmanager
 def interruption_told(job: str, goes_on: bool) -> Iterator[None]:
-    """Replaces the message of a Ctrl-C inside the context by the state of the job, without frames.
+    """Replaces the message of a Ctrl-C inside the context by the state of the job.
 
     `goes_on`: true if the next run continues from checkpoints.
     """
@@ -111,7 +142,6 @@ def interruption_told(job: str, goes_on: bool) -> Iterator[None]:
 
 
 def how_to_stop(mode: str, drain: bool, savepoint: str | None = None) -> Literal["checkpoint", "drain", "now"]:
-    """Raises `InvalidJob` for contradicting arguments."""
     if mode not in ("checkpoint", "now"):
         raise InvalidJob(
             f"stop: mode={mode!r}: use 'checkpoint' (after a last one) or 'now'; drain=True ends the sources first"
@@ -125,7 +155,6 @@ def how_to_stop(mode: str, drain: bool, savepoint: str | None = None) -> Literal
 
 def raise_unless_ended_well(status: JobStatus, troubles: Sequence[BaseException] = ()) -> None:
     """Raises `Fenced` if another run took over the job, and `JobFailed` if the job failed.
-
     `troubles`: errors that slots of this process raised.
     """
     if status.outcome in ("fenced", "replaced"):
@@ -187,7 +216,7 @@ def plainly(method: F) -> F:
 
 
 def _wrong_call(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> WrongCall | None:
-    """None if the TypeError came from inside."""
+    """Returns None if the TypeError came from inside."""
     signature = inspect.signature(method)
     try:
         signature.bind(*arguments, **keywords)
@@ -210,6 +239,6 @@ def _name_first(method: Callable[..., Any]) -> str:
 
 def _called(method: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
     owner, _, _ = method.__qualname__.rpartition(".")
-    if arguments and not isinstance(arguments[0], type):  # the class may inherit the method
+    if arguments and not isinstance(arguments[0], type):
         owner = type(arguments[0]).__name__
     return f"{owner}.{method.__name__}"

@@ -1,13 +1,8 @@
-"""Preparation of a plan before a run, and the work afterwards, on Spark and in a local run. Blocking; for the driver.
+"""Preparation of a plan before a run, and the work afterwards, on Spark and in a local run.
+Blocking; for the driver.
 
-PreparedJob(plan, options)     compile; describe the job to the coordinator
-prove(store)                   refuse a store that cannot hold a decision log
-resolve_in_doubt(store)        commit decided transactions of sinks that the program no longer has
-begin_with_savepoint(store)    make the savepoint of `restore=` the job's newest checkpoint
-stage(storage_url)             write the rows of staged sources to storage, and compile again with their splits
-batch_functions(store, …)      call the functions of `for_each_batch` while the job runs
-(the job runs)
-unstage(storage_url)           remove those rows, once the job has finished
+Order of calls: `prove`, `resolve_in_doubt`, `begin_with_savepoint`, `stage`; `batch_functions` while the job runs;
+`unstage` once the job has finished.
 """
 
 import logging
@@ -60,7 +55,7 @@ _AGAIN_S = 0.2  # before splits are listed again; doubles, …
 _AGAIN_MOST_S = 10.0  # … up to this
 _TELL_AGAIN_S = 60.0
 _READS_AT_ONCE = 8
-_SHOWN = 3  # per source, those with the fewest rows read
+_SHOWN = 3
 
 
 class PreparedJob:
@@ -80,7 +75,6 @@ class PreparedJob:
         commit_removed_sinks(self.graph, store, self._options)
 
     def begin_with_savepoint(self, store: ObjectStore) -> None:
-        """Makes the savepoint of `restore=`, if any, the job's newest checkpoint, once."""
         options = self._options
         if is_savepoint_url(options.restore):
             done = begin_with_savepoint(
@@ -94,7 +88,7 @@ class PreparedJob:
 
     def stage(self, storage_url: str) -> None:
         if stage_sources(self.graph, storage_url, fresh=self._options.restore == "none"):
-            self.graph = self._compiled()  # with the splits of staged sources
+            self.graph = self._compiled()
 
     def unstage(self, storage_url: str) -> None:
         unstage_sources(self.graph, storage_url)
@@ -124,7 +118,6 @@ class PreparedJob:
 
 
 def _replay_begins(plan: Plan, options: JobOptions) -> str:
-    """Empty without lasting checkpoints."""
     if options.checkpoints is None:
         return ""
     program, url = shlex.quote(program_of(plan)), shlex.quote(shown(options.checkpoints))
@@ -143,10 +136,7 @@ def program_of(plan: Plan) -> str:
 
 
 def patient_listing(options: JobOptions) -> ListSplits:
-    """While a server does not answer, the driver waits as long as the restart strategy allows, as slots do.
-
-    Then the last `Unavailable` is raised. See `coordinator.checkpoints.failures`.
-    """
+    """Returns a function that lists splits, waiting for servers as long as the restart strategy allows."""
     wait_limit_ms = RestartPolicy(restart_options(options)).wait_limit_ms
     allowed = "sets no end" if wait_limit_ms is None else f"allows {wait_limit_ms / 1000:g} s"
 
@@ -172,9 +162,8 @@ def patient_listing(options: JobOptions) -> ListSplits:
 def commit_removed_sinks(graph: JobGraph, store: ObjectStore, options: JobOptions) -> None:
     """Commits the decided transactions of sinks that `graph` lacks, before the job forgets them.
 
-    `allow_non_restored` drops the state of operators that are gone. A decided transaction is not state: its rows count
-    everywhere upstream, and no other sink will write them. Committing is idempotent, also beside a run that still
-    lives. Raises `InvalidJob`, with the sink and the number of transactions, if the commit fails.
+    `allow_non_restored` may not drop decided transactions: their rows count upstream, and no other sink will write
+    them. Committing is idempotent, even beside a living run. Raises `InvalidJob` if the commit fails.
     """
     if not options.allow_non_restored or options.restore == "none":
         return
@@ -200,7 +189,7 @@ def _settle(store: ObjectStore, pending: PendingJob, sink: PendingSink, present:
 
 
 def stage_sources(graph: JobGraph, storage: str, *, fresh: bool) -> bool:
-    """Stages the rows of staged sources. True if there are any: compile again, for their splits."""
+    """Returns True if there are staged sources: compile again, for their splits."""
     sources = list(_staged(graph))
     for source in sources:
         source.stage(graph.name, storage, fresh=fresh)
@@ -208,7 +197,7 @@ def stage_sources(graph: JobGraph, storage: str, *, fresh: bool) -> bool:
 
 
 def unstage_sources(graph: JobGraph, storage: str) -> None:
-    """Removes staged rows after the job has finished. Errors are only logged: the job's result stands."""
+    """Errors are only logged: the job's result stands."""
     for source in _staged(graph):
         try:
             source.unstage(graph.name, storage)
@@ -227,9 +216,10 @@ def _staged(graph: JobGraph) -> Iterator[StagedSource]:
 
 
 def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[SourceSpec]) -> tuple[str, bool]:
-    """Page for people about the restore of a start, and whether the job would start. Writes nothing.
+    """Returns a page for people about the restore of a start, and whether the job would start.
+    Writes nothing.
 
-    `sources`: with their current splits. Raises `InvalidJob` if there is nothing to restore.
+    Raises `InvalidJob` if there is nothing to restore.
     """
     if options.checkpoints is None:
         raise InvalidJob("what a start would restore is in the job's folder: give checkpoints=")
@@ -244,7 +234,7 @@ def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[Source
             taken, folder = begins.savepoint.taken, open_existing_store(options.restore)
             return _page(RestoreDiff(spec, taken, begins.what), begins.what, taken, folder, sources)
     wanted = int(options.restore) if options.restore.isdigit() else None
-    view = read_log(store, paths, restore=wanted, run_id=spec.run_id)
+    view = read_log(store, paths, restore=wanted, run_id=spec.run_id, kept=True)
     start = start_run(spec, view)
     entry = start.entry
     if entry is None:
@@ -262,7 +252,6 @@ def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[Source
 
 
 def _begins_with(url: str, store: ObjectStore, spec: JobSpec) -> WantedSavepoint | str:
-    """The job's use of the savepoint in `url`, or the page that explains the refusal."""
     try:
         wanted = wanted_savepoint(store, url, spec)
         if isinstance(wanted.choice, Import):
@@ -306,7 +295,6 @@ def check_splits(restored: Mapping[str, RestoredSource], sources: Sequence[Sourc
 
 
 def restored_sources(store: ObjectStore, manifest: Manifest) -> Mapping[str, RestoredSource]:
-    """Sources by name, each as if a single subtask continued all splits."""
     having: dict[str, list[OperatorSnapshot]] = {}
     for snapshot in _having(store, manifest, SPLITS_VALUE):
         having.setdefault(snapshot.operator, []).append(snapshot)
@@ -317,7 +305,6 @@ def restored_sources(store: ObjectStore, manifest: Manifest) -> Mapping[str, Res
 
 
 def _sources(sources: Mapping[str, RestoredSource], specs: Mapping[str, SourceSpec]) -> Iterator[str]:
-    """Rows read, and rows left if the source can measure them."""
     for source, restored in sources.items():
         read = restored.done_rows + sum(each.rows for each in restored.splits.values())
         reached = max([restored.done_ms, *(each.greatest_ms for each in restored.splits.values() if each.rows)])

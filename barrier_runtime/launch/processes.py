@@ -1,22 +1,28 @@
-"""Jobs with slots in processes of this machine, without Spark: the program of a job, and the command `slot`.
+"""Runs slots in processes of this machine, without Spark, for a job's program and the command `slot`.
 
-`join` adds slots of this machine to a job that another program runs. The program is a file on this machine, too, so no
-code crosses the network; storage, secret and the newest description of the job are found through the coordinator and
-the job's log.
+`join` adds slots of this machine to a job that another program runs. The coordinator and the job's log give storage,
+secret and description; the program is a local file, so no code crosses the network.
 """
 
+import logging
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
+
+import msgspec
 
 from barrier_runtime.carriers.processes import ProcessCarrier
+from barrier_runtime.coordinator.client.client import UnknownJob
 from barrier_runtime.coordinator.client.failover import FailoverClient
-from barrier_runtime.coordinator.client.rest_token import daemon_key
+from barrier_runtime.coordinator.client.rest_types import DaemonReply
+from barrier_runtime.coordinator.log.decision_log import LogView
 from barrier_runtime.coordinator.log.reader import read_log
-from barrier_runtime.coordinator.log.records import Fence
+from barrier_runtime.coordinator.log.records import Fence, Finish
+from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.handshake import job_secret
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -34,6 +40,8 @@ from barrier_runtime.spark.task import SlotSettings, local_root
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
+
+log = logging.getLogger("barrier_runtime.job")
 
 
 def run(plan: Plan, options: JobOptions, processes: int) -> JobResult:
@@ -55,6 +63,8 @@ def start(plan: Plan, options: JobOptions, processes: int) -> JobHandle:
         options = replace(options, checkpoints=undo.enter_context(StorageOfRun(options)))
         store = open_store(options.checkpoints or "")
         job.prove(store)
+        if processes < options.parallelism:
+            job.spec = msgspec.structs.replace(job.spec, slot_options=options.for_joining_slots())
         coordinator = submitted(job, options, store)
         undo.callback(coordinator.close)
         at_end = ExitStack()
@@ -64,7 +74,7 @@ def start(plan: Plan, options: JobOptions, processes: int) -> JobHandle:
 
 
 def run_until_terminated(plan: Plan, options: JobOptions, processes: int, show: Show) -> tuple[JobResult, bool]:
-    """`run` of a command: SIGTERM stops the job with a last checkpoint. For the main thread.
+    """As `run`, for commands: SIGTERM stops the job with a last checkpoint. For the main thread.
 
     Returns the result and whether the signal came.
     """
@@ -94,52 +104,121 @@ def _stopped_by_sigterm(handle: JobHandle) -> Iterator[threading.Event]:
 
 
 _LOOK_S = 1.0
+_LOG_S = 2.0  # between two looks into the log of a job without coordinator
+_UNKNOWN_S: float = OPTIONS["coordinator_lease"].default  # then the slots leave, too
 
 
 def join(
     flow: HasPlan,
     client: FailoverClient,
-    token: str,
     slots: Sequence[int],
     say: Callable[[str], None],
     given: Mapping[str, object] = NOTHING,
 ) -> JobStatus:
-    """Runs `slots` of the running job of `flow`, a process for each, until the job ends; returns the last status.
+    """Runs `slots` of the running job of `flow`, a process each, until its end; returns the last status.
 
-    `given`: options of this machine's slots, which win over the flow's. Raises `InvalidJob` if the job runs another
-    program, or has other slots.
+    `given`: options of this machine's slots, which win over the program's. Raises `InvalidJob` if the job runs another
+    program, or does not miss these slots.
     """
     status = client.status(flow.plan.name)
-    settings = _settings(flow, client, token, status, given)
+    daemons = client.daemons()
+    if not daemons:
+        raise Unavailable(f"no coordinator of job {status.job} answers: is it running?")
+    settings = _settings(flow, client, daemons, status, given)
     _check_slots(slots, status)
     carrier = ProcessCarrier()
     group = f"barrier-runtime-{status.run_id}"
     carrying = threading.Thread(target=carrier.submit, args=(settings, slots, group), name="barrier-slots", daemon=True)
     carrying.start()
     say(f"job {status.job}: slots {', '.join(map(str, slots))} run here")
+    read = partial(_log_of, settings.storage_url, status)
+    returns = not all(each.of_program for each in daemons)
     try:
-        return _followed(client, status, carrier)
+        return followed(
+            status,
+            lambda last: client.next_status(last.job, last.run_id, last, _LOOK_S),
+            carrier.kill,
+            lambda silent_s: ended_in_log(status, read(), silent_s, returns=returns),
+        )
     finally:
         carrier.close()
         carrying.join()
 
 
-def _followed(client: FailoverClient, status: JobStatus, carrier: ProcessCarrier) -> JobStatus:
+def followed(
+    status: JobStatus,
+    next_status: Callable[[JobStatus], JobStatus],
+    kill: Callable[[int, str], object],
+    ended: Callable[[float], JobStatus | None],
+    wait: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> JobStatus:
+    """Carries out the kill orders of each status until the job ends; returns the last status.
+
+    `ended` is called while no coordinator answers, with the seconds since the last answer: a coordinator that ends with
+    its job may be gone before its end was seen.
+    """
+    known_s = looked_s = clock()
     while status.outcome is None:
-        with suppress(Unavailable):  # the slots wait, too
-            status = client.next_status(status.job, status.run_id, status, _LOOK_S)
+        try:
+            status = next_status(status)
+        except Unavailable as error:
+            log.debug("job %s: %s", status.job, error)
+            now_s = clock()
+            if now_s - looked_s >= _LOG_S:
+                looked_s, status = now_s, ended(now_s - known_s) or status
+        except UnknownJob:  # a restarted daemon knows the job once slots or program have connected
+            if clock() - known_s > _UNKNOWN_S:
+                raise
+            wait(_LOOK_S)  # `UnknownJob` comes at once, unlike a status
+        else:
+            known_s = clock()
             for order in status.kill:
-                carrier.kill(order.task_attempt, "given up")
-        time.sleep(0.05)
+                kill(order.task_attempt, "given up")
+        wait(0.05)
     return status
 
 
+def ended_in_log(status: JobStatus, view: LogView | None, silent_s: float, *, returns: bool) -> JobStatus | None:
+    """Returns the end of the run of `status` according to the job's log; None if the run goes on.
+
+    `view`: None if the store does not answer. Raises `Unavailable` after `silent_s` seconds without a coordinator that
+    ends with its program (`returns` is false).
+    """
+    if view is not None:
+        if view.head is None or view.fence is None or not isinstance(view.fence.record, Fence):
+            raise Unavailable(
+                f"job {status.job} has ended, and its temporary checkpoints are removed: its program's output names "
+                "the outcome"
+            )
+        if view.fence.record.spec.run_id != status.run_id:
+            other = f"another run of job {status.job} took over: {view.fence.record.reason}"
+            return msgspec.structs.replace(status, outcome="fenced", error=other)
+        if isinstance(end := view.head.record, Finish):
+            return msgspec.structs.replace(status, outcome=end.outcome, error=end.reason)
+    if not returns and silent_s > _UNKNOWN_S:
+        raise Unavailable(
+            f"the program of job {status.job}, which has the coordinator, has not answered for {silent_s:.0f} s, and "
+            "the job's log has no end: start the program again, then this command"
+        )
+    return None
+
+
+def _log_of(storage: str, status: JobStatus) -> LogView | None:
+    try:
+        return read_log(open_store(storage), Paths(status.job), run_id=status.run_id)
+    except Unavailable as error:
+        log.debug("job %s: %s", status.job, error)
+        return None
+
+
 def _settings(
-    flow: HasPlan, client: FailoverClient, token: str, status: JobStatus, given: Mapping[str, object]
+    flow: HasPlan,
+    client: FailoverClient,
+    daemons: Sequence[DaemonReply],
+    status: JobStatus,
+    given: Mapping[str, object],
 ) -> SlotSettings:
-    daemons = client.daemons()
-    if not daemons:
-        raise Unavailable(f"no coordinator of job {status.job} answers: is it running?")
     storage = daemons[0].storage
     spec = _described(storage, status)
     of_flow = usable_locally(flow.options, apart=True)
@@ -149,12 +228,13 @@ def _settings(
             f"job {spec.job} runs another program than this one: bring the file of the program that runs the job, and "
             "the modules beside it, to this machine"
         )
-    keywords = {**given, "run_id": spec.run_id, "mode": spec.checkpoints.mode}
+    of_program = spec.slot_options or {}  # options of an older build's program come from the flow alone
+    keywords = {**of_program, **given, "run_id": spec.run_id, "mode": spec.checkpoints.mode}
     options = JobOptions.from_keywords(keywords, of_flow)
     return SlotSettings(
         graph=job.graph,
         options=replace(options.for_slots(), slot_timeout=spec.slot_timeout_ms / 1000),
-        secret=job_secret(daemon_key(token), spec.job, spec.run_id),
+        secret=job_secret(client.root_key, spec.job, spec.run_id),
         control_addresses=tuple((each.control_host, each.control_port) for each in daemons if each.storage == storage),
         storage_url=storage,
         job=spec.job,

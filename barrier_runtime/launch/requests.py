@@ -1,9 +1,8 @@
 """Requests to the coordinator of a running job: a savepoint, another number of slots, another program.
 
 A restarted coordinator does not know earlier requests, so the waiting program repeats a request, by id, to each new
-leader. A command that replaces the program names a file, which the program that runs the job loads in a separate
-process (`tools.load_program`): no code crosses the network except in Spark's closures, and the new process has none of
-the old program's modules.
+leader. For a replace, the running program loads a file in a separate process (`tools.load_program`), without its own
+modules. Only Spark's closures carry code over the network.
 """
 
 import logging
@@ -23,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from barrier_runtime.coordinator.client.rest_types import ReplaceAsked, RescaleAsked, SavepointAsked
+from barrier_runtime.coordinator.status.health import ended_in_words
 from barrier_runtime.coordinator.status.status import JobStatus, ProgramWanted, RescaleStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.logical import Plan
@@ -44,10 +44,9 @@ def wait_until_over(
     status: Callable[[], JobStatus | None],
     timeout: float | None = None,
 ) -> _Result | None:
-    """First result that `over` finds in a status; None after `timeout` seconds.
+    """Returns the first result that `over` finds in a status; None after `timeout` seconds.
 
-    `status` returns None while the coordinator restarts; `ask` repeats the request to a new leader. Raises the errors
-    of `over`, and `ended(status)` if the job ends before.
+    `ask` repeats the request to a new leader. Raises the errors of `over`, and `ended(status)` if the job ends before.
     """
     until = None if timeout is None else time.monotonic() + timeout
     leader = ""
@@ -78,10 +77,10 @@ def wait_for_change(
     ask: Callable[[], object],
     status: Callable[[], JobStatus | None],
 ) -> RescaleStatus:
-    """Waits for the change `id` of a running job (number of slots, program) and returns the record.
+    """Waits for the change `id` (number of slots, program) and returns the record.
 
-    `became`: the change, as in "it was rescaled". `stays`: what the job keeps if the change fails. Raises `failed` when
-    the job continues unchanged, or has ended before.
+    `became`: the change ("it was rescaled"). `stays`: what the job keeps otherwise. Raises `failed` unless the change
+    completes.
     """
 
     def over(known: JobStatus) -> RescaleStatus | None:
@@ -89,7 +88,7 @@ def wait_for_change(
         if found is None or found.ended_ms is None:
             return None
         if found.error and known.outcome is not None:
-            return None  # `ended_before` gives the reason
+            return None
         if found.error:
             raise failed(f"job {job} goes on with {stays(found)}: {found.error}")
         return found
@@ -100,9 +99,8 @@ def wait_for_change(
 
 
 def ended_before(status: JobStatus, became: str) -> str:
-    """With the reason, unless a person ended the job."""
     why = "" if status.outcome in ("finished", "cancelled") else f": {status.error or status.reason}"
-    return f"job {status.job} ended ({status.outcome}) before {became}{why}"
+    return f"job {status.job} ended ({ended_in_words(status.outcome or '')}) before {became}{why}"
 
 
 def known_status(client: Any, job: str, run_id: str) -> JobStatus | None:
@@ -119,7 +117,9 @@ class SavepointFailed(BarrierRuntimeError):
 
 @dataclass(frozen=True)
 class SavepointTaken:
-    """A complete savepoint. `url`: the folder, which can be copied or moved whole. `bytes`: size of the files."""
+    """A complete savepoint. `url`: the folder, which can be copied or moved whole.
+    `bytes`: size of the files.
+    """
 
     url: str
     checkpoint: int
@@ -137,10 +137,9 @@ def savepoint_asked(url: str) -> SavepointAsked:
 
 
 def savepoint_asked_again(asked: SavepointAsked, known: JobStatus) -> SavepointAsked:
-    """Earlier request for a final savepoint in the same folder, if any, else `asked`.
+    """Returns an earlier request for a final savepoint in the same folder, else `asked`.
 
-    The earlier request must be open, or the job must have ended with that savepoint. So a repeated command gets the
-    result of the first.
+    The earlier request is open, or ended the job: repeated commands get its result.
     """
     for each in reversed(known.savepoints):
         same = each.stops and each.url == asked.url and not each.error
@@ -201,7 +200,7 @@ class RescaleFailed(BarrierRuntimeError):
 class Rescaled:
     """A completed rescale. `pause_ms`: from the order to stop the sources until the new slots ran.
 
-    `checkpoint`: the checkpoint from which the new slots continue; None if there was nothing to do."""
+    `checkpoint`: from which the new slots continue; None if there was nothing to do."""
 
     before: int
     parallelism: int
@@ -210,7 +209,7 @@ class Rescaled:
 
 
 def rescale_asked(parallelism: int, timeout_s: float) -> RescaleAsked:
-    """`timeout_s`: for the new slots to register."""
+    """`timeout_s`: limit for the new slots to register."""
     if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
         raise InvalidJob(f"parallelism={parallelism!r}: give a whole number of slots, at least 1")
     if not timeout_s > 0:
@@ -221,8 +220,6 @@ def rescale_asked(parallelism: int, timeout_s: float) -> RescaleAsked:
 def wait_for_rescale(
     job: str, asked: RescaleAsked, ask: Callable[[], object], status: Callable[[], JobStatus | None]
 ) -> Rescaled:
-    """Raises `RescaleFailed`."""
-
     def stays(found: RescaleStatus) -> str:
         return f"{found.before} slots and not with {found.parallelism}"
 
@@ -243,7 +240,7 @@ class ReplaceFailed(BarrierRuntimeError):
 class Replaced:
     """A completed replace. `pause_ms`: from the order to stop the sources until the new program ran.
 
-    `checkpoint`: the checkpoint from which the new program continues."""
+    `checkpoint`: from which the new program continues."""
 
     checkpoint: int | None
     pause_ms: int
@@ -255,10 +252,8 @@ class HasPlan(Protocol):
 
 
 class NewProgram(msgspec.Struct, frozen=True):
-    """`spec` is for the coordinator, `graph` for the slots."""
-
     spec: JobSpec
-    graph: bytes  # made by `closure.pickled`
+    graph: bytes
 
 
 class LoadOrder(msgspec.Struct, frozen=True):
@@ -287,7 +282,6 @@ def new_program(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> 
 
 
 def continuing_job(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> PreparedJob:
-    """Raises `InvalidJob` if the program can never continue the job."""
     if plan.name != order.job:
         raise InvalidJob(f"the flow is called {plan.name!r}, the job {order.job!r}: give the flow the job's name")
     if has_batch_functions(plan):
@@ -306,15 +300,14 @@ def continuing_job(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) 
 
 
 def load_order(flow: str, spec: JobSpec, answer: str = "") -> LoadOrder:
-    """`spec`: of the run's start, also for a job that was rescaled since.
-
-    A generated source has a split for each slot of the parallelism for which the flow was compiled.
-    """
+    """`spec`: of the run's start, whose parallelism determines the splits of generated sources."""
     return LoadOrder(flow, spec.job, spec.parallelism, spec.max_parallelism, spec.checkpoints.mode, answer)
 
 
 def replace_asked(flow: str, timeout_s: float, *, allow_non_restored: bool = False) -> ReplaceAsked:
-    """`flow`: "app.py:flow", or "" for a program at hand. `timeout_s`: for the new slots to register."""
+    """`flow`: "app.py:flow", or "" for a program at hand.
+    `timeout_s`: limit for the new slots to register.
+    """
     if not timeout_s > 0:
         raise InvalidJob(f"timeout={timeout_s!r}: give seconds for the new slots to come")
     timeout_ms = max(1, round(timeout_s * 1000))
@@ -324,18 +317,15 @@ def replace_asked(flow: str, timeout_s: float, *, allow_non_restored: bool = Fal
 def wait_for_replace(
     job: str, asked: ReplaceAsked, ask: Callable[[], object], status: Callable[[], JobStatus | None]
 ) -> Replaced:
-    """Raises `ReplaceFailed`."""
-
     kept = "the program that it had"
     found = wait_for_change(job, asked.id, ReplaceFailed, "its program was replaced", lambda _: kept, ask, status)
     return Replaced(found.checkpoint, found.pause_ms or 0)
 
 
 class Programs:
-    """Loads requested programs, once per request id, in a separate thread, and reports the results.
+    """Loads programs, once per request id, in a thread, and reports the results.
 
-    `own`: file and flow that this program was started with, or "": the only code that a holder of the token can have
-    loaded.
+    `own`: file and flow of this program, or "": the only code that a holder of the token can have loaded.
     """
 
     def __init__(
@@ -350,7 +340,7 @@ class Programs:
         self._learn = learn
         self._tell = tell
         self._asked = ""
-        self._loaded: dict[str, LoadedProgram] = {}  # by id
+        self._loaded: dict[str, LoadedProgram] = {}
         self._thread: threading.Thread | None = None
 
     def follow(self, status: JobStatus) -> None:
@@ -382,7 +372,7 @@ class Programs:
 
 
 def loaded_apart(order: LoadOrder) -> LoadedProgram:
-    """The death of the separate process is an error, too."""
+    """Returns an error, too, if the separate process dies."""
     done = subprocess.run(
         [sys.executable, "-m", _LOADER],
         input=msgspec.json.encode(order),

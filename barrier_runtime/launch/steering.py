@@ -1,8 +1,4 @@
-"""Requests that the handle of every running job takes, and the last checkpoint when the program ends.
-
-`JobHandle` and `LocalJobHandle` send requests to a coordinator in another process and in this process. Both are
-`Requests`, so waiting, repeating and all errors are the same code.
-"""
+"""Requests to the handle of a running job, and the last checkpoint when the program ends."""
 
 import atexit
 import concurrent.futures.thread  # noqa: F401 - registers its own function for the end before ours, to be called after
@@ -17,6 +13,7 @@ import msgspec
 
 from barrier_runtime.coordinator.client.rest_types import ReplaceAsked, RescaleAsked, SavepointAsked
 from barrier_runtime.coordinator.status.health import described
+from barrier_runtime.coordinator.status.statistics import repeated_in_words
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -59,8 +56,6 @@ class Requests(Protocol):
 
 @plain_errors
 class Steered(ABC):
-    """`_job` is the job as it was started."""
-
     _job: PreparedJob
 
     @abstractmethod
@@ -98,8 +93,8 @@ class Steered(ABC):
         """Changes the number of slots to `parallelism` (at most max_parallelism) while the job runs.
 
         New slots start first; then the sources stop at a checkpoint, from which the new slots continue. No row is read
-        twice. Slots that are no longer needed leave. Raises `RescaleFailed` if the job continues unchanged, for example
-        because within `timeout` seconds the cores are not free or the last checkpoint is not stored.
+        twice. Slots no longer needed leave. Raises `RescaleFailed` if the job continues unchanged, for example because
+        within `timeout` seconds the cores are not free or the last checkpoint is not stored.
         """
         asked, spec = rescale_asked(parallelism, timeout), self._job.spec
         ask = partial(self._requests().rescale, spec.job, asked, spec.run_id)
@@ -110,10 +105,10 @@ class Steered(ABC):
     ) -> Replaced:
         """Replaces the program of the running job by `flow`, which has the job's name.
 
-        The new slots start first, beside the old slots, and the program is checked against the job's state; then the
-        sources stop at a checkpoint, from which the new slots continue. No row is read twice. Raises `ReplaceFailed` if
-        the job continues unchanged: the program cannot be loaded or does not fit (`allow_non_restored` drops state that
-        the program lacks), or the cores for as many slots again are not free within `timeout` seconds.
+        As in `rescale`, the new slots start first, beside the old slots, and no row is read twice; the program is
+        checked against the job's state. Raises `ReplaceFailed` if the job continues unchanged: the program cannot be
+        loaded or does not fit (`allow_non_restored` drops state that the program lacks), or the cores for as many slots
+        again are not free within `timeout` seconds.
         """
         spec = self._job.spec
         if self._job.has_batch_functions:
@@ -146,7 +141,6 @@ class Steered(ABC):
         return f"<{self.line()}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """A widget that updates itself, or the line without ipywidgets."""
         from barrier_runtime.launch.display import live_widget
 
         widget = live_widget(self)  # type: ignore[arg-type]  # subclasses have status and stop
@@ -156,9 +150,11 @@ class Steered(ABC):
 def line_of(status: JobStatus) -> str:
     checkpoints = status.checkpoints
     last = "" if checkpoints.last_completed is None else f", the last is {checkpoints.last_completed.checkpoint}"
+    repeated = repeated_in_words(status)
     return (
         f"job {status.job}: {described(status.condition or status.phase, status.condition_reason)}, "
         f"{status.records:,} rows read, {checkpoints.completed} checkpoints completed{last}"
+        f"{f'; {repeated}' if repeated else ''}"
     )
 
 
@@ -171,7 +167,7 @@ _registered = False
 
 
 def at_end(call: Callable[[], None]) -> Callable[[], None]:
-    """Has `call` called when the program ends, and returns a function that cancels this.
+    """Registers `call` for the end of the program, and returns a function that cancels this.
 
     Threads still take work then. `atexit` is too late: the interpreter ends the pools of threads before.
     """
@@ -197,7 +193,7 @@ def _end() -> None:
 
 
 def end_in_time(job: str, stop: Callable[[], object], ended: Callable[[float], bool]) -> None:
-    """Stops a running job after a last checkpoint; logs a line if the job has not ended in time.
+    """Stops a running job after a last checkpoint; logs a line if that takes too long.
 
     `stop` requests the end without waiting. `ended` waits for seconds, and returns whether the job has ended.
     """

@@ -1,5 +1,5 @@
 """Files without a name, mapped into memory; the kernel caches pages as memory allows.
-A file vanishes with its last reader, however the process ends."""
+Files vanish with their last reader, however the process ends."""
 
 import mmap
 import tempfile

@@ -1,9 +1,7 @@
 """Counts and latencies of a slot's operators, kept as long as the process lives; on the slot's loop.
 
-Each operator has a `MetricGroup`; each metric is a row of `coordinator/metric_table`. Heartbeats carry all groups.
-Latencies are histograms of microseconds, 1 µs to 1 h, with 3 significant digits (`coordinator/status/latency`), so that
-percentiles of several slots can be merged without loss. `EmitTimes` keeps the emission times of a transaction's rows
-until the rows are visible, as a bounded list: an entry per row would cost more than the rows.
+Heartbeats carry all groups. Latencies are histograms of microseconds (`coordinator/status/latency`), which merge
+without loss.
 """
 
 import base64
@@ -40,7 +38,7 @@ def indices_of(us: Ints) -> Ints:
 
 
 def encode(counts: Ints) -> str:
-    """Text of a histogram in the layout of `coordinator/status/latency`. `counts`: by index, all below 2**54."""
+    """Encodes a histogram for `coordinator/status/latency`. `counts`: by index, all below 2**54."""
     indices = np.flatnonzero(counts)
     zeros = np.diff(indices, prepend=-1) - 1  # before each index; a negative number encodes as many zeros
     told = np.column_stack((-zeros, counts[indices])).ravel()
@@ -68,7 +66,7 @@ _MOST_COUNTED = 4_096
 
 
 class LatencyRecorder:
-    """Counts rows by latency. For a single thread."""
+    """Counts rows by latency; for a single thread."""
 
     def __init__(self) -> None:
         self._histogram = np.zeros(INDICES, np.int64)
@@ -91,7 +89,6 @@ class LatencyRecorder:
         np.add.at(self._histogram, indices_of(us), np.fromiter(counted.values(), np.int64, len(counted)))
 
     def encoded(self) -> str:
-        """All counts so far, as text for a message (HdrHistogram's format V2, compressed, base64)."""
         self._count()
         return encode(self._histogram)
 
@@ -99,8 +96,8 @@ class LatencyRecorder:
 class EmitTimes:
     """Intended emission times of a transaction's rows: at most `limit` buckets, each with the earliest.
 
-    Buckets are about 1 ms wide; the width doubles if there are too many. The error of a latency is at most one bucket,
-    and always on the slow side.
+    Buckets are about 1 ms wide; the width doubles if there are too many. A latency errs by at most one bucket, on the
+    slow side.
     """
 
     __slots__ = ("_buckets", "_limit", "_shift")
@@ -146,7 +143,7 @@ class MetricGroup:
         self.counts[metric.name] = figure
 
     def latency(self, metric: Histogram, emit_ns: int, rows: int) -> None:
-        """Records that `rows` rows due at `emit_ns` (wall clock) have got this far now."""
+        """Records that rows due at `emit_ns` (wall clock) have got this far."""
         recorder = self.latencies.get(metric.name)
         if recorder is None:
             recorder = self.latencies[metric.name] = LatencyRecorder()
@@ -161,7 +158,6 @@ class MetricRegistry:
         self._groups: dict[str, MetricGroup] = {}
 
     def group(self, operator: str) -> MetricGroup:
-        """Always returns the same object."""
         return self._groups.setdefault(operator, MetricGroup(self._wall_ns))
 
     def counts(self) -> dict[str, float]:

@@ -1,9 +1,8 @@
 """`Retry`: how often and when a failed call of a user's function is repeated, and the repeated call.
 
-With `on_error=Retry(…)` a failed call is repeated at once; a call that keeps failing is an outage, which the job's
-`restart=` handles. The slot waits during the pauses, so these are short (`check_pauses`); longer waits belong into a
-`lookup`, whose rows do not hold up others. Before a repetition, changes of the failed call to state, timers, emitted
-rows and metrics are undone (`state/values/undo`); attributes of the user's object are not.
+The slot waits during the pauses, so these are short; longer outages are for the job's `restart=`. Before a repetition,
+the failed call's changes of state, timers, emitted rows and metrics are undone (`state/values/undo`), not those of the
+user's object.
 """
 
 import datetime
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from barrier_runtime.data.row_class import is_instance
 from barrier_runtime.data.rows import taken_value
 from barrier_runtime.data.schemas import Duration, as_duration
 from barrier_runtime.operators.user_code import function_name, said
@@ -29,12 +29,13 @@ class Retry:
     >>> Retry(3, backoff=timedelta(milliseconds=200), on=(ConnectionError, TimeoutError))
 
     `backoff`: pause before the first repetition; each further pause is twice as long, up to a minute. Raises
-    `InvalidJob` for `times` below 1, a negative pause, and an `on` that is not a tuple of exception types.
+    `InvalidJob` for `times` below 1, a negative pause, and an `on` that is no exception type
+    or tuple of these.
     """
 
     times: int
     backoff: Duration = datetime.timedelta(milliseconds=100)
-    on: tuple[type[Exception], ...] = (Exception,)
+    on: tuple[type[Exception], ...] | type[Exception] = (Exception,)
 
     def __post_init__(self) -> None:
         if type(self.times) is not int or self.times < 1:
@@ -43,7 +44,8 @@ class Retry:
         if backoff < datetime.timedelta():
             raise InvalidJob(f"Retry backoff {backoff!r}: give a timedelta that is not negative")
         object.__setattr__(self, "backoff", backoff)
-        types = self.on
+        types = (self.on,) if isinstance(self.on, type) else self.on
+        object.__setattr__(self, "on", types)
         if not isinstance(types, tuple) or not types or not all(map(_is_exception, types)):
             raise InvalidJob(f"Retry on={types!r}: give a tuple of exception types, as in on=(ConnectionError,)")
 
@@ -61,7 +63,7 @@ def _is_exception(kind: object) -> bool:
 
 
 def check_pauses(retry: Retry, where: str) -> None:
-    """Raises `InvalidJob` if the pauses of a row can hold up its slot for more than `LONGEST_S`."""
+    """Raises `InvalidJob` if the pauses of a row can exceed `LONGEST_S`."""
     pauses_s = 0.0
     for failed in range(1, retry.times + 1):
         pauses_s += retry.pause_s(failed)
@@ -74,8 +76,7 @@ def check_pauses(retry: Retry, where: str) -> None:
 
 class RetriedCall:
     """A user's function of a row (or batch: `what`), repeated for the errors that `retry` names.
-    Each repetition gets the row as it arrived. `all_rows`: yielded rows are collected, so a failed call emits none.
-    `undo`: undoes changes of the function."""
+    Each repetition gets the row as it arrived. `all_rows`: a failed call emits no yielded row."""
 
     def __init__(
         self,
@@ -124,11 +125,11 @@ class RetriedCall:
 
 def _as_it_is(given: tuple[Any, ...]) -> tuple[Any, ...]:
     """Copies the arguments, since a call may change a row."""
-    return tuple([taken_value(each) if type(each) is dict else each for each in given])
+    return tuple([taken_value(each) if type(each) is dict or is_instance(each) else each for each in given])
 
 
 def _taken(result: Any) -> Any:
     """All rows of a generator, each as it was when yielded."""
-    if result is None or type(result) in (dict, list):
+    if result is None or type(result) in (dict, list) or is_instance(result):
         return result
-    return [taken_value(row) if type(row) is dict else row for row in result]
+    return [taken_value(row) if type(row) is dict or is_instance(row) else row for row in result]

@@ -1,5 +1,4 @@
-"""An operator outside of a slot, with keyed state and snapshots, in the caller's thread.
-For `write_savepoint`, and for harnesses of tests."""
+"""An operator outside of a slot, for `write_savepoint` and harnesses of tests."""
 
 import uuid
 from collections.abc import Callable
@@ -26,8 +25,6 @@ class _AtOnce:
 
 @dataclass(frozen=True)
 class OperatorAlone:
-    """Subtasks of an operator. `backend`, `watched`: of the keyed state."""
-
     job: str
     operator: str
     parallelism: int
@@ -40,7 +37,6 @@ class OperatorAlone:
     watched: bool = False
 
     def context(self, subtask: int, make_store: Callable[[str], ObjectStore], **others: Any) -> OperatorContext:
-        """`others`: fields that differ from the defaults here."""
         directory = self.directory / str(subtask)
         fields: dict[str, Any] = {
             "executor": _AtOnce(),
@@ -87,7 +83,7 @@ class OperatorAlone:
 
 
 def snapshot_of(operator: Operator, name: str, subtask: int, parallelism: int, checkpoint: int) -> OperatorSnapshot:
-    """As a slot does off the loop."""
+    """Takes and writes a snapshot, as a slot does off the loop."""
     capture, keyed = operator.snapshot(checkpoint), None
     if capture.keyed is not None:
         while not capture.keyed.drain(_WRITTEN_AT_ONCE):

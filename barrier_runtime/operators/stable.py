@@ -1,12 +1,7 @@
 """`stable`: stores rows with the checkpoint, and releases them after its decision.
 
-    held ─ snapshot n ─► stored ─ n is decided ─► decided ─ turn of the loop, room ─► released
-    held or stored ─ restart ─► gone; the sources read the rows again
-    decided or released ─ restart from n ─► decided, in the same order
-
-Items (batches and watermarks) are numbered in order of arrival. A snapshot holds all items not yet released. When
-checkpoint n is decided, the items before its snapshot go out, in order. A restart repeats exactly the rows that could
-have been visible. See docs/design/stable-rows.md.
+A snapshot holds all items (batches and watermarks) not yet released, in order of arrival. A restart repeats exactly the
+rows that could have been visible. Design: docs/design/stable-rows.md.
 """
 
 from collections import deque
@@ -29,8 +24,8 @@ from barrier_runtime.operators.stored_streams import batches_of, stream_of
 from barrier_runtime.state.snapshots.snapshot import OWN, OperatorSnapshot, value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-VALUE = f"{OWN}stable-rows-"  # prefix of the names of snapshot values: a restart reads the rows in one subtask
-_EARLIER = "stable-rows-"  # prefix of earlier builds: a restart read the rows of all subtasks in each subtask
+VALUE = f"{OWN}stable-rows-"  # prefix of snapshot values, which one subtask restores
+_EARLIER = "stable-rows-"  # prefix in earlier builds: each subtask restored all
 MOST_ROWS = 65_536  # of a gathered batch
 MOST_BYTES = 16 << 20  # of a gathered batch; a part ends at the batch that reaches this size
 _DIGITS = 8
@@ -39,8 +34,9 @@ Item: TypeAlias = Batch | int
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`streams`: rows as an Arrow IPC stream, their earliest emission time (ns), and per row the event time (ms)
-    reached, as little-endian int64; empty: that of the last watermark. `watermarks`: (rows before it, ms)."""
+    """`streams`: rows as an Arrow IPC stream, their earliest emission time (ns), and event times reached.
+    Event times (ms, little-endian int64) are one per row; empty: that of the last watermark. `watermarks`: (rows before
+    it, ms)."""
 
     streams: tuple[tuple[int, bytes, bytes], ...] = ()
     watermarks: tuple[tuple[int, int], ...] = ()
@@ -51,7 +47,6 @@ _STORED = VersionedDecoder(value_format("{}: its rows in its snapshot"), msgspec
 
 
 def gathered(batches: Sequence[Batch]) -> Batch:
-    """Joins batches of one schema."""
     if len(batches) == 1:
         return batches[0]
     rows = pa.concat_batches([batch.rows for batch in batches])
@@ -66,7 +61,7 @@ def _reached(batch: Batch) -> npt.NDArray[np.int64]:
 
 
 def on_disk(batches: Sequence[Batch], directory: Path, where: str) -> list[Batch]:
-    """Returns equal batches, in files."""
+    """Returns the same batches, mapped from files."""
     found: list[Batch] = []
     for _, same in groupby(batches, _schema):
         found += _mapped(list(same), directory, where)
@@ -180,8 +175,8 @@ class StableOperator(Operator):
         self._decided_before = 0  # the same before the last decision
         self._snapshots: deque[tuple[int, int]] = deque()  # checkpoint, number of the next item
         self._captured = 0  # items before this number are in the last snapshot
-        self._in_memory: deque[_Held] = deque()  # the last batches
-        self._bytes = 0  # of `_in_memory`
+        self._in_memory: deque[_Held] = deque()
+        self._bytes = 0
         self._rows = 0
         self._watermark_ms = WATERMARK_MIN  # before all items
 
@@ -203,8 +198,7 @@ class StableOperator(Operator):
 
     @property
     def has_room(self) -> bool:
-        """Returns False while rows of the decision before the last one wait, so at most two checkpoints' rows wait.
-        After a restart all restored rows precede the next barrier, so later rows come after them, in every subtask."""
+        """Returns whether no rows of the last decision but one wait: rows of two checkpoints at most."""
         return self._first >= self._decided_before
 
     @property
@@ -224,7 +218,6 @@ class StableOperator(Operator):
             self._hold_watermark(watermark_ms)
 
     def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
-        """Releases decided items up to the next watermark: a batch, or at most `MOST_ROWS` rows and `MOST_BYTES`."""
         batches = self._take_decided()
         if batches:
             emit(gathered(batches))
@@ -276,7 +269,6 @@ class StableOperator(Operator):
         return Capture(parts=parts)
 
     def on_complete(self, checkpoint: int) -> None:
-        """Releases the items before the snapshot of `checkpoint`."""
         decided = self._decided
         while self._snapshots and self._snapshots[0][0] <= checkpoint:
             decided = self._snapshots.popleft()[1]
@@ -302,7 +294,7 @@ class StableOperator(Operator):
         self._count()
 
     def _hold_watermark(self, watermark_ms: int) -> None:
-        """Adds a watermark, or raises the last item if no row and no barrier came since."""
+        """Adds a watermark, or raises the last if no row or barrier came since."""
         if self._items and self._next > self._captured and isinstance(self._items[-1], int):
             self._items[-1] = max(self._items[-1], watermark_ms)
         else:

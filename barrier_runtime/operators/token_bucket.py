@@ -1,5 +1,5 @@
 """Token bucket: a limit of rows or requests per second, exact over any time.
-Pure: callers pass the time. Whole numbers, so that no rounding adds up."""
+Pure: callers pass the time. Whole numbers avoid rounding errors."""
 
 import math
 from fractions import Fraction
@@ -8,7 +8,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 _SECOND_NS = 1_000_000_000
 _BURST_S = Fraction(1, 10)  # tokens of this time wait at most
-_PORTION_S = Fraction(1, 100)  # tokens of this time are taken together, so that batches are not single rows
+_PORTION_S = Fraction(1, 100)  # tokens of this time are taken together, for larger batches
 
 
 class TokenBucket:

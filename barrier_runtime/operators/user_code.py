@@ -1,9 +1,7 @@
-"""Exceptions of users' functions as shown to the user: own frames, then operator, subtask, key and record.
-
-This package's frames are left out. Errors that this project raises on purpose pass unchanged.
+"""Users' exceptions as shown: own frames, operator, subtask, key and record.
+Errors that this project raises on purpose pass unchanged.
 """
 
-import copy
 import difflib
 import signal
 import traceback
@@ -81,13 +79,13 @@ def _not_awaited(error: Exception) -> str:
 
 
 def came_by_signal(error: BaseException) -> bool:
-    """Returns whether the program's signal handler raised `error`, in the middle of other code."""
+    """Returns whether the program's signal handler raised `error`."""
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in (signal.SIGTERM, signal.SIGINT)}
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def stray_error(error: BaseException) -> UserCodeError:
-    """Returns the error for an exception that passes `except Exception`: a client's CancelledError, sys.exit()."""
+    """Error for an exception that passes `except Exception`, such as a client's CancelledError."""
     return UserCodeError(
         f"a function raised {type(error).__name__}: {said(error)}, which is no Exception, so nobody knows at which "
         "record\n  Catch it in the function and raise an Exception; then start the job again.",
@@ -96,12 +94,10 @@ def stray_error(error: BaseException) -> UserCodeError:
 
 
 def add_position(error: UserCodeError, position: str) -> None:
-    """Adds the source's position, if not empty, before the remedy."""
     _add(error, "position", position)
 
 
 def add_replay(error: UserCodeError, command: str) -> None:
-    """Adds the command, if not empty, that replays the row."""
     _add(error, "to see it again", command)
 
 
@@ -143,35 +139,19 @@ def user_traceback(error: BaseException) -> str:
 
 
 def _user_frames(error: BaseException) -> str:
-    """The user's frames as a traceback, without the message."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     return "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)]) if frames else ""
 
 
 def from_users_frame(error: BaseException) -> BaseException:
-    """Returns `error` with the traceback from the first frame outside this package on."""
+    """Starts the traceback of `error` at the first frame outside this package."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
         frame = frame.tb_next
     return error if frame is None else error.with_traceback(frame)
 
 
-def own_function(function: Any, method: str, failed: Callable[[Exception, Any], Exception]) -> tuple[Any, Any]:
-    """Returns a subtask's own object of a user's class or object, and its `method`; a plain function twice.
-    `failed`: (the error, function) -> the error to raise."""
-    target = function
-    if isinstance(function, type):
-        try:
-            target = function()
-        except Exception as error:
-            raise failed(error, function) from error
-    elif hasattr(function, method):
-        target = copy.deepcopy(function)  # subtasks of one process must not share attributes
-    return target, getattr(target, method, target)
-
-
 def open_function(target: Any, context: Any, failed: Callable[[Exception, Any], Exception]) -> None:
-    """Calls `open(context)` of a user's object, if any. `failed`: as in `own_function`."""
     function = getattr(target, "open", None)
     if callable(function):
         try:
@@ -203,8 +183,8 @@ _ABSENT = object()
 
 
 class WatchedAttributes:
-    """Detects attributes of a user's object that change while rows are processed.
-    All keys share such attributes, and restarts lose them, which users rarely intend."""
+    """Detects attributes of a user's object that change during processing.
+    All keys share such attributes, and restarts lose them."""
 
     def __init__(self, target: Any, where: str) -> None:
         self._target = target
@@ -213,7 +193,6 @@ class WatchedAttributes:
         self._warned = False
 
     def look(self) -> None:
-        """Warns once."""
         if self._warned:
             return
         now = _plain_attributes(self._target)
@@ -229,7 +208,6 @@ class WatchedAttributes:
 
 
 def _plain_attributes(target: Any) -> dict[str, Any]:
-    """Attributes that may be meant as state: numbers and text by value, containers by size."""
     attributes = vars(target).items() if hasattr(target, "__dict__") else ()
     return {
         name: repr(value) if type(value) is float else value if type(value) in _SIMPLE else len(value)
@@ -261,8 +239,8 @@ _HINTS = {
 
 
 class Context(Hinting):
-    """Base of each `ctx`. `__slots__` are all of its attributes.
-    A missing attribute gets a hint when the error is reported (`said`): `__getattr__` would slow down attributes."""
+    """Base of each `ctx`; `__slots__` lists all attributes.
+    `said` adds a hint for a missing attribute, since `__getattr__` would slow down all attributes."""
 
     __slots__ = ()
 
@@ -271,7 +249,6 @@ class Context(Hinting):
 
 
 def no_attribute(name: str, known: Sequence[str]) -> str:
-    """Message for a missing attribute. `known`: the public attributes."""
     meant = difflib.get_close_matches(name, known, 1)
     hint = _HINTS.get(name) or (f"is ctx.{meant[0]} meant?" if meant else f"it has {', '.join(sorted(known))}")
     return f"ctx has no {name!r}: {hint}"

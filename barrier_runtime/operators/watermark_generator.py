@@ -1,10 +1,10 @@
-"""Operators of `with_watermarks` in the middle of a stream: watermarks from a column or a user's class.
+"""Operators of `with_watermarks` in mid-stream: watermarks from a column or a user's class.
 
-Neither operator keeps state: after a recovery the watermark rises anew from the rows that arrive; operators that drop
-late rows remember by themselves how far event time was. With `generator=…` each subtask makes its own
-`WatermarkGenerator`, which returns a watermark per row, so the cuts of batches do not matter.
+Neither keeps state: after a recovery the watermark rises anew with the rows. Operators that drop late rows remember
+event time themselves.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
-from barrier_runtime.data.event_time import Detail, EventClock, check_event_time_type, event_times_ms
+from barrier_runtime.data.event_time import Detail, EventClock, check_event_time_type, doubt_of_unit, event_times_ms
 from barrier_runtime.data.schemas import no_column
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
 
 Ints = npt.NDArray[np.int64]
+log = logging.getLogger(__name__)
 
 
 class WatermarkGenerator(ABC):
@@ -37,7 +38,7 @@ class WatermarkGenerator(ABC):
 
 
 class GeneratedWatermarkOperator(Operator):
-    """Replaces the watermarks of its input by those of `make()`. Rows without an event time change nothing."""
+    """Replaces watermarks by those of `make()`; rows without event time have no effect."""
 
     forwards_watermarks = False
 
@@ -118,6 +119,8 @@ class WatermarkOperator(Operator):
             raise no_column(self._column, schema.names, self._where)
         times = batch.rows.column(self._column)
         check_event_time_type(times.type, self._column, self._where)
+        if self._clock.greatest_ms == WATERMARK_MIN and (doubt := doubt_of_unit(times, self._column, self._where)):
+            log.warning("%s", doubt)
         emit(Batch(batch.rows, batch.emit_ns, self._clock.see(times)))
 
     def own_watermark(self) -> int | None:

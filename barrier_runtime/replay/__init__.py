@@ -1,4 +1,4 @@
-"""Runs a part of a job's past again in this process, without sinks and writes to the job's store."""
+"""Runs a part of a job's past again, without sinks and writes to the job's store."""
 
 from barrier_runtime.replay.observing import ReplayedRow as ReplayedRow
 from barrier_runtime.replay.replaying import Replayed as Replayed

@@ -1,7 +1,6 @@
-"""Observes one operator of a replay row by row: the key's state before and after, emitted rows.
+"""Observes one operator of a replay row by row.
 
-Each batch is passed one row at a time, which operators cannot distinguish from other batch boundaries, and only rows of
-the wanted key are passed.
+Batches are passed row by row, which operators cannot distinguish from other batch boundaries.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +30,9 @@ State = dict[str, Any]  # by name: a value, {entry: value}, [element, …], [tim
 class ReplayedRow:
     """A row that the observed operator has processed.
 
-    `row`: as it arrived at input `port`; None if only time advanced, as for a timer. `reached_ms`: event time at the
-    row, or the event time that arrived; None: unknown. `before`, `after`: the key's state by name. `emitted`: rows
-    of the main output, `side`: rows of side outputs by name. `error`: error of the operator, or empty."""
+    `row`: as it arrived at input `port`; None if only time advanced. `reached_ms`: event time at the row, or the event
+    time that arrived; None: unknown. `before`, `after`: the key's state by name. `emitted`: rows of the main output,
+    `side`: rows of side outputs by name. `error`: error of the operator, or empty."""
 
     number: int  # from 0
     row: dict[str, Any] | None
@@ -55,13 +54,12 @@ class ReplayedRow:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Selection of rows: values of columns by input port. Ports without an entry select all rows."""
+    """Values of columns by input port. Ports without an entry select all rows."""
 
     by_port: Mapping[int, Mapping[str, Any]]
-    only_now: Callable[[], bool] = lambda: True  # called for each batch
+    only_now: Callable[[], bool] = lambda: True
 
     def mask(self, rows: pa.RecordBatch, port: int) -> pa.BooleanArray | None:
-        """Rows to select; None: all."""
         if not self.only_now():
             return pa.array([False] * rows.num_rows)
         chosen: pa.BooleanArray | None = None
@@ -77,8 +75,6 @@ class Wanted:
 
 
 class _Collecting(Emit):
-    """Passes batches on, and collects their rows until `taken`."""
-
     __slots__ = ("_emitted", "_onward", "_side_rows")
 
     def __init__(self, onward: Emit) -> None:
@@ -108,18 +104,15 @@ class DebuggerQuit(UserCodeError):
 
 @dataclass(frozen=True)
 class Coming:
-    """A row that is about to be processed, and the key's state."""
-
     number: int
     row: dict[str, Any]
     before: State
 
 
 class Observer:
-    """Observer of an operator's rows.
-
-    `told` receives each processed row. `call` makes the operator process one row, by `work`, and receives the row
-    and the key's state before, so that a debugger may step in."""
+    """`told` receives each processed row.
+    `call` runs `work`, which processes a row, and receives the row and the key's state before: a debugger may step in.
+    """
 
     def __init__(
         self,
@@ -152,7 +145,7 @@ class _Watched:
         self._operator = operator
         self._process, self._toward = operator.process, operator.toward
         self._wall, self._end = operator.on_wall_clock, operator.on_end
-        self._state: State | None = None  # as observed last
+        self._state: State | None = None
         self._in_row = False
 
     def methods(self) -> dict[str, Any]:
@@ -230,7 +223,7 @@ def _known(ms: int | None) -> int | None:
 
 
 def state_of(operator: Operator) -> State:
-    """Copy, as plain data, of the state of an operator that has the entries of one key."""
+    """State, as plain data, of an operator that has the entries of one key."""
     if not isinstance(operator, KeyedLife) or not hasattr(operator, "backend"):
         return {}
     found: State = {}

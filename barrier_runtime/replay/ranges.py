@@ -1,7 +1,6 @@
-"""Input and graph of a replay between the positions of two checkpoints.
+"""Input and graph of a replay between two checkpoints.
 
-The graph has no sinks and no steps after the observed operator. Before anything is read, all parts that cannot be
-read again are reported.
+The graph has no sinks and no steps after the observed operator.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,10 +28,10 @@ def read_ranges(
     until: StoredCheckpoint | None,
     needed: Collection[str] | None = None,
 ) -> dict[str, ReadRange]:
-    """Ranges by source, for the sources in `needed` (None: all) of the whole flow's graph.
+    """Ranges by source, for the sources in `needed` (None: all).
 
-    `before` None: from the first row on; `until` None: to the end of the rows. Raises `InvalidJob` with everything
-    that cannot be read again."""
+    `before` None: from the first row on; `until` None: to the end of the rows. Raises `InvalidJob` with everything that
+    cannot be read again."""
     ranges: dict[str, ReadRange] = {}
     missing: list[str] = []
     for chain in graph.chains:
@@ -102,8 +101,6 @@ def _rows(progress: RestoredSource, id: str) -> int:
 
 
 class RecordingSink(Operator):
-    """Replacement of a sink: reports the rows that arrive, and writes nothing."""
-
     def __init__(self, name: str, told: Callable[[str, Batch], None]) -> None:
         self._name = name
         self._told = told
@@ -114,8 +111,6 @@ class RecordingSink(Operator):
 
 
 def without_sinks(graph: JobGraph, told: Callable[[str, Batch], None]) -> JobGraph:
-    """Graph in which each sink only records the rows that arrive."""
-
     def harmless(spec: OperatorSpec) -> OperatorSpec:
         if not spec.is_sink:
             return spec

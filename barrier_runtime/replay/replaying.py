@@ -1,7 +1,7 @@
-"""`replay`: shows row by row how one operator processed the rows of one key between two checkpoints.
+"""`replay`: shows row by row how one operator processed the rows of one key.
 
-The operator gets only the key's state and rows. Earlier steps run whole, with their state, because each of their rows
-may become a row of the key. Later steps and sinks do not run.
+The operator gets only the key's state and rows. Earlier steps run whole, because each of their rows may become a row of
+the key.
 """
 
 import pdb as debuggers
@@ -58,9 +58,9 @@ class Replayed:
 
 @dataclass
 class Stretch:
-    """Part of a flow's past between two checkpoints.
-
-    `after` 0: from the first row on, without state. `until` None: to the end of the rows."""
+    """Part of a flow's past. `after` 0: from the first row on, without state.
+    `until` None: to the end of the rows.
+    """
 
     flow: ReplayedFlow
     url: str
@@ -109,15 +109,13 @@ class Stretch:
             self.flow.plan,
             options.parallelism,
             options.max_parallelism,
-            mode="at_least_once",  # no sink runs, so no sink needs exactly once
+            mode="at_least_once",  # no sink runs
             sinks_run=False,
             list_splits=patient_listing(options),
         )
 
     def check_switches(self, operators: Iterable[str]) -> None:
-        """Raises `InvalidJob` if broadcast rows of `operators` became valid at a barrier in the stretch.
-
-        A replay has no barriers."""
+        """Raises `InvalidJob` if broadcast rows became valid at a barrier: a replay has no barriers."""
         if self.reached is None:
             return
         first = 0 if self.before is None else self.before.manifest.checkpoint
@@ -161,13 +159,12 @@ def replay(
 ) -> Replayed:
     """Runs `flow` again in this process from checkpoint `after` to `until`, and observes `operator`.
 
-    `key`: the key whose rows are observed, as the value of the column of `key_by`, of several columns a tuple; or a
-    dict, column to value. None: all rows. `after`, `until`: numbers of completed checkpoints that are still stored,
-    or URLs of savepoints; `after` 0: from the first row on; `until` None: until a function raises, or no more rows
-    arrive. `checkpoints`: the folder or URL of the job's checkpoints. `row`: only row "split:number" of a source
-    (from 0), or "split:first-last", for a step in one chain with the source. `stop`: stops at the first line of the
-    step's function, in Python's debugger. `redact`: columns whose values are hidden. `told` receives each processed
-    row.
+    `key`: the observed key, as the value of the column of `key_by`, of several columns a tuple; or a dict, column to
+    value. None: all rows. `after`, `until`: numbers of completed checkpoints that are still stored, or URLs of
+    savepoints; `after` 0: from the first row on; `until` None: until a function raises, or no more rows arrive.
+    `checkpoints`: the folder or URL of the job's checkpoints. `row`: only row "split:number" of a source (from 0), or
+    "split:first-last", for a step in one chain with the source. `stop`: stops at the first line of the step's function,
+    in Python's debugger. `redact`: columns whose values are hidden. `told` receives each processed row.
 
     Sinks do not run, nothing is written to the job's store, and the wall clock stands at the time of `until`. Raises
     `InvalidJob` for missing steps or checkpoints, and for rows that cannot be read again."""
@@ -214,7 +211,6 @@ def replay(
 
 @contextmanager
 def scratch() -> Iterator[ObjectStore]:
-    """A store that is removed at the end."""
     with scratch_folder(SCRATCH) as folder:
         yield LocalStore(folder)
 
@@ -229,7 +225,7 @@ def run_stretch(
 ) -> tuple[ReplayEnded, ObjectStore]:
     """Runs `graph`, which reads `ranges`, on the state of the stretch's first checkpoint.
 
-    Log and files go to `own`. Returns the end, and a store with both the restored and the written files."""
+    Log and files go to `own`. Returns the end, and a store with the restored and the written files."""
     spec, before = job_spec(graph, options), stretch.before
     source = before.store if before is not None else own
     store = LinkedStore(own, source)

@@ -1,11 +1,11 @@
-"""Run of a replay in this process: initial state, progress, and stops in Python's debugger.
+"""Run of a replay in this process.
 
     restore ─► read to the positions ─► slots are idle ─► stop with a last checkpoint ─► end
                      │ rows are missing, and none arrives for 30 s: `InvalidJob` names the missing rows
                      │ a function raises: end, with the function's error
 
-The initial state is a stored checkpoint, of which the observed operator gets one key. The replaying job has a log in a
-temporary folder, and read-only links to the files of one checkpoint. The job is never restarted.
+The observed operator gets one key of the stored checkpoint. The replaying job has a log in a temporary folder, and is
+never restarted.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ _GROUP_BYTES = 2
 
 @dataclass(frozen=True)
 class OneKey:
-    """Restriction of the restored state of `operator` to one key, in the form of state keys."""
+    """Restriction of the restored state of `operator`; `key` is in the form of state keys."""
 
     operator: str
     key: tuple[Any, ...]
@@ -64,10 +64,9 @@ class OneKey:
 def state_key(
     manifest: Manifest | None, operator: str, values: Mapping[str, Any], rows: pa.Schema | None
 ) -> tuple[Any, ...] | None:
-    """Key with these `values` of columns, in their order, in the form of state keys.
+    """State key with these `values` of columns; None if the key's types are unknown.
 
-    `rows`: the operator's input schema in the flow, for checkpoints of releases that did not store key types. None:
-    the types of the key are unknown."""
+    `rows`: the operator's input schema in the flow, for checkpoints of releases that did not store key types."""
     snapshots = () if manifest is None else manifest.operators
     told = next((each.values[KEYS] for each in snapshots if each.operator == operator and KEYS in each.values), b"")
     fields = key_fields(told.decode()) if told else []
@@ -158,10 +157,8 @@ _FUNCTIONS = ("_call", "_function")  # attributes of operators with the user's f
 
 
 class Stops:
-    """Stops in Python's debugger.
-
-    `debugger`: a debugger with streams of its own; None: on this terminal. `redact`: columns that are hidden in
-    printed rows and state; the debugger itself shows everything."""
+    """Python's debugger. `debugger`: with streams of its own; None: on this terminal.
+    `redact`: columns hidden in printed rows and state; the debugger itself shows everything."""
 
     def __init__(self, debugger: pdb.Pdb | None = None, redact: Sequence[str] = ()) -> None:
         self._debugger = debugger or pdb.Pdb(nosigint=True, readrc=False)
@@ -172,7 +169,7 @@ class Stops:
     def call(self, operator: Operator, coming: Coming, work: Callable[[], None]) -> None:
         """Calls `work`, and stops at the first line of the user's function, or of `work` if there is none.
 
-        Raises `DebuggerQuit` when the user leaves the debugger, whatever the operator does with the exception."""
+        Raises `DebuggerQuit` when the user leaves the debugger, even if the operator handles the exception."""
         debugger = self._debugger
         debugger.message(f"row {coming.number}: {masked(coming.row, self._redact)}")
         debugger.message(f"state: {masked(coming.before, self._redact)}")
@@ -202,7 +199,7 @@ def code_of(operator: Operator) -> CodeType | None:
 
 
 def _code(function: Any) -> CodeType | None:
-    """Code of a function, also inside a function of ours that guards or retries it."""
+    """Code of a function, also inside our guard or retry."""
     for _ in range(10):
         code = getattr(function, "__code__", None)
         cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
@@ -220,7 +217,7 @@ _IDLE_S = 2.0  # without an end: longest time without rows
 
 
 class StandingClock(SystemClock):
-    """Clock whose wall clock stands at `wall_ms`; the monotonic clock advances."""
+    """The wall clock stands at `wall_ms`; the monotonic clock advances."""
 
     def __init__(self, wall_ms: int) -> None:
         self._wall_ns = wall_ms * 1_000_000
@@ -231,13 +228,12 @@ class StandingClock(SystemClock):
 
 @dataclass(frozen=True)
 class ReplayEnded:
-    """End of a replay. `trouble`: last error of a slot, or None."""
+    """`trouble`: last error of a slot, or None."""
 
     status: JobStatus
     trouble: BaseException | None
 
     def check(self) -> None:
-        """Raises `InvalidJob` if the job ended in another way than a replay should."""
         if self.status.outcome not in ("cancelled", "finished"):
             raise InvalidJob(f"the replay ended ({self.status.outcome}): {self.status.error or self.status.reason}")
 
@@ -250,9 +246,7 @@ async def run_replay(
     ranges: Mapping[str, ReadRange],
     wall_ms: int | None,
 ) -> ReplayEnded:
-    """Runs the graph until all ranges are read. Raises `InvalidJob` if rows do not arrive.
-
-    `wall_ms`: time of the operators' wall clock."""
+    """Runs the graph until all ranges are read. `wall_ms`: time of the operators' wall clock."""
     runner = make_runner(spec, store)
     slots: list[Slot] = []
     clock = SystemClock() if wall_ms is None else StandingClock(wall_ms)
@@ -260,7 +254,7 @@ async def run_replay(
     try:
         progress, rests = _Progress(ranges), 0
         while not running.done():
-            # Due work, such as windows, may take a while, and a barrier would not wait for the work.
+            # Due work may take a while, and a barrier would not wait for it.
             rests = rests + 1 if all(slot.at_rest for slot in slots) else 0
             if runner.phase == "running" and progress.over() and rests >= _RESTS:
                 runner.stop("checkpoint")
@@ -283,7 +277,7 @@ class _Progress:
         self._moved_s = 0.0
 
     def over(self) -> bool:
-        """True if everything was read. Raises `InvalidJob` if expected rows do not arrive."""
+        """Raises `InvalidJob` if expected rows do not arrive."""
         now_s, read = time.monotonic(), sum(each.total for each in self._ranges.values())
         if read != self._read:
             self._read, self._moved_s = read, now_s

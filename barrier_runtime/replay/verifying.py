@@ -1,4 +1,4 @@
-"""`verify`: compares state and rows of a flow, run again between two checkpoints, with the job's.
+"""`verify`: compares state and rows of a repeated run with the job's.
 
 Compared                  with
   keyed state             that of the later checkpoint, entry by entry; without the times of writing, expired
@@ -7,8 +7,7 @@ Compared                  with
   rows to a sink          the rows that the sink made visible between the checkpoints, if the sink can read them back
                           (`ReadsBack`); else the rows of another replay: everything independent of the run is equal
 
-A difference is hidden non-determinism: a clock, a random number, the order of a set, a remote service, or the order
-of rows of several channels, which no checkpoint records.
+A difference is hidden non-determinism, such as the order of rows of several channels, which no checkpoint records.
 """
 
 from collections import Counter
@@ -42,15 +41,15 @@ from barrier_runtime.state_tables.finding import StoredCheckpoint, find_checkpoi
 from barrier_runtime.state_tables.masking import masked
 from barrier_runtime.state_tables.stored_state import StoredState
 
-_MOST = 10  # differences that are kept
+_MOST = 10
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """A difference between the committed and the replayed side.
+    """Difference between the committed and the replayed side.
 
-    `operator`: a step with state, or a sink. `what`: state and key, or the row, as text. `committed`, `replayed`:
-    the value on either side; for a row its number of occurrences."""
+    `operator`: a step with state, or a sink. `what`: state and key, or the row, as text. `committed`, `replayed`: the
+    value on either side; for a row its number of occurrences."""
 
     operator: str
     what: str
@@ -65,8 +64,8 @@ class Divergence:
 class Verified:
     """Result of `verify`.
 
-    `differences`: the first ones, ordered by the steps' place in the flow; empty: both sides are equal. `read_back`:
-    sinks whose visible rows were compared; `repeated`: sinks for which two replays were compared."""
+    `differences`: the first ones, in the order of the flow's steps; empty: both sides are equal. `read_back`: sinks
+    whose visible rows were compared; `repeated`: sinks for which two replays were compared."""
 
     after: int
     until: int
@@ -136,8 +135,8 @@ def _check(stretch: Stretch) -> None:
 class _Rows:
     """Rows that arrived at the sinks of one replay, as texts.
 
-    `failed`: sinks of error outputs. Their rows contain the checkpoint for a replay, which is the newest checkpoint
-    at that time, and so differ between runs."""
+    `failed`: sinks of error outputs, whose rows contain the newest checkpoint and so differ between runs.
+    """
 
     def __init__(self, sinks: dict[str, ReadsBack | None]) -> None:
         self._sinks = sinks
@@ -233,7 +232,7 @@ class _Verifying:
                     yield self._divergence(each)
 
     def _same(self, found: StateDifference, until_ms: int) -> bool:
-        """True if the difference does not count. `until_ms`: event time that the operator had reached."""
+        """`until_ms`: event time that the operator had reached."""
         if found.operator in self._ids:  # their value is the time at which the id was seen
             return found.change == "changed" or self._ids[found.operator]
         if found.change != "changed" and found.over_ms is not None and found.over_ms <= until_ms:
@@ -251,7 +250,7 @@ class _Verifying:
         return Divergence(found.operator, f"state {found.state!r} of key {key}{beside}", *values)
 
     def _committed(self, sink: str, reads: ReadsBack) -> Counter[str] | None:
-        """Rows that the sink committed; None if they can no longer be read back."""
+        """Returns None if the rows can no longer be read back."""
         before = self._stretch.before
         after, until = 0 if before is None else before.manifest.checkpoint, self._reached.manifest.checkpoint
         try:

@@ -1,1 +1,1 @@
-"""Runtime of a slot: a process with a loop, and a subtask of every chain."""
+"""Runtime of a slot."""

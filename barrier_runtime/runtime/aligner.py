@@ -1,23 +1,16 @@
 """Barrier alignment of a subtask as a pure state machine: (channel, event, now) → effects.
 
-The snapshot of checkpoint n reflects all elements before barrier n and none after. An *aligned* checkpoint blocks: the
-subtask stops reading a channel that has delivered barrier n until all live channels have. An *unaligned* checkpoint
-records: the subtask takes the snapshot at once, and rows before barrier n on the other channels become in-flight data.
-`Aligner` decides both and holds no rows. See docs/design/unaligned-checkpoints.md.
-
 A barrier *arrives* in the queue of its channel, and is *delivered* when the subtask takes it out. On channels that are
-never recorded (`aligned_only`) only delivery counts. `aligned_timeout_ms` of a barrier limits its alignment: None is
-for ever, 0 is not at all.
+never recorded (`aligned_only`) only delivery counts. `aligned_timeout_ms` limits the alignment: None: for ever, 0: not
+at all. Design: docs/design/unaligned-checkpoints.md.
 
     state            event                                   move
     idle             barrier n > done                        aligning n, block channel (or snapshot n if complete)
     aligning n       barrier n, others missing               block channel
-    aligning n       barrier n, the last missing barrier     snapshot n, unblock all → idle, done = n
+    aligning n       barrier n or an end, none missing       snapshot n, unblock all → idle, done = n
     aligning n       barrier m > n                           abort n, unblock all → aligning m
     aligning n       cancel m >= n, or order to abort n      abort, unblock all → idle, done = m
-    aligning n       a channel ends, no other is missing     snapshot n, unblock all → idle, done = n
-    any              order to abort m, m not seen yet, or    m is aborted: its barriers start no alignment
-                     cancel m arrives
+    any              order to abort m, or cancel m arrives   barriers m start no alignment
     any              barrier or cancel <= done, old token    ignored and counted
 
 Barriers with an `aligned_timeout_ms`, which the coordinator triggers singly (`max_concurrent` is 1):
@@ -25,7 +18,7 @@ Barriers with an `aligned_timeout_ms`, which the coordinator triggers singly (`m
     idle             trigger or first arrival of n           start the timer of n
     idle             n arrives                               aligning n, no channel blocked yet
     idle             the end arrived on all live channels,   aligning n: no barrier n will arrive
-                     n is triggered and may not be aligned
+                     n is triggered and must not wait
     aligning n       the timer fires or a barrier with 0     snapshot n, unblock all, done = n → recording n, or
                      arrives, and all `aligned_only`         idle if n or the end arrived on every channel
                      channels have delivered n
@@ -37,12 +30,6 @@ Barriers with an `aligned_timeout_ms`, which the coordinator triggers singly (`m
     recording n      an aligned m > n is delivered that      aligning m while n is still recorded
                      arrived after n
     after recording  the overtaken barrier n is delivered    none: the snapshot is taken
-
-Barriers without `aligned_timeout_ms`, if the subtask needs long for the rows before them (`overtake`):
-
-    idle, aligning n n or the end arrived on every channel,  snapshot n, unblock all → idle, done = n
-                     all `aligned_only` channels have
-                     delivered n
 
 Source: Flink's SingleCheckpointBarrierHandler and CheckpointBarrierTracker (behaviour, not code); FLIP-76, FLIP-147.
 """
@@ -70,7 +57,7 @@ class Unblock:
 class TakeSnapshot:
     """Forward `barrier`, then take the snapshot.
 
-    `recorded`: channels whose rows before the barrier are in-flight data; on all others the subtask has processed them.
+    `recorded`: channels whose rows before the barrier are in-flight data.
     """
 
     barrier: Barrier
@@ -86,18 +73,13 @@ class InFlightComplete:
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
-    """Call `on_timeout(id)` after `delay_ms`."""
-
     id: int
     delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """No snapshot of checkpoint `id` is taken here, or its recorded rows are void.
-
-    The subtask informs downstream, and the coordinator unless it gave the order.
-    """
+    """No snapshot of checkpoint `id` is taken here, or its recorded rows are void."""
 
     id: int
     reason: str
@@ -113,7 +95,7 @@ class NoCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """After the snapshot, while rows before the barrier still arrive on the channels `missing` (never empty)."""
+    """After the snapshot: rows before the barrier still arrive on the channels `missing` (never empty)."""
 
     checkpoint: int
     missing: frozenset[int]
@@ -125,32 +107,29 @@ class Aligning:
 
     barrier: Barrier
     first_at_ms: float
-    urgent: bool  # the barrier may not be aligned any longer
-    announced: frozenset[int] = frozenset()  # channels on which the barrier arrived
-    delivered: frozenset[int] = frozenset()  # delivered the barrier, and blocked
+    urgent: bool  # the alignment must wait no longer
+    announced: frozenset[int] = frozenset()
+    delivered: frozenset[int] = frozenset()
     recording: Recording | None = None  # an older checkpoint whose barriers arrived before these
 
 
 class Aligner:
-    """Exactly-once alignment over `channels` input channels of generation `token`."""
-
     def __init__(self, channels: int, token: int, aligned_only: Collection[int] = ()) -> None:
         self._token = token
         self._aligned_only = frozenset(aligned_only)
         self._live = set(range(channels))
         self._ends: set[int] = set()
         self._state: NoCheckpoint | Aligning | Recording = NoCheckpoint()
-        self._overtook = 0  # the last checkpoint whose barriers were overtaken
+        self._overtook = 0  # last checkpoint whose barriers are delivered after the snapshot
         self._triggered: Barrier | None = None
-        self._timed = 0
-        self._timed_out = 0
-        self._aborted: set[int] = set()  # ordered by the coordinator or cancelled upstream, above `done`
+        self._timed = 0  # highest checkpoint whose timer was started
+        self._timed_out = 0  # highest checkpoint whose timer fired
+        self._aborted: set[int] = set()  # by order or cancelled upstream, above `done`
         self.done = 0  # highest id that was taken or aborted here
         self.ignored = 0
 
     @property
     def blocked(self) -> frozenset[int]:
-        """Channels that have delivered the barrier of the pending checkpoint, and are not read."""
         return self._state.delivered if isinstance(self._state, Aligning) else frozenset()
 
     @property
@@ -259,7 +238,6 @@ class Aligner:
         return effects
 
     def on_end(self, channel: int, now_ms: float) -> list[AlignmentEffect]:
-        """Ends `channel`, which from now on counts as having delivered every barrier."""
         self._live.discard(channel)
         self._ends.add(channel)
         return self._heard_from(channel) + self._progress(now_ms)
@@ -275,7 +253,11 @@ class Aligner:
         return []
 
     def overtake(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Takes the snapshot before rows ahead of the aligned `barrier`, which (or the end) arrived on all channels."""
+        """Takes the snapshot of an aligned checkpoint at once: its barriers overtake the rows before them.
+
+        Call when the barrier or the end has arrived on every channel. Does nothing while an `aligned_only` channel has
+        not delivered the barrier.
+        """
         missing = self._live - self.blocked
         if barrier.token != self._token or not self._is_new(barrier.id) or self._recorded:
             return []
@@ -336,7 +318,6 @@ class Aligner:
         return []
 
     def _begin_without_barriers(self, now_ms: float) -> None:
-        """Starts a triggered checkpoint when the ends of all inputs have arrived, but no barrier."""
         triggered = self._triggered
         if triggered is None or not self._is_new(triggered.id) or not self._is_late(triggered):
             return
@@ -360,7 +341,6 @@ class Aligner:
     def _taken(
         self, state: Aligning, barrier: Barrier, recorded: tuple[int, ...], now_ms: float
     ) -> list[AlignmentEffect]:
-        """`barrier` is as sent to the outputs."""
         unblock = self._ended(state)
         snapshot = TakeSnapshot(
             barrier,

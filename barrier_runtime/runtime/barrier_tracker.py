@@ -1,7 +1,4 @@
-"""At-least-once checkpoints: the snapshot is taken when the last barrier arrives; no channel is blocked or overtaken.
-
-Pure, with the events and effects of `aligner.Aligner`.
-"""
+"""At-least-once checkpoints: the snapshot follows the last barrier, without blocking channels."""
 
 from barrier_runtime.data.elements import Barrier, CancelBarrier
 from barrier_runtime.runtime.aligner import Aborted, AlignmentEffect, Announced, TakeSnapshot
@@ -13,9 +10,9 @@ class BarrierTracker:
     def __init__(self, channels: int, token: int) -> None:
         self._token = token
         self._live = set(range(channels))
-        self._arrived: dict[int, set[int]] = {}  # checkpoint -> channels, ascending
+        self._arrived: dict[int, set[int]] = {}
         self._barriers: dict[int, tuple[Barrier, float]] = {}
-        self._aborted: set[int] = set()  # ordered by the coordinator, above `done`
+        self._aborted: set[int] = set()
         self.done = 0
         self.ignored = 0
 

@@ -1,12 +1,9 @@
-"""Snapshots of a generation in a slot, from the captured state to the ack or the failure, and other events.
+"""Snapshots of a generation in a slot, from the captured state to the answer.
 
     DRAINING → (every keyed backend drained) → WRITING on executors → DONE (ack) | FAILED (decline)
     cancelled in DRAINING: drained to the end (the captured state is the newest state), nothing is written remotely
-    WRITING: values too large for the manifest are uploaded; in-flight rows are written, when completely recorded
 
-State is drained in slices between passes of the subtasks. Executors are per operator, so an operator's blocking work
-runs in the order of checkpoints. An operator with small values needs no executor: two turns of a thread would be most
-of the snapshot's cost. After the decision operators learn which objects their snapshots stored, for later references.
+Each operator has an executor, so its blocking work runs in the order of checkpoints.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +28,7 @@ from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, Operator
 from barrier_runtime.state.snapshots.stored_values import store_values
 
 WriteInFlight: TypeAlias = Callable[[InFlightData, Callable[[], None]], tuple[InFlight, ...]]
-_DRAIN_ENTRIES = 256  # about 0.3 ms of work per slice
+_DRAIN_ENTRIES = 256  # about 0.3 ms of work
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class SnapshotRun:
         self._executors = executors
         self._undrained: list[BackendSnapshots] = [c.keyed for c in captures.values() if c.keyed is not None]
         self._finished: dict[str, OperatorSnapshot] = {}
-        self._took: dict[str, tuple[float, float]] = {}  # operator -> ms of blocking work, ms of writing state
+        self._took: dict[str, tuple[float, float]] = {}
         self._recording = recording
         self._values_store = values_store
         self._in_flight: tuple[InFlight, ...] = ()
@@ -90,7 +87,7 @@ class SnapshotRun:
         return bool(self._undrained)
 
     def cancel(self) -> None:
-        """Cancels an aborted checkpoint. Running work ends without a report."""
+        """Running work ends without a report."""
         self.cancelled = True
         self.over = not self._undrained
 
@@ -112,7 +109,8 @@ class SnapshotRun:
             return
         waiting = dict(self._captures)
         for name, capture in self._captures.items():
-            # the snapshot must not complete within this call
+            # For small values two turns of a thread would be most of the snapshot's cost. But the snapshot must not
+            # complete within this call.
             if len(waiting) > 1 and self._is_small(capture):
                 del waiting[name]
                 self._took[name] = 0.0, 0.0
@@ -144,7 +142,7 @@ class SnapshotRun:
         return OperatorSnapshot(name, self.subtask.index, self._parallelism, small, keyed, objects=objects)
 
     def to_tell(self) -> list[Callable[[], None]]:
-        """Calls to make when the checkpoint is decided, see `Capture.on_stored`."""
+        """See `Capture.on_stored`."""
         calls: list[Callable[[], None]] = []
         for name, snapshot in self._finished.items():
             on_stored = self._captures[name].on_stored
@@ -157,7 +155,7 @@ class SnapshotRun:
             self._finished[name] = result
         self._part_finished(error if error is None else of_operator(error, name, self.subtask))
         keyed = self._captures[name].keyed
-        if keyed is not None:  # before this executor's next snapshot, and after the last possible part of this snapshot
+        if keyed is not None:  # before this executor's next snapshot, and after the last possible part of this one
             self._executors[name].submit(keyed.clean_up, _cleaned_up)
 
     def _in_flight_written(self, result: Any, error: BaseException | None) -> None:
@@ -242,7 +240,6 @@ class Checkpointing:
         now_ms: Callable[[], float],
         wake: Callable[[], None],
     ) -> None:
-        """`fail(subtask, operator, error)` is called for an error that no retry can cure."""
         self._token = token
         self._parallelism = parallelism
         self._res = resources
@@ -291,7 +288,7 @@ class Checkpointing:
         self.runs.append(run)
         if captures:
             self._wake()
-        else:  # a chain without operators has no state
+        else:
             done(run, (), times)
 
     def recorded(self, subtask: SubtaskId, checkpoint: int, in_flight: InFlightData) -> None:
@@ -319,7 +316,7 @@ class Checkpointing:
         self._to_tell.pop(checkpoint, None)
 
     def tell_stored(self, completed: int) -> None:
-        """Informs operators of their objects. Raises errors of operators."""
+        """Raises errors of operators."""
         try:
             for tell in self._to_tell.get(completed, ()):
                 tell()
@@ -333,12 +330,10 @@ class Checkpointing:
         return [run for run in self.runs if (run.subtask, run.barrier.id) == (subtask, checkpoint)]
 
     def _new_key(self) -> str:
-        """Key of an object, never used before or again."""
         return self._res.paths.data_file(self._token, self._res.uuid, self._res.new_uuid())
 
     def _store_values(
         self, values: Mapping[str, bytes], stored: Mapping[str, FileRef], check: Callable[[], None]
     ) -> tuple[dict[str, bytes], dict[str, FileRef]]:
-        """Runs on a worker thread."""
         limit = self._res.thresholds.value_bytes
         return store_values(values, stored, self._res.store, self._new_key, limit, check)

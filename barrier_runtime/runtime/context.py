@@ -1,7 +1,4 @@
-"""Contexts of operators: executors, a folder, restored snapshots and keyed state.
-
-Made on worker threads, because large values of snapshots are read.
-"""
+"""Contexts of operators."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -23,11 +20,7 @@ from barrier_runtime.state.snapshots.stored_values import with_values
 
 
 class GenerationExecutors:
-    """Executors of a generation.
-
-    Every operator and source has an unhurried executor, for work that may take for ever such as commits, and another
-    for snapshots; every chain has an executor for rows in flight. Operators that are opened again get new executors.
-    """
+    """Executors for snapshots and, unhurried, for work that may take for ever."""
 
     def __init__(self, workers: WorkerPool, on_error: Callable[[Exception], None]) -> None:
         self._workers = workers
@@ -51,7 +44,7 @@ class GenerationExecutors:
         return executor
 
     def add_awaited(self) -> WorkerExecutor:
-        """Returns an executor for parallel work that ends soon, and is awaited before the operator is closed."""
+        """Returns an executor for parallel work, awaited before the operator is closed."""
         return self._new()
 
     def add_in_flight(self, chain: int) -> None:
@@ -68,7 +61,7 @@ class GenerationExecutors:
         return executor if executor is not None and executor.busy else None
 
     def retire(self) -> list[WorkerExecutor]:
-        """Retires all executors. Returns those that still work and end soon."""
+        """Returns the busy executors that end soon."""
         unhurried = [*self._unhurried.values(), *self._further]
         busy = [executor for executor in self._all if executor.busy and executor not in unhurried]
         for executor in self._all:
@@ -119,7 +112,7 @@ class OperatorContexts:
         self._wake_from_thread = wake_from_thread
 
     def make(self, chain: int, operator: str, restored: tuple[OperatorSnapshot, ...]) -> OperatorContext:
-        """Runs on a worker thread. `restored`: snapshots of all operators."""
+        """Runs on a worker thread, because large values are read. `restored`: snapshots of all operators."""
         res, options = self._res, self._res.options
         of_operator = [each for each in restored if each.operator == operator]
         own = tuple(with_values(res.store, of_operator, res.transfers_at_once))
@@ -190,7 +183,7 @@ class OperatorContexts:
         )
 
     def closing(self, operator: str, close: Callable[[], None]) -> Callable[[], None]:
-        """Call that closes the operator and releases its folder; refers to nothing else of the generation."""
+        """Call that closes the operator and releases its folder, without other references to the generation."""
         return partial(_closed, close, self._res.copies, self._folder(operator))
 
     def remove_folder(self, operator: str) -> None:

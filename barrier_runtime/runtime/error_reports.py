@@ -1,4 +1,4 @@
-"""Errors of sources and sinks as the project's errors, which name the place, and the command to replay a row."""
+"""Errors of sources and sinks with their place, and the command to replay a row."""
 
 import contextlib
 import datetime
@@ -14,8 +14,10 @@ from barrier_runtime.connectors.source import Source
 from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.user_code import user_traceback
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
+from barrier_runtime.state.masked_text import both_ends
 from barrier_runtime.state.outside_errors import must_be_mended, told
 
+_MAX_TEXT = 100_000  # characters
 _REMEDY = "Correct what is read there, or the source's arguments (schema=, format, credentials)"
 _WITH_USERS_FUNCTIONS = (
     "barrier_runtime.connectors.memory.iterator",
@@ -24,19 +26,13 @@ _WITH_USERS_FUNCTIONS = (
 
 
 def runs_users_code(source: Source) -> bool:
-    """True if readers are users' classes, or may call functions of users on the loop for each row or batch.
-
-    Kafka's deserialisers run in the fetching thread.
-    """
+    """True if readers are users' classes, or may call users' functions on the loop."""
     module = type(source).__module__
     return not module.startswith("barrier_runtime.connectors.") or module in _WITH_USERS_FUNCTIONS
 
 
 def of_source(error: BaseException, spec: SourceSpec, subtask: int, split: str = "", rows: int = 0) -> BaseException:
-    """Converts `error`, raised after `rows` rows of `split`; retryable errors are returned unchanged.
-
-    For a user's source class the error shows the user's own frames.
-    """
+    """Converts `error`, raised after `rows` rows of `split`; retryable errors are returned unchanged."""
     if isinstance(error, UserCodeError) or not must_be_mended(error):
         return error
     kind = type(spec.source)
@@ -78,7 +74,6 @@ class SinkTrouble:
         self._where = f"sink {name!r} ({kind.__name__}), subtask {subtask}"
 
     def of(self, error: BaseException, doing: str) -> BarrierRuntimeError:
-        """For a user's sink class the error shows the user's own frames."""
         if isinstance(error, BarrierRuntimeError):
             return error
         found = told(error, f"{self._where}: {doing}", _TARGET if doing == OPENING else _ROWS)
@@ -119,11 +114,10 @@ NO_KEY = object()
 def replay_command(
     begin: str, checkpoint: int, operator: str, columns: Sequence[str], key: Any, rows: tuple[str, int, int] | None
 ) -> str:
-    """Command `barrier-runtime replay` for the rows; "" if they cannot be replayed.
+    """Command `barrier-runtime replay` for the rows; "" if impossible.
 
-    `begin`: the launcher's part, with program and checkpoints; "" if the program cannot be replayed. `checkpoint`:
-    newest completed; 0: none. `columns`: of `key`. `rows`: split, first and last row (from 0) of the batch, if the step
-    is in one chain with the source.
+    `begin`: the launcher's part. `checkpoint`: newest completed; 0: none. `rows`: split, first and last row (from 0) of
+    the batch, if the step is in the source's chain.
     """
     if not begin:
         return ""
@@ -147,3 +141,12 @@ def _text(value: Any) -> str:
     if isinstance(value, datetime.date):
         return value.isoformat()
     return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def shortened(text: str) -> str:
+    text = encodable(text)
+    return text if len(text) <= _MAX_TEXT else both_ends(text, text, len(text), _MAX_TEXT)
+
+
+def encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,19 +1,16 @@
-"""A generation of the dataflow in a slot: parts, and the coordinator's orders.
+"""A generation of the dataflow in a slot.
 
     NEW → restore() → connect() → start() → … → cancel()          cancel is legal at any point and idempotent
 
-| part                          | owns                                                         |
-|-------------------------------|--------------------------------------------------------------|
-| `opening.OpenChains`          | operators and sources, opened with their state off the loop  |
-| `context.OperatorContexts`    | contexts of operators: executors, a folder, keyed state      |
-| `network.wiring.Wiring`       | the channels                                                 |
-| `subtask.Subtask`             | rows, event time and barriers of a chain                     |
-| `scheduler.Scheduler`         | the order of the subtasks' turns                             |
-| `checkpointing.Checkpointing` | snapshots, from the captured state to the ack                |
-| `opening.Closing`             | closing of operators and sources                             |
-
-Reports through `ExecutionEvents`. A generation is dropped as a whole: after `cancel` it reports nothing, executors are
-retired, timers ignored, operators closed after their last blocking work.
+| part                          | owns                                        |
+|-------------------------------|---------------------------------------------|
+| `opening.OpenChains`          | operators and sources                       |
+| `context.OperatorContexts`    | executors, folders and keyed state          |
+| `network.wiring.Wiring`       | channels                                    |
+| `subtask.Subtask`             | rows, event time and barriers of a chain    |
+| `scheduler.Scheduler`         | the order of the subtasks' turns            |
+| `checkpointing.Checkpointing` | snapshots, from the captured state to the ack |
+| `opening.Closing`             | closing of operators and sources            |
 """
 
 import asyncio
@@ -22,11 +19,13 @@ from functools import partial
 
 import msgspec
 
+from barrier_runtime.connectors.source import PassingOver
 from barrier_runtime.coordinator.metric_table import (
     BACKLOG_ROWS,
     BACKPRESSURED_S,
     BLOCKED_S,
     BUSY_S,
+    FILES_PASSED_OVER,
     HELD_S,
     RECORDS,
     ROWS_IN,
@@ -62,11 +61,11 @@ from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 _PAUSED_SLICES = 8  # of captured state at once while sources pause: few rows wait
-_ADAPT_S = 0.2  # interval of adapting the windows of channels
+_ADAPT_S = 0.2
 
 
 class Execution:
-    """A generation in a slot, and the `SubtaskHost` of its subtasks."""
+    """Generation in a slot; reports nothing after `cancel`."""
 
     def __init__(
         self,
@@ -87,7 +86,6 @@ class Execution:
         self._completed = deploy.checkpoint or 0
         self._cancelled = False
         self.later = GenerationTimers(self._timer, resources.clock.monotonic_s, resources.memory.hold_compactions)
-        # set when cancelled and all operators are closed
         self.closed: asyncio.Future[None] = resources.loop.create_future()
         self.now_ns = resources.clock.wall_ns
         self.scheduler = Scheduler(
@@ -123,10 +121,7 @@ class Execution:
     # ------------------------------------------------------------ restore and connect
 
     async def restore(self) -> None:
-        """Opens every operator with the restored state, off the loop. Raises errors of operators.
-
-        Waits for a server that does not answer: the coordinator limits the time.
-        """
+        """Raises errors of operators. The coordinator limits the wait for a server."""
         self._wiring.make_inputs()
         deploy, restored = self._deploy, self._deploy.operators
         if deploy.manifest is not None:
@@ -239,7 +234,7 @@ class Execution:
         self.scheduler.wake()
 
     def tell_again(self) -> None:
-        """Reports source progress again: a new coordinator may lead."""
+        """Reports source progress again, to a new coordinator."""
         self._telling.forget()
 
     def abort(self, checkpoint: int) -> None:
@@ -258,7 +253,7 @@ class Execution:
                 self._step_failed(subtask, error)
 
     def _between_passes(self) -> bool:
-        """Handles arrived barriers, then drains a slice of a snapshot. True if more is left."""
+        """True if more is left."""
         for subtask in self.subtasks:
             if subtask.announcements:
                 self._guarded(Subtask.take_announcements)
@@ -286,7 +281,7 @@ class Execution:
     ) -> None:
         now_s, starved_s = self._res.clock.monotonic_s(), self._res.starved_s()
         steps = self.scheduler.long_steps
-        load = self._loads.setdefault(subtask.id, LoadSince(now_s, starved_s))  # a barrier may precede the start
+        load = self._loads.setdefault(subtask.id, LoadSince(now_s, starved_s))
         times = load.add_to(times, subtask.chain.load, subtask.rows_in, starved_s, steps, now_s)
         self._checkpointing.begin(subtask, barrier, captures, times, recording)
 
@@ -313,7 +308,6 @@ class Execution:
         self._fail(subtask.id, operator, error)
 
     def replay_command(self, chain: int, operator: str, key: object = NO_KEY) -> str:
-        """Command that processes the current row, or the rows of `key`, again."""
         columns = next((edge.keys for edge in self._graph.inputs(chain) if edge.partitioning == "hash"), ())
         source = self._chains.sources.get(chain)
         rows = None if source is None else source[1].last_rows()
@@ -344,7 +338,7 @@ class Execution:
         try:
             loop.call_soon_threadsafe(self.scheduler.wake)
         except RuntimeError:
-            if not loop.is_closed():  # otherwise the slot has left
+            if not loop.is_closed():
                 raise
 
     def _timer(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
@@ -359,7 +353,7 @@ class Execution:
         return self._res.loop.call_later(delay_s, run)
 
     def cancel(self) -> None:
-        """Stops this generation and its reports. Operators are closed off the loop after their blocking work."""
+        """Operators are closed off the loop after their blocking work."""
         if self._cancelled:
             return
         self._cancelled = True
@@ -392,7 +386,6 @@ class Execution:
         return self._chains.being_opened
 
     def take_blocked(self) -> tuple[str, bool]:
-        """Subtask with the longest step of seconds since the last call, and `LongestStep.reading`."""
         longest = self.scheduler.take_longest()
         if longest is None:
             return "", False
@@ -406,7 +399,8 @@ class Execution:
             BUSY_S.name: self.scheduler.busy_s,
             BACKPRESSURED_S.name: self.scheduler.backpressured_s,
         }
-        known = [ms for each in self.subtasks if WATERMARK_MIN < (ms := each.chain.watermark) < WATERMARK_MAX]
+        subtasks = [each for each in self.subtasks if not (each.said_idle or each.chain.inputs_idle)] or self.subtasks
+        known = [ms for each in subtasks if WATERMARK_MIN < (ms := each.chain.watermark) < WATERMARK_MAX]
         if known:
             figures[WATERMARK_MS.name] = float(min(known))
         if self._res.options.max_drift is not None:
@@ -422,6 +416,11 @@ class Execution:
             figures[HELD_S.key(name)] = round(load.held_s, 4)
             if subtask.source is not None and (backlog := subtask.source[1].backlog()) is not None:
                 figures[BACKLOG_ROWS.key(name)] = float(backlog)
+            source = None if chain.source is None or subtask.id.index else chain.source.source
+            passed_over = source.passed_over if isinstance(source, PassingOver) else None  # listed once, in the driver
+            # a user's attribute of that name may be anything
+            if isinstance(passed_over, int) and not isinstance(passed_over, bool):
+                figures[FILES_PASSED_OVER.key(name)] = float(passed_over)
         return figures
 
     def source_progress(self) -> dict[str, HeldBack]:

@@ -1,13 +1,8 @@
-"""In-flight rows of a snapshot: recorded while it is taken, stored as frames, and read back to be processed first.
+"""In-flight rows of a snapshot: recorded, stored as frames, read back.
 
-A file per input port (more if a schema changes); a snapshot's files are a single object, or inside the manifest if
-tiny. Reading and writing block.
-
-At another parallelism rows of a hash edge are distributed again by key group; rows of a rebalance edge move with their
-old subtask. Rows of a key keep their order, because the receiving subtask processes them first. Other edges have no
-rows in flight: their barriers are always aligned. The event time reached at each row is stored, so timers and windows
-fire between the same rows after a restore; at another parallelism this time would be ahead of the rows of other
-subtasks, and is dropped. See docs/design/unaligned-checkpoints.md.
+At another parallelism, rows of a hash edge are distributed again by key group, rows of a rebalance edge move with their
+old subtask, and stored event times are dropped: they would be ahead of rows of other subtasks. Design:
+docs/design/unaligned-checkpoints.md.
 """
 
 import hashlib
@@ -34,7 +29,7 @@ InFlightData: TypeAlias = dict[int, list[Batch]]  # port of the first operator -
 
 
 class InFlightWriter:
-    """Recorder of the rows in flight to a subtask, for one checkpoint at a time. Refers to batches, copies none."""
+    """Recorder for one checkpoint at a time. Copies no batches."""
 
     def __init__(self, inputs: list[InputChannel]) -> None:
         self._inputs = inputs
@@ -47,8 +42,8 @@ class InFlightWriter:
     ) -> None:
         """Records `channels` for `checkpoint`, after the (port, batch) pairs `left`.
 
-        `others(index)`: lowest watermark (ms) of the other channels, which limits event time at the rows of channel
-        `index`. The limit is stored: after a restore the other channels repeat no watermark before these rows.
+        `others(index)`: lowest watermark (ms) of all channels but `index`, which limits event time at that channel's
+        rows. After a restore the other channels repeat no watermark before these rows.
         """
         self.drop(self._checkpoint)
         self._checkpoint = checkpoint
@@ -58,7 +53,6 @@ class InFlightWriter:
         ]
 
     def finish(self, checkpoint: int) -> InFlightData:
-        """All rows recorded for `checkpoint`; batches of channels alternate, as when they are read."""
         assert checkpoint == self._checkpoint, f"recorded for checkpoint {self._checkpoint}, wanted is {checkpoint}"
         in_flight: InFlightData = {}
         in_turns = zip_longest(
@@ -84,7 +78,10 @@ _ROWS_AT_ONCE = 256  # processed before the slot does anything else
 def write_in_flight(
     data: InFlightData, store: ObjectStore, new_key: Callable[[], str], inline_bytes: int, check: Callable[[], None]
 ) -> tuple[InFlight, ...]:
-    """`check` is called before an upload, and raises for an aborted checkpoint."""
+    """Stores a file per port and schema: in one object, or inside the manifest if the files are tiny.
+
+    `check` is called before an upload, and raises for an aborted checkpoint.
+    """
     encoded = [(port, part) for port, batches in sorted(data.items()) for part in _encoded(batches)]
     inline = sum(len(part) for _, part in encoded) <= inline_bytes
     key = None
@@ -112,7 +109,7 @@ def read_in_flight(
     max_parallelism: int,
     store: ObjectStore,
 ) -> list[tuple[int, Batch]]:
-    """(port, batch) pairs that `subtask` of `operator` processes first.
+    """(port, batch) pairs that `subtask` of `operator` processes first. Blocks.
 
     `edges`: into the operator, by port. Raises `InvalidJob` if the edges changed incompatibly, `Corrupt` for damage.
     """
@@ -134,12 +131,12 @@ def read_in_flight(
 
 
 def rows_in_flight(store: ObjectStore, ref: FileRef) -> list[pa.RecordBatch]:
-    """All rows of a file. Raises `Corrupt` for damage."""
+    """Raises `Corrupt` for damage."""
     return [batch.rows for batch in _decoded(store, ref)]
 
 
 def _as_sent_now(batch: Batch, schema: pa.Schema | None) -> Batch:
-    """Drops columns that the program does not read any more: an edge has a single schema."""
+    """Drops columns that the program reads no more: an edge has a single schema."""
     if schema is None or not schema.names:
         return batch
     names = [*schema.names, *partial_names(batch.rows.schema)]
@@ -174,7 +171,7 @@ def _own(
 
 
 def _encoded(batches: Sequence[Batch]) -> list[bytes]:
-    """Encodes batches into a piece per schema: a connection allows a single schema, a local queue several."""
+    """A piece per schema: a frame writer allows a single schema, a local queue several."""
     parts: list[bytes] = []
     writer, chunks, schema = FrameWriter(), [], None
     for batch in batches:

@@ -1,8 +1,4 @@
-"""Load of the subtasks of a slot (busy, blocked by receivers, held by a server), and long steps.
-
-Heartbeats contain the totals of the generation; a snapshot contains the increase since the subtask's last snapshot.
-Nothing is measured per row.
-"""
+"""Load of the subtasks of a slot, and long steps."""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,30 +10,28 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
-_LONG_S = 0.02  # a step of this length delays a barrier noticeably
+_LONG_S = 0.02  # a longer step delays a barrier noticeably
 _KEPT = 32
 
 
 @dataclass
 class Load:
-    """Seconds in steps that did work (`busy_s`), without room of a receiver (`blocked_s`) or an operator (`held_s`)."""
+    """Seconds at work (`busy_s`), or waiting for room of a receiver (`blocked_s`) or operator (`held_s`)."""
 
     busy_s: float = 0.0
     blocked_s: float = 0.0
     held_s: float = 0.0
-    read_s: float = 0.0  # of the last step, in a reader of this package
+    read_s: float = 0.0  # time of the last step in a reader of this package
     blocked: bool = False
     held: bool = False
 
     def poll(self, source: SourceDriver, now_ns: int, clock_ns: Callable[[], int], max_rows: int) -> Batch | None:
-        """Polls `source`, and notes the time in a reader of this package that calls no functions of users."""
         batch = source.poll(now_ns, max_rows)
         if not source.runs_users_code:
             self.read_s = (clock_ns() - now_ns) / 1e9
         return batch
 
     def looked(self, since_last_s: float, blocked: bool, held: bool) -> None:
-        """Notes the present state. The time since the last look counts for the previous state."""
         if self.blocked:
             self.blocked_s += since_last_s
         if self.held:
@@ -46,10 +40,7 @@ class Load:
 
 
 class LongSteps:
-    """End, duration and chain of each step that blocked the loop for long.
-
-    `reading`: a reader of this package needed most of the time, not the program.
-    """
+    """The last long steps. `reading`: a reader of this package needed most of the time."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int, bool]] = deque(maxlen=_KEPT)
@@ -59,7 +50,7 @@ class LongSteps:
             self._steps.append((ended_s, seconds, chain, reading))
 
     def longest_since(self, since_s: float) -> tuple[float, int, bool]:
-        """Seconds, chain and `reading` of the longest step that ended after `since_s`; (0, -1, False): none."""
+        """Seconds, chain and `reading` of the longest step; (0, -1, False): none."""
         steps = ((s, chain, reading) for ended_s, s, chain, reading in self._steps if ended_s > since_s)
         return max(steps, default=(0.0, -1, False))
 
@@ -81,7 +72,7 @@ class LoadSince:
     def add_to(
         self, times: SnapshotTimes, load: Load, rows: int, starved_s: float, steps: LongSteps, now_s: float
     ) -> SnapshotTimes:
-        """`times` with the load since the last call. `rows` and `starved_s` (of the loop's thread) are totals."""
+        """Adds the load since the last call. `rows` and `starved_s` (the loop's) are totals."""
         before, self._mark = self._mark, _Mark(rows, load.busy_s, load.blocked_s, load.held_s, starved_s, now_s)
         step_s, chain, reading = steps.longest_since(before.at_s)
         return msgspec.structs.replace(

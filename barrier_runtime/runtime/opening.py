@@ -1,8 +1,4 @@
-"""Opening and closing of the operators and sources of a generation, off the loop.
-
-If an operator's server does not answer, its chain is closed and opened again with growing pauses; the coordinator
-limits this time. A dropped generation is closed after all work that may use the operators.
-"""
+"""Opening and closing of the operators and sources of a generation, off the loop."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -23,13 +19,11 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
-_OPEN_AGAIN_S = 0.2  # before a chain is opened again; doubles
+_OPEN_AGAIN_S = 0.2  # pause before a chain is opened again; doubles
 _OPEN_AGAIN_MOST_S = 10.0
 
 
 class OpenChains:
-    """By chain: open operators in order, sources, and restored rows in flight."""
-
     def __init__(
         self,
         graph: JobGraph,
@@ -38,7 +32,6 @@ class OpenChains:
         executors: GenerationExecutors,
         waiting: Callable[[str, int, str], None],
     ) -> None:
-        """`waiting(operator, attempts, error)` is called for each attempt without a server."""
         self._graph = graph
         self._res = resources
         self._contexts = contexts
@@ -50,12 +43,15 @@ class OpenChains:
         self._restored: tuple[OperatorSnapshot, ...] = ()
         self._opening: list[asyncio.Future[None]] = []
         self._opened_now: dict[int, tuple[str, float]] = {}  # chain -> operator or source being opened, start
-        self._at: dict[int, str] = {}  # chain -> the operator being opened, or the last
+        self._at: dict[int, str] = {}
         self._cancelled = False
-        self._stopped: asyncio.Future[None] = resources.loop.create_future()  # set by `cancel`
+        self._stopped: asyncio.Future[None] = resources.loop.create_future()
 
     async def open(self, restored: tuple[OperatorSnapshot, ...]) -> None:
-        """Opens all chains in parallel. Raises errors of operators."""
+        """Opens all chains in parallel. Raises errors of operators.
+
+        While an operator's server does not answer, its chain is reopened, without limit.
+        """
         self._restored = restored
         self._opening = [asyncio.ensure_future(self._open_patiently(chain)) for chain in self._graph.chains]
         # The first failure is raised at once; threads of other chains continue: see `quiet`.
@@ -76,7 +72,7 @@ class OpenChains:
 
     @property
     def records(self) -> int:
-        """Input records; each counts once however often replayed."""
+        """Input records, without repetitions."""
         drivers = list(self.sources.values())  # a copy: worker threads still add during a restore
         return sum(driver.records for _, driver in drivers)
 
@@ -100,7 +96,7 @@ class OpenChains:
         return all(opening.done() for opening in self._opening)
 
     def to_close(self) -> list[tuple[str, Callable[[], None]]]:
-        """Names of all open operators and sources with calls that close them. Requires `quiet`."""
+        """Names of all open operators and sources with their closing calls. Requires `quiet`."""
         for opening in self._opening:
             if not opening.cancelled():
                 opening.exception()  # marks the exception as retrieved: the waiter may have been cancelled
@@ -175,7 +171,6 @@ class OpenChains:
         self._opened_now[chain.id] = what, self._res.clock.monotonic_s()
 
     def _close_chain(self, chain: Chain) -> None:
-        """Closes a chain before it is opened again: nothing stays in memory or in local folders."""
         opened: list[tuple[str, Operator | SourceDriver]] = [*self.operators.pop(chain.id, [])]
         if chain.id in self.sources:
             opened.append(self.sources.pop(chain.id))
@@ -184,18 +179,19 @@ class OpenChains:
             self._contexts.remove_folder(name)
 
 
-Part: TypeAlias = tuple[str, Callable[[], None]]  # name of an operator or source, and the call that closes it
+Part: TypeAlias = tuple[str, Callable[[], None]]
 
-POLL_S = 0.05  # interval of checks whether work has ended
+POLL_S = 0.05
 
 
 class Closing:
-    """Closing of the operators of a generation; `closed` is set after the last part.
+    """Sets `closed` after the last part.
 
-    A commit may hang for ever: its thread keeps the sink in memory, but not state and channels.
+    A commit may hang for ever: its thread then keeps only the sink in memory.
     """
 
     def __init__(self, resources: SlotResources, closed: asyncio.Future[None]) -> None:
+        """Calls `waiting(operator, attempts, error)` for each attempt without a server."""
         self._res = resources
         self._closed = closed
         self._left = 0

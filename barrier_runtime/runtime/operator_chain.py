@@ -1,4 +1,4 @@
-"""Chain of operators: passes rows, event time and barriers from operator to operator, and out."""
+"""Chain of operators: passes rows, event time and barriers on, and out."""
 
 from collections.abc import Callable
 
@@ -18,8 +18,6 @@ from barrier_runtime.runtime.network.channels import ResultPartition
 
 
 class OperatorChain:
-    """`operators`: opened (name, operator) pairs in order; `outputs`: all edges out of the chain."""
-
     def __init__(self, operators: list[tuple[str, Operator]], outputs: list[ResultPartition]) -> None:
         self.operators = operators
         self.outputs = outputs
@@ -29,8 +27,8 @@ class OperatorChain:
         self.load = Load()
         self.first = operators[0][1] if operators else Operator()
         self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
-        self._inputs_idle = False  # as of their last announcement
-        self._told_idle = False  # to the outputs; rows end idleness
+        self.inputs_idle = False
+        self._told_idle = False
         if type(self.first).on_wall_clock is Operator.on_wall_clock:
             self.first.by_clock = False
         self._takes_positions = bool(operators) and operators[-1][1].takes_positions
@@ -43,12 +41,11 @@ class OperatorChain:
         # position of an operator with its own watermark -> the watermark sent on
         self._own = dict.fromkeys(sorted([*self._assigners, *holders]), WATERMARK_MIN)
         self.makes_event_time = bool(self._assigners)  # in place of the event time of the inputs
-        self.advancing: tuple[int, int] | None = None  # position, and the next watermark
+        self.advancing: tuple[int, int] | None = None  # operator that is still at work, and its next watermark
 
     # ------------------------------------------------------------ room
 
     def look(self, since_last_s: float) -> bool:
-        """Notes whether an output or operator has no room, and returns whether this is so. See `Load.looked`."""
         if self.ended:
             self.load.looked(since_last_s, False, False)
             return False
@@ -84,7 +81,7 @@ class OperatorChain:
     # ------------------------------------------------------------ rows
 
     def process(self, batch: Batch, port: int) -> Batch | None:
-        """Processes rows, and returns the rows that the first operator gave back, or None."""
+        """Returns the rows that the first operator gave back, or None."""
         rest = None
         if self.operators:
             self.first.process(batch, self._emits[1], port)
@@ -92,19 +89,34 @@ class OperatorChain:
                 rest = self.first.take_rest()
         else:
             self._output(batch)
-        self._inputs_idle = False
+        self.inputs_idle = False
         for at in self._own:
             self._tell_own(at)
         if self._told_idle:
             self._end_idleness()
         return rest
 
+    def watch(self, position: int, seen: Callable[[Batch], None]) -> Callable[[], None]:
+        """Calls `seen` with batches for operator `position` (or for the edges) until the result is called.
+
+        Allows a single watcher.
+        """
+        if position:
+            return self._emits[position].watch(seen)
+        process = self.process
+
+        def watched(batch: Batch, port: int) -> Batch | None:
+            seen(batch)
+            return process(batch, port)
+
+        self.process = watched  # type: ignore[method-assign]
+        return lambda: vars(self).pop("process", None)
+
     def took(self, reached: Callable[[], tuple[str, SplitPosition]]) -> None:
         if self._takes_positions:
             self.operators[-1][1].reached(*reached())
 
     def _emit_from(self, position: int) -> Emit:
-        """Emit of operator `position - 1`, to operator `position` or to the edges."""
         name = self.operators[position - 1][0] if position else ""
         side: dict[str, list[Callable[[Batch], None]]] = {}
         for output in self.outputs:
@@ -131,7 +143,7 @@ class OperatorChain:
         return self.advancing is not None or (self._goes_far and self.first.going_to_ms is not None)
 
     def advance(self, watermark_ms: int) -> None:
-        self._inputs_idle = False
+        self.inputs_idle = False
         self.heard = watermark_ms
         self._advance(0, watermark_ms)
 
@@ -142,7 +154,7 @@ class OperatorChain:
         first = self.first
         if (going_to_ms := first.going_to_ms) is not None:
             first.toward(going_to_ms, self._emits[1])
-            self._tell_idle()  # rows of windows by the wall clock, which idle subtasks emit, too
+            self._tell_idle()  # wall-clock windows emit in idle subtasks: announce idleness again
             if first.going_to_ms is not None:
                 return
         if self.advancing is not None:
@@ -150,7 +162,7 @@ class OperatorChain:
 
     def idle(self) -> None:
         if not self.makes_event_time:
-            self._inputs_idle = True
+            self.inputs_idle = True
             self._tell_idle()
 
     def by_wall_clock(self, last: bool = False) -> bool:
@@ -164,14 +176,14 @@ class OperatorChain:
         return True
 
     def _tell_idle(self) -> None:
-        if self._inputs_idle and not self.first.unfinished:
+        if self.inputs_idle and not self.first.unfinished:
             self._told_idle = True
             self.control(Idle())
 
     def _end_idleness(self) -> None:
-        """Ends announced idleness with new rows, also rows that the first operator still holds.
+        """Ends announced idleness, also for rows that the first operator still holds.
 
-        Otherwise event time of other subtasks could pass these rows meanwhile.
+        Otherwise event time of other subtasks could pass these rows.
         """
         self._told_idle = False
         if self.first.unfinished:
@@ -184,7 +196,6 @@ class OperatorChain:
             self._advance(at + 1, reached)
 
     def _advance(self, first: int, watermark_ms: int) -> None:
-        """Advances event time at operator `first`, then at each successor to the predecessor's processed watermark."""
         for position in range(first, len(self.operators)):
             operator = self.operators[position][1]
             if not operator.forwards_watermarks and watermark_ms != WATERMARK_MAX:
@@ -210,7 +221,6 @@ class OperatorChain:
             output.control(element)
 
     def forward(self, barrier: Barrier) -> None:
-        """Forwards the barrier, after rows that operators emit before a barrier."""
         for at, (_, operator) in enumerate(self.operators, 1):
             operator.before_barrier(self._emits[at])
         self.control(barrier)

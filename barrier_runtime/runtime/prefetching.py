@@ -1,18 +1,7 @@
-"""Preparation of a slot for a move: fetches files of its future key groups; databases come to rest.
+"""Preparation of a slot for a move: fetches files of future key groups, lets databases rest.
 
-| when                               | what                                                                         |
-|------------------------------------|------------------------------------------------------------------------------|
-| an order arrives                   | its files are fetched; no database begins to merge or to compact             |
-| an order arrives during another    | the newest waiting order follows                                             |
-| files are fetched, or unavailable  | the slot answers as soon as no compaction runs, because the output would be  |
-|                                    | new in the last checkpoint, and may be much of the state; if more than 20 s  |
-|                                    | have passed since the order began, the slot answers at once                  |
-| a generation is restored           | the file being fetched is completed, for the restore; no other file of this  |
-|                                    | order or a waiting order is fetched, and neither order is answered           |
-| a generation begins                | fetched files are dropped, also a file that arrives later, and the last      |
-|                                    | answer no longer counts                                                      |
-
-Fetched files are found by their content, so a restore fetches only newer and missing files.
+The slot answers when running compactions, whose output would be new in the last checkpoint, have ended, or after
+`_REST_S`. Design: docs/design/rescaling.md.
 """
 
 import logging
@@ -36,7 +25,7 @@ from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("barrier_runtime.slot")
 
-_LOOK_S = 0.05  # of checks whether databases rest
+_LOOK_S = 0.05
 _REST_S = 20.0  # longest wait for a compaction
 
 
@@ -50,8 +39,8 @@ class Preparing:
         self._following: tuple[Prefetch, GenerationTimers | None] | None = None
         self._parallelism = 0
         self._ended = threading.Event()  # no further file of the current order is fetched
-        self._forgotten = self._ended  # files of this order are dropped
-        self.done = 0  # the newest checkpoint whose key groups were prefetched
+        self._forgotten = self._ended  # files of this order are dropped on arrival
+        self.done = 0  # newest checkpoint whose files were fetched
 
     def order(self, order: Prefetch, timers: GenerationTimers | None) -> None:
         if timers is not None:
@@ -71,7 +60,7 @@ class Preparing:
         res.workers.submit(work, partial(self._fetched, order, timers, until_s, ended))
 
     def end(self) -> None:
-        """Ends prefetching before a restore, which waits for a file that is being fetched."""
+        """Ends prefetching before a restore, which waits for the file being fetched."""
         self._ended.set()
         self._following = None
 
@@ -117,13 +106,13 @@ def prefetch(
     at_once: int = 1,
     ended: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Fetches files, `at_once` at a time, and returns the number of bytes. Blocks.
+    """Returns the number of bytes. Blocks.
 
-    The restore fetches the rest: files that fail, or are not begun when `ended()` becomes true.
+    The restore fetches files that failed, or were not begun when `ended()` became true.
     """
     try:
         snapshots = snapshots_in(store, paths, order.manifest, order.checkpoint)
-    except BarrierRuntimeError as error:  # this checkpoint may be deleted: a newer checkpoint is complete
+    except BarrierRuntimeError as error:  # this checkpoint may be deleted: a newer one is complete
         log.info("slot %d fetches nothing of checkpoint %d: %s", slot, order.checkpoint, error)
         return 0
     wanted = list(wanted_files(snapshots, slot, order.parallelism, order.max_parallelism))
@@ -135,7 +124,7 @@ def prefetch(
         if ended():
             return 0
         path = directory / f"{ref.sha256}-{order.checkpoint}"
-        path.unlink(missing_ok=True)  # of a failed attempt
+        path.unlink(missing_ok=True)
         with copies.fetching(ref):
             try:
                 download_verified(store, ref, path)
@@ -152,7 +141,7 @@ def prefetch(
 def wanted_files(
     snapshots: Iterable[OperatorSnapshot], slot: int, parallelism: int, max_parallelism: int
 ) -> Iterable[FileRef]:
-    """Files of keyed state with key groups of subtask `slot`; none if the slot leaves."""
+    """Files with key groups of `slot`; no files if the slot leaves."""
     if slot >= parallelism:
         return
     first, last = key_group_range(slot, parallelism, max_parallelism)

@@ -1,4 +1,4 @@
-"""Resources of a slot process: options, stores, threads, memory, clock."""
+"""Resources of a slot process."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class SlotResources:
     thresholds: Thresholds = field(
         default_factory=Thresholds
     )  # files of a snapshot that are packed, or inside the manifest
-    transfers_at_once: int = 4  # of a snapshot's files, to or from the object store
+    transfers_at_once: int = 4
     clock: Clock = SYSTEM_CLOCK
     trim_memory: Callable[[bool], None] = PROCESS_HEAP.trim  # True: a generation was dropped since the last call
     window_bytes: int = MAX_WINDOW_BYTES

@@ -1,4 +1,4 @@
-"""Snapshots that a slot restores, from the coordinator's message or from a manifest. Reading a manifest blocks."""
+"""Snapshots that a slot restores. Reading a manifest blocks."""
 
 from barrier_runtime.coordinator.log.decided import inline_data
 from barrier_runtime.coordinator.log.manifest import check_files, verified_manifest
@@ -14,7 +14,7 @@ from barrier_runtime.state.store.paths import Paths
 
 
 def snapshots_in(store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint: int) -> tuple[OperatorSnapshot, ...]:
-    """All snapshots in a decided manifest. Raises `Corrupt`, naming the object, if missing or of another checkpoint."""
+    """All snapshots in a decided manifest. Raises `Corrupt` if it is missing or of another checkpoint."""
     data = get_or_none(store, ref.key)
     if data is not None and paths.log_position(ref.key) is not None:
         data = _inside(ref.key, data)
@@ -48,7 +48,6 @@ def restored_in(
 
 
 def committables(store: ObjectStore, paths: Paths, at_once: int, order: CommitGlobally) -> list[OperatorSnapshot]:
-    """Snapshots of the sink in a globally committed checkpoint, with large values."""
     snapshots = order.snapshots
     if order.manifest is not None:
         found = snapshots_in(store, paths, order.manifest, order.checkpoint)

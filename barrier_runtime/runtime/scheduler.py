@@ -1,12 +1,7 @@
 """Scheduler of a slot's subtasks on the event loop: short passes, sinks before sources, never waiting.
 
-A pass runs every subtask that has input and room for output, up to four times if rows are left and rounds are quick.
-The first round of a quick pass runs sources before sinks, so rows reach a sink of the slot in the same pass. Without
-work the scheduler sleeps until a channel, a trigger or a source's schedule wakes it.
-
-Rows of a source with due times wait for other rows, because a pass costs about the same for one row as for fifty: four
-durations of a pass, between half of the latency target (the rest is for the way to a sink) and all of it; half of that
-if rows of another slot wait. A late source is polled at once. See docs/design/scheduling-of-a-slot.md.
+Rows with due times gather for a share of the latency target: a pass costs about the same for one row as for fifty.
+Design: docs/design/scheduling-of-a-slot.md.
 """
 
 import asyncio
@@ -20,15 +15,15 @@ from barrier_runtime.runtime.subtask import Subtask
 
 _ASK_AGAIN_NS = 1_000_000  # for a source whose next due time is unknown
 _PASS_BUDGET_S = 0.002
-_ROUNDS_S = 0.0005  # of a pass; a round that has begun is finished
+_ROUNDS_S = 0.0005  # of a pass; a begun round is finished
 _MOST_ROUNDS = 4
 _LONG_STEP_S = 2.0  # reported: no socket or timer was served meanwhile
 _BETWEEN_SHARE = 0.5  # of the last pass, for small work between passes
-_REST = 4.0  # durations of a pass for which rows wait
-_LEAST_REST = 0.5  # share of the latency target
-_JOINS = 0.5  # share of that time, after which rows join rows from elsewhere
+_REST = 4.0  # durations of a pass for which rows gather
+_LEAST_REST = 0.5  # share of the latency target: the least time to gather; the rest is for the way to a sink
+_JOINS = 0.5  # share of the gathering time, after which rows join rows of other slots
 _SMOOTHING = 0.2  # of the duration of a pass
-_LOOK_S = 0.001  # between looks at blocked subtasks; the last pass before a pause looks, too
+_LOOK_S = 0.001  # between looks at blocked subtasks
 
 
 @dataclass(frozen=True)
@@ -41,9 +36,9 @@ class LongestStep:
 
 
 class Scheduler:
-    """`on_error(subtask, error)` receives every error of a pass (None: outside of a step), and stops the scheduler.
+    """`on_error(subtask, error)` gets each error of a pass, and must stop the scheduler.
 
-    The loop's logger gets no error: a stopped slot would look alive.
+    `subtask` is None outside a step. If the loop only logged the error, a stopped slot would look alive.
     """
 
     def __init__(
@@ -56,28 +51,28 @@ class Scheduler:
     ) -> None:
         self._loop = loop
         self._latency_target_s = latency_target_s
-        self._source_pass_s = 0.0  # duration of passes with rows of a source, smoothed
+        self._source_pass_s = 0.0
         self._gathering_ns = self._gathering()
         self._now_s = clock.monotonic_s
         self.source_time = SourceTime(clock)
-        self._between = between  # such as draining snapshots; True if more is left
+        self._between = between
         self._on_error = on_error
         self._subtasks: list[Subtask] = []  # from the last to the first
         self._downwards: list[Subtask] = []
         self._stepping: Subtask | None = None
-        self._scheduled = False  # a pass is scheduled or running
+        self._scheduled = False
         self._woken = False  # since the last round of a pass began
         self._came = False  # as `_woken`, by an element in a channel
         self._stopped = False
         self._timer = clock.timer(loop, self._rang)
-        self._rings_ns: int | None = None  # time of the timer, on the clock of sources
+        self._rings_ns: int | None = None
         self._last_pass_s = 0.0
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self.long_steps = LongSteps()
-        self._looked_s: float | None = None  # last look at blocked subtasks
+        self._looked_s: float | None = None
         self._held = False
-        self._longest: LongestStep | None = None  # since the last call of `take_longest`
+        self._longest: LongestStep | None = None
 
     def start(self, subtasks: list[Subtask]) -> None:
         """Starts `subtasks`, given in topological order."""
@@ -125,7 +120,7 @@ class Scheduler:
             self.wake()
 
     def _work(self) -> bool:
-        """Runs a pass; True if another is due at once. The last round covers wakes before it."""
+        """True if another pass is due at once."""
         started = self._now_s()
         more = self._work_between(started)
         stepped = now = self._now_s()
@@ -163,7 +158,7 @@ class Scheduler:
         return False
 
     def _round(self, subtasks: list[Subtask], now: float, deadline: float) -> tuple[bool, bool]:
-        """Steps each once. Returns whether a subtask worked (or time is over), and whether a source did."""
+        """Returns whether a subtask worked (or time is over), and whether a source did."""
         worked = polled = False
         for subtask in subtasks:
             self._stepping = subtask
@@ -185,7 +180,7 @@ class Scheduler:
         return worked, polled
 
     def _is_left(self, polled: bool) -> bool:
-        """True if another round finds work at once. `polled`: the last round polled rows of a source."""
+        """`polled`: the last round polled rows of a source."""
         for subtask in self._subtasks:
             if subtask.may_go_on or (polled and subtask.source is not None and self._is_due(subtask)):
                 return True
@@ -221,7 +216,7 @@ class Scheduler:
         return longest
 
     def _work_between(self, started: float) -> bool:
-        """Works on a slice, or more if passes are long; else snapshots under full load last a hundred times as long."""
+        """Drains more slices if passes are long: snapshots under load end a hundred times sooner."""
         until = started + self._last_pass_s * _BETWEEN_SHARE
         while self._between():
             if self._now_s() >= until:

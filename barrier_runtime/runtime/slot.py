@@ -6,8 +6,7 @@
     any        CancelGeneration, Deploy (higher token)   drop the generation; local copies serve a later restore
     any        Shutdown                                  leave; `outcome` says how the job ended for this slot
 
-Orders with a lower token are ignored; every order may be repeated. The slot repeats answers that matter after each
-registration, until the coordinator has resolved them: either side may lose the other.
+Orders with a lower token are ignored. After each registration the slot repeats all unresolved answers.
 """
 
 import asyncio
@@ -15,10 +14,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from barrier_runtime.coordinator.wire.codec import too_large_ack
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     Ack,
+    AskSlot,
     CancelGeneration,
     CheckpointComplete,
     CommitFailing,
@@ -33,10 +35,12 @@ from barrier_runtime.coordinator.wire.messages import (
     HeldBack,
     LowestEventTime,
     Prefetch,
+    Probe,
     Register,
     Registered,
     Restored,
     Shutdown,
+    SlotFacts,
     Start,
     SubtaskEnded,
     SubtaskFailed,
@@ -50,22 +54,25 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.data.elements import Barrier
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.metrics import MetricRegistry
+from barrier_runtime.runtime.error_reports import shortened
 from barrier_runtime.runtime.execution import Execution
+from barrier_runtime.runtime.host.inspection import Answers
 from barrier_runtime.runtime.host.process import process_figures
 from barrier_runtime.runtime.network.channels import DataPlane, PeerLost
 from barrier_runtime.runtime.network.control_link import ControlLink
+from barrier_runtime.runtime.network.probing import probed
 from barrier_runtime.runtime.prefetching import Preparing
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.descriptors import remedy_if_exhausted
 from barrier_runtime.state.errors import PERMANENT, Unavailable
 from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
+from barrier_runtime.state.store.probe import read_note
 
 log = logging.getLogger("barrier_runtime.slot")
 PEER_LOST = "peer_lost"  # field of a log record that only reports another process's death
 
 _LATENCY_EVERY_HEARTBEATS = 4
-_MAX_TEXT = 100_000  # characters of an error
 
 
 @dataclass(frozen=True)
@@ -79,12 +86,11 @@ class SlotIdentity:
     data_port: int
     died: dict[int, str] = field(default_factory=dict)  # workers of this host killed by a signal: pid -> "SIGSEGV"
     program: str = ""
-    versions: dict[str, str] = field(default_factory=dict)  # of this process; empty: not compared
+    versions: dict[str, str] = field(default_factory=dict)
+    facts: SlotFacts | None = None  # at the start of the process; None: the slot gets no Probe
 
 
 class Slot:
-    """Pass every message to `handle`; call `connected` after each connection; `left` resolves at Shutdown."""
-
     def __init__(
         self, graph: JobGraph, mode: str, identity: SlotIdentity, resources: SlotResources, plane: DataPlane
     ) -> None:
@@ -99,25 +105,26 @@ class Slot:
         self._phase = "idle"
         self._execution: Execution | None = None
         self._deploying: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
         self._closing: list[asyncio.Future[None]] = []
-        self._untrimmed = False  # the garbage of a dropped generation is not collected yet
+        self._untrimmed = False
         self._highest_checkpoint = 0
         self._last_completed = 0
-        self._committed: dict[str, int] = {}  # by a generation with `_parallelism` slots
+        self._committed: dict[str, int] = {}
         self._parallelism = 0
         self._unresolved: dict[tuple[int, SubtaskId], Ack | Decline] = {}
         self._ended: dict[SubtaskId, SubtaskEnded] = {}
         self._drained = False
-        self._stops = False  # the job stops with a triggered checkpoint
+        self._stops = False
         self._paused = 0  # the checkpoint after which sources read nothing
         self._failure: SubtaskFailed | None = None
-        self._told = ""  # text of the last failure, whose stack was logged
+        self._told = ""
         self.trouble: BaseException | None = None  # the last error, for a program that runs the slot
         self._restored: Restored | None = None
         self._metrics = MetricRegistry(resources.clock.wall_ns)
         self._preparing = Preparing(resources, lambda: None if self.left.done() else self._say({}))
-        self._heartbeat_s = 0.0
-        self._heartbeats = 0
+        self._answers = Answers(resources, self._send)
+        self._heartbeat_s, self._heartbeats = 0.0, 0
         self._loop_lag_ms = 0.0
         self._unheard: dict[int, int] = {}  # see `Heartbeat`
 
@@ -148,11 +155,13 @@ class Slot:
                 program=i.program,
                 versions=i.versions,
                 parallelism=self._parallelism,
+                facts=i.facts and msgspec.structs.replace(i.facts, clock_ms=self._wall_ms()),
+                answers=True,
             )
         )
 
     def handle(self, message: ToSlot) -> None:
-        """Handles `message` without raising: a caller could only log an error, and the job would wait for ever."""
+        """Never raises: if the caller only logged the error, the job would wait for ever."""
         try:
             handler: Callable[[Slot, ToSlot], None] = _HANDLERS[type(message)]
             handler(self, message)
@@ -187,6 +196,18 @@ class Slot:
             self._send(ended)
         if self._failure is not None:
             self._send(self._failure)
+
+    def _on_probe(self, message: Probe) -> None:
+        if self._probing is not None:
+            self._probing.cancel()  # the newer probe names the present slots
+        self._probing = self._res.loop.create_task(self._probe(message))
+
+    async def _probe(self, message: Probe) -> None:
+        store, prefix = self._res.store, self._res.paths.probe_prefix
+        self._send(await probed(message, self.identity.slot, lambda: read_note(store, prefix)))
+
+    def _on_ask(self, message: AskSlot) -> None:
+        self._answers.to(message, () if self._execution is None else self._execution.subtasks)
 
     def _on_cancel_generation(self, message: CancelGeneration) -> None:
         if message.token <= self.token:
@@ -237,7 +258,7 @@ class Slot:
 
     def _on_start(self, message: Start) -> None:
         if message.token == self.token and self._phase == "restoring" and self._execution is not None:
-            self._phase = "running"
+            self._phase, self._unheard = "running", {}  # all slots have connected
             self._preparing.forget()
             self._execution.start()
             if self._drained:
@@ -297,7 +318,7 @@ class Slot:
         self._drop_generation(self.token)
 
     def _highest_seen(self) -> int:
-        """Highest checkpoint of triggers and barriers: some ids arrive only through a channel."""
+        """Highest checkpoint of triggers and barriers: a barrier may arrive without its trigger."""
         if self._execution is not None:
             seen = (subtask.highest_seen for subtask in self._execution.subtasks)
             self._highest_checkpoint = max(self._highest_checkpoint, *seen, 0)
@@ -327,7 +348,7 @@ class Slot:
         self._restored = None
 
     def _trim_while_idle(self, closed: "asyncio.Future[None]") -> None:
-        """Collects garbage while another slot is awaited, rather than between restore and start."""
+        """Collects garbage while the slot waits, rather than between restore and start."""
         if self._phase == "idle" and self._untrimmed and not self.left.done() and all(c.done() for c in self._closing):
             self._trim_memory()
 
@@ -346,7 +367,7 @@ class Slot:
         ended: bool,
     ) -> None:
         reason = too_large_ack(operators)
-        if reason:  # an ack that cannot be sent could not be restored either
+        if reason:  # such an ack could not be restored either
             self.declined(checkpoint, subtask, reason)
             return
         ack = Ack(self.token, checkpoint, subtask, operators, times, ended)
@@ -356,7 +377,7 @@ class Slot:
         self._send(ack)
 
     def declined(self, checkpoint: int, subtask: SubtaskId, reason: str, unavailable: bool = False) -> None:
-        decline = Decline(self.token, checkpoint, subtask, _shortened(reason), unavailable)
+        decline = Decline(self.token, checkpoint, subtask, shortened(reason), unavailable)
         self._unresolved[(checkpoint, subtask)] = decline
         self._send(decline)
 
@@ -368,17 +389,17 @@ class Slot:
         key = sink_key(operator, subtask)
         self._committed[key] = max(checkpoint, self._committed.get(key, 0))
         if self._ended or self._stops:
-            self._tell_figures()  # the job may end with this commit: the last report must be complete
+            self._tell_figures()  # the job may end with this commit: report everything
         self._send(Committed(self.token, checkpoint, operator, subtask))
 
     def commit_failing(self, checkpoint: int, operator: str, subtask: int, attempts: int, error: str) -> None:
-        self._send(CommitFailing(self.token, checkpoint, operator, subtask, attempts, _shortened(error)))
+        self._send(CommitFailing(self.token, checkpoint, operator, subtask, attempts, shortened(error)))
 
     def event_time_reached(self, sources: dict[str, HeldBack]) -> None:
         self._send(EventTimeReached(self.token, sources))
 
     def waiting(self, operator: str, attempts: int, error: str) -> None:
-        self._send(Waiting(self.token, operator, attempts, _shortened(error)))
+        self._send(Waiting(self.token, operator, attempts, shortened(error)))
 
     def failed(self, subtask: SubtaskId | None, operator: str, error: BaseException) -> None:
         if subtask is not None or operator:  # otherwise an internal fault, which a new generation may overcome
@@ -402,7 +423,7 @@ class Slot:
                 exc_info=stack,
                 extra=fields,
             )
-        self._failure = SubtaskFailed(self.token, subtask, operator, _shortened(text), not permanent, unavailable)
+        self._failure = SubtaskFailed(self.token, subtask, operator, shortened(text), not permanent, unavailable)
         self._send(self._failure)
 
     # ------------------------------------------------------------ heartbeat
@@ -455,17 +476,10 @@ class Slot:
         return figures
 
 
-def _shortened(text: str) -> str:
-    """Text that fits into a message, with both ends. Half a surrogate pair, as in file names, is escaped."""
-    text = text.encode("utf-8", "backslashreplace").decode()
-    if len(text) <= _MAX_TEXT:
-        return text
-    half = _MAX_TEXT // 2
-    return f"{text[:half]}\n… ({len(text) - 2 * half:,} characters are left out) …\n{text[-half:]}"
-
-
 _HANDLERS: dict[type, Callable[..., None]] = {
     Registered: Slot._on_registered,
+    Probe: Slot._on_probe,
+    AskSlot: Slot._on_ask,
     CancelGeneration: Slot._on_cancel_generation,
     Deploy: Slot._on_deploy,
     Prefetch: Slot._on_prefetch,

@@ -1,10 +1,7 @@
 """Subtask: a chain of operators behind aligned input channels. Sans-io: callers pass the time.
 
-Owns the alignment of inputs, the order *forward the barrier, then capture state*, and the end of the input; operators
-and event time are an `OperatorChain`, and the host finishes captures.
-
-Restored rows in flight (`replay`) are processed before arriving rows: they keep their order and are not late. Rows left
-at the next snapshot are in flight again.
+Restored rows in flight (`replay`) precede arriving rows and are never late. Rows left at the next snapshot are in
+flight again.
 """
 
 from collections import deque
@@ -42,29 +39,26 @@ from barrier_runtime.runtime.operator_chain import OperatorChain
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
-_ELEMENTS_PER_STEP = 16  # then other subtasks and the sockets have their turn
+_ELEMENTS_PER_STEP = 16
 _STEP_NS = 2_000_000
-_HELD_UP_MS = 10  # a barrier waits for timers; then rows before the barrier are stored
+_HELD_UP_MS = 10  # after this time a barrier overtakes rows that wait for timers
 
 
 class SubtaskHost(Protocol):
     def now_ms(self) -> float: ...
     def now_ns(self) -> int: ...
-    def starved_ns(self) -> int: ...  # waiting of this thread for a processor; costs some microseconds
+    def starved_ns(self) -> int: ...  # waiting for a processor; a call costs some microseconds
     def source_ns(self) -> int: ...  # as `now_ns`, but never jumps
 
     def captured(
         self, subtask: "Subtask", barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
     ) -> None:
-        """Finishes and acknowledges the snapshot.
-
-        `times`: all but `async_ms`. `recording`: `recorded` follows with in-flight data.
-        """
+        """Finishes and acknowledges the snapshot. `times` lacks `async_ms`. `recording`: `recorded` follows."""
         ...
 
     def recorded(self, subtask: "Subtask", checkpoint: int, in_flight: InFlightData) -> None: ...
     def start_timer(self, subtask: "Subtask", delay_ms: int, callback: Callable[[], None]) -> None:
-        """Calls `callback` after `delay_ms`, unless another timer of `subtask` replaces this timer."""
+        """Calls `callback` after `delay_ms`; replaces an earlier timer of `subtask`."""
         ...
 
     def snapshot_aborted(self, subtask: "Subtask", checkpoint: int, reason: str) -> None: ...
@@ -72,11 +66,6 @@ class SubtaskHost(Protocol):
 
 
 class Subtask:
-    """`operators`: opened (name, operator) pairs in order. `source`: of a chain without inputs.
-
-    `replay`: (port, batch) pairs that were in flight in the restored checkpoint.
-    """
-
     def __init__(
         self,
         id: SubtaskId,
@@ -96,12 +85,12 @@ class Subtask:
         self.source = source
         self.rows_in = 0
         self.last_checkpoint = 0  # highest id captured or aborted
-        self._wanted: Barrier | None = None  # the subtask answers this trigger if the inputs end first
+        self._wanted: Barrier | None = None  # trigger to answer if the inputs end before its barriers
         self._aligner = aligner
         self.queues = InputQueues(inputs)
         self._merger = self.queues.merger
-        self.announcements = self.queues.announcements  # barriers and ends that arrived and were not handled
-        self._said_idle = False
+        self.announcements = self.queues.announcements
+        self.said_idle = False
         self._chunk = SourceChunk()
         self._ahead = False  # rows were taken without room
         self._all_in = False
@@ -124,12 +113,11 @@ class Subtask:
 
     @property
     def writable(self) -> bool:
-        """Returns whether there is room for the results of a step. False for a paused source."""
         return not self._paused and self.chain.has_room
 
     @property
     def at_rest(self) -> bool:
-        """Returns whether all received elements are processed. Rows that a source has yet to emit do not count."""
+        """Returns whether all received elements are processed; rows not yet emitted do not count."""
         return not (self.chain.is_under_way or self._replay or self.announcements or self.has_input)
 
     @property
@@ -148,7 +136,7 @@ class Subtask:
         return self.has_input or chain.first.by_clock or self._all_in or bool(self._replay) or chain.is_under_way
 
     def step(self) -> bool:
-        """Does a bounded piece of work, and returns whether there was any."""
+        """Does a bounded piece of work; returns whether there was any."""
         chain = self.chain
         if chain.ended:
             return False
@@ -196,12 +184,7 @@ class Subtask:
         return worked
 
     def _go_on(self) -> bool:
-        """Continues the advance of event time, then takes the barriers that are next on their channels.
-
-        Rows that the operator gave back, and rows in the queues, come before later barriers. If the requested
-        checkpoint `overtakes_timers` and event time still advances, its barriers overtake these rows after
-        `_HELD_UP_MS` in all queues.
-        """
+        """Advances event time. Barriers come after rows that the operator gave back, and rows in queues."""
         self._advance_further()
         if self._ending:
             return True
@@ -233,7 +216,6 @@ class Subtask:
             self._finish()
 
     def _may_take_ahead(self) -> bool:
-        """True if rows before a barrier may be taken although there is no room."""
         if not self.chain.first.takes_rows_before_barriers:
             return False
         done, wanted = self.last_checkpoint, self._wanted_id
@@ -290,10 +272,10 @@ class Subtask:
         if source.finished:
             self._end()
             return True
-        if source.idle != self._said_idle:
-            self._said_idle = source.idle
-            if self._said_idle and not self.chain.makes_event_time:
-                self.chain.control(Idle())  # ended by the next rows or watermark
+        if source.idle != self.said_idle:
+            self.said_idle = source.idle
+            if self.said_idle and not self.chain.makes_event_time:
+                self.chain.control(Idle())
         return batch is not None
 
     # ------------------------------------------------------------ rows and time
@@ -306,6 +288,8 @@ class Subtask:
         if rest is not None:
             self.rows_in -= len(rest)
             self._replay.appendleft((port, rest))
+        elif port in self.queues.timeless:
+            self._on_merged(self._merger.after_timeless_rows())
 
     def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
         return within(batch, self._merger.others(channel), self.chain.heard)
@@ -326,8 +310,8 @@ class Subtask:
     def on_trigger(self, barrier: Barrier, pause: bool = False, overtakes_timers: bool = False) -> None:
         """Triggers a checkpoint: sources inject the barrier, ended subtasks answer at once.
 
-        `pause`: until an abort, a source reads nothing after the barrier, and no wall-clock timer fires.
-        `overtakes_timers`: barriers do not wait long for event time; rows that do are in flight then.
+        `pause`: until an abort, a source reads nothing more, and no wall-clock timer fires. `overtakes_timers`: after
+        `_HELD_UP_MS` barriers overtake rows that wait for event time.
         """
         if barrier.token != self.token or barrier.id <= self.last_checkpoint:
             return
@@ -344,13 +328,11 @@ class Subtask:
             self._apply(self._aligner.on_trigger(barrier, self._host.now_ms()))
 
     def end_source(self) -> None:
-        """Ends the input, also of a source that is paused for a move."""
         if self.source is not None and not self.ended:
             self._paused = self._stands = 0
             self.source[1].end()
 
     def take_announcements(self) -> None:
-        """Handles barriers on arrival, even if nothing may be sent."""
         while self.announcements:
             index, element = self.queues.next_announcement()
             self._apply(self._aligner.on_arrival(index, element, self._host.now_ms()))
@@ -415,16 +397,13 @@ class Subtask:
             captures[self.source[0]] = self.source[1].snapshot(barrier.id)
         captures |= self.chain.capture(barrier.id)
         sync_ms = (self._host.now_ns() - began_ns) / 1e6
-        times = SnapshotTimes(snapshot.start_delay_ms, snapshot.alignment_ms, sync_ms)
+        read = 0 if self.source is None else self.source[1].records
+        times = SnapshotTimes(snapshot.start_delay_ms, snapshot.alignment_ms, sync_ms, read=read)
         self._host.captured(self, barrier, captures, times, bool(snapshot.recorded))
 
     # ------------------------------------------------------------ the end
 
     def _end_if_finished(self) -> bool:
-        """Ends the subtask, whose inputs have ended, when the first operator has finished, too.
-
-        Until then triggers are answered directly, because no barrier comes any more.
-        """
         if self.chain.first.unfinished:
             return False
         self._end()

@@ -1,1 +1,1 @@
-"""All code that uses PySpark. Other code imports this folder only when a job starts."""
+"""All code that uses PySpark, imported only when a job starts."""

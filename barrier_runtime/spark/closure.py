@@ -1,6 +1,6 @@
-"""Content of Spark's closure, and the check before anything starts that everything can be pickled.
+"""Content of Spark's closure, and the check that it can be pickled.
 
-Spark would fail only when submitting the stage; the check names the operator.
+Spark would fail only when submitting the stage, without the operator's name.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ import msgspec
 
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.graph.uncopyable import uncopyable
+from barrier_runtime.operators.uncopyable import uncopyable
 from barrier_runtime.state.errors import InvalidJob, missing_extra
 
 
 def check_travels(graph: JobGraph) -> None:
-    """Raises `InvalidJob` for the first source or operator that cannot be pickled into Spark's closure."""
+    """Raises `InvalidJob` for the first source or operator that cannot be pickled."""
     cloudpickle = _cloudpickle()
     for chain in graph.chains:
         parts: list[tuple[str, Any]] = [(operator.name, operator) for operator in chain.operators]
@@ -31,7 +31,7 @@ def check_travels(graph: JobGraph) -> None:
                 cloudpickle.dumps(part)
             except InvalidJob as error:
                 raise InvalidJob(f"operator {name!r}: {error}") from error
-            except Exception as error:  # any object may refuse with any error
+            except Exception as error:
                 found = uncopyable(part) or "something, such as a lock, a connection or an open file"
                 raise InvalidJob(
                     f"operator {name!r} cannot be sent to Spark's workers ({error}): its function refers to {found}, "
@@ -46,7 +46,6 @@ def pickled(graph: JobGraph) -> bytes:
 
 
 def fingerprint(graph: JobGraph, spec: JobSpec) -> str:
-    """Fingerprint of a program's structure and the source files of the functions."""
     modules: set[str] = set()
 
     class Pickler(_cloudpickle().CloudPickler):  # type: ignore[misc]
@@ -72,7 +71,7 @@ def _source_file(module: str) -> Path | None:
 
 
 def ship_by_value(module: ModuleType) -> None:
-    """Pickles functions and classes of a user's `module` by value, because no worker can import it."""
+    """Pickles functions and classes of a user's `module` by value: no worker can import the module."""
     _cloudpickle().register_pickle_by_value(module)
 
 

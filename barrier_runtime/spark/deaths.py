@@ -1,6 +1,6 @@
-"""Python workers of this host that died of a signal, recorded by Spark's worker daemon.
+"""Python workers that died of a signal, recorded by Spark's worker daemon.
 
-The daemon forks the workers: the replacement of a dead worker inherits the record.
+The daemon forks the workers, so the replacement of a dead worker inherits the record.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _found: dict[int, str] = {}
 
 
 def watch() -> None:
-    """Installs the handler in the daemon before the first fork.
+    """Watches the workers. Call in the daemon before the first fork.
 
     PySpark's manager ignores SIGCHLD from the start, so the handler is set after each fork.
     """
@@ -24,7 +24,7 @@ def watch() -> None:
 
 
 def died_lately() -> dict[int, str]:
-    """Process id -> name of the signal, as "SIGSEGV": the newest 64 at the fork of this process."""
+    """Process id -> name of the signal: the newest 64 at the fork of this process."""
     return dict(_found)
 
 
@@ -51,7 +51,7 @@ def _reap(number: int, frame: FrameType | None) -> None:
 
 
 def _note(pid: int, number: int) -> None:
-    """Records and reports a death. Must not raise: the daemon and all workers would end.
+    """Records a death. Must not raise: the daemon and all workers would end.
 
     The handler may interrupt itself when two workers die at once; `sys.stderr` refuses writes meanwhile, hence
     `os.write`.
@@ -61,5 +61,5 @@ def _note(pid: int, number: int) -> None:
     for old in list(_found)[:-_KEPT]:
         _found.pop(old, None)
     if SILENT not in os.environ:
-        with contextlib.suppress(OSError):  # standard error is closed
+        with contextlib.suppress(OSError):
             os.write(_STDERR, f"barrier-runtime: Python worker {pid} died of {name}\n".encode())

@@ -1,18 +1,17 @@
-"""A Spark DataFrame as a bounded source: the query runs once, and the partitions become Parquet files.
+"""A Spark DataFrame as a bounded source: the query runs once, into a Parquet file per partition.
 
-Slots are Spark tasks that live as long as the job, so they cannot be the tasks of a query. A query that runs again may
-produce other rows or another order, so positions would be meaningless. Therefore Spark writes the rows to the job's
-storage before the job starts, and the object `current.json` beside them, created once per job (put-if-absent), lists
-the valid files with their sizes. Only a fresh start (`restore="none"`) runs the query again.
+A repeated query may produce other rows or another order. Therefore Spark writes the rows to the job's storage before
+the job starts; `current.json`, created once per job (put-if-absent), lists the valid files. Only a fresh start
+(`restore="none"`) runs the query again.
 
     driver dies before `current.json`       the files are unknown; the next run stages again
     driver dies after `current.json`        the next run finds the object and does not run the query
     two drivers at once                     both stage; the second to finish uses the rows of the first
     a task of the query runs twice          each attempt writes under another name; Spark accepts a single attempt
 
-Split names contain the id of their staging, and a checkpoint has everything to continue the splits, so a run that
-stages again, but never leads the job, changes nothing. The driver deletes the files of all stagings when the job has
-finished; files of a job that never finishes are deleted with the folder `<job>/sources`.
+Split names contain the id of their staging, and a checkpoint suffices to continue the splits, so a run that stages
+again, but never leads the job, changes nothing. The driver deletes all staged files when the job has finished;
+otherwise they stay in `<job>/sources`.
 """
 
 import logging
@@ -33,7 +32,7 @@ from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.parquet import ParquetReader, plain_schema
 from barrier_runtime.connectors.source import Split, SplitReader
 from barrier_runtime.data.values.casts import kept_cast
-from barrier_runtime.spark.session import forwarded_environment
+from barrier_runtime.spark.session import check_release, forwarded_environment
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 from barrier_runtime.state.store.open import open_store, within
@@ -41,25 +40,13 @@ from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.urls import shown, without_credentials
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-FROM_SPARK = (4, 2)  # to_arrow_schema takes a time zone
-
-
-def refusal(subject: str, found: str, needed: tuple[int, int]) -> str | None:
-    """None for a release that is new enough."""
-    major, minor = (int(part) for part in found.split(".")[:2])
-    if (major, minor) >= needed:
-        return None
-    least = f"{needed[0]}.{needed[1]}"
-    return f"{subject}: PySpark {found} is installed, {least} or newer is needed: pip install 'pyspark>={least},<5'"
-
-
 STAGING_VERSION = 1
 log = logging.getLogger("barrier_runtime.job")
 
 
 class StagedFrames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
-    size: int  # bytes
+    size: int
     rows: int
 
 
@@ -113,8 +100,6 @@ class StagedFrame:
     def reader(self, split: Split) -> SplitReader:
         return ParquetReader(self._where, FoundFile.of(split), self.schema, None)
 
-    # ------------------------------------------------------------ in the driver
-
     def stage(self, job: str, storage: str, *, fresh: bool) -> None:
         url, store = self._opened(storage)
         paths = Paths(job)
@@ -156,7 +141,7 @@ class StagedFrame:
                 "process: pass staging=, a folder or s3://"
             )
         store = open_store(url)
-        return (store.url if store.url.startswith("file://") else url), store  # with the endpoint that the URL may name
+        return (store.url if store.url.startswith("file://") else url), store  # other URLs keep their endpoint
 
     def _columns(self) -> list[tuple[str, str]]:
         return [(field.name, str(field.type)) for field in self.schema]
@@ -190,30 +175,27 @@ class StagedFrame:
 
 _FAILED_ATTEMPTS = 4  # per task, Spark's default; sessions for slots allow any number
 _LOOK_S = 0.5
-_TASKS = 10_000  # searched tasks
+_TASKS = 10_000  # searched for failures
 _WRITTEN = "part int, name string, size long, rows long"
 
 
 @dataclass(frozen=True)
 class WrittenFrames:
     name: str
-    size: int  # bytes
+    size: int
     rows: int
 
 
 def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
     """Arrow schema with timestamps in UTC.
-
     Raises `InvalidJob` for other objects than DataFrames, and for columns that Arrow cannot hold.
     """
     try:
-        from pyspark import __version__ as found
         from pyspark.errors import PySparkException
         from pyspark.sql.pandas.types import to_arrow_schema
     except ImportError as error:
         raise missing_extra("Spark", "spark", error) from None
-    if refused := refusal(where, found, FROM_SPARK):
-        raise InvalidJob(refused)
+    timezone = {"timezone": "UTC"} if check_release(where) >= (4, 2) else {}  # older releases always use UTC
     if not hasattr(dataframe, "mapInArrow"):
         raise InvalidJob(f"{where}: {type(dataframe).__name__} is not a Spark DataFrame: pass one")
     if dataframe.isStreaming:
@@ -223,15 +205,14 @@ def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
     if twice:
         raise InvalidJob(f"{where}: column {twice[0]!r} is in the DataFrame twice: rename one")
     try:
-        return to_arrow_schema(dataframe.schema, timezone="UTC")
+        return to_arrow_schema(dataframe.schema, **timezone)
     except PySparkException as error:
         raise InvalidJob(f"{where}: a column's type has no counterpart in Arrow ({error}): cast it") from error
 
 
 def write_partitions(dataframe: Any, schema: pa.Schema, url: str, prefix: str, where: str) -> list[WrittenFrames]:
-    """Writes a Parquet object `<prefix><name>` per partition with rows, in their order; without rows a single object.
-
-    Raises `InvalidJob` when the query fails.
+    """Writes a Parquet object `<prefix><name>` per partition with rows, in order; without rows just one.
+    Raises `InvalidJob` if the query fails.
     """
     writer = _PartitionWriter(schema, url, prefix, forwarded_environment())
     rows = _collected(dataframe.mapInArrow(writer, _WRITTEN), where)
@@ -241,7 +222,7 @@ def write_partitions(dataframe: Any, schema: pa.Schema, url: str, prefix: str, w
 
 
 class _PartitionWriter:
-    """Runs in Spark's workers. Every attempt of a task writes under a new name."""
+    """Runs in Spark's workers. Each attempt of a task writes under a new name."""
 
     def __init__(self, schema: pa.Schema, url: str, prefix: str, environment: dict[str, str]) -> None:
         self._schema = schema
@@ -284,13 +265,13 @@ def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Casts a batch: Spark gives timestamps in the session's time zone, and large strings if configured."""
+    """Spark gives timestamps in the session's time zone, and large strings if configured."""
     columns = [kept_cast(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _collected(dataframe: Any, where: str) -> list[Any]:
-    """Cancels a query whose tasks fail repeatedly: a session for slots would retry for ever."""
+    """Cancels a query whose tasks fail repeatedly: slots' sessions would retry for ever."""
     context = dataframe.sparkSession.sparkContext
     tag = f"barrier-runtime-stage-{uuid.uuid4().hex}"
     ended = threading.Event()
@@ -310,7 +291,7 @@ def _collected(dataframe: Any, where: str) -> list[Any]:
         watching.start()
         rows: list[Any] = dataframe.collect()
         return rows
-    except Exception as error:  # Spark raises many kinds
+    except Exception as error:
         said = _without_java(given_up[0] if given_up else str(error))
         raise InvalidJob(f"{where}: the query of its DataFrame failed, correct it: {said}") from error
     finally:
@@ -320,7 +301,7 @@ def _collected(dataframe: Any, where: str) -> list[Any]:
 
 
 def _hopeless(context: Any, tag: str) -> str:
-    """Spark's message about a task that failed too often; "" if there is none."""
+    """Spark's message about a task that failed too often, or ""."""
     spark = context._jsc.sc()
     for job in spark.statusTracker().getJobIdsForTag(tag):
         info = context.statusTracker().getJobInfo(job)

@@ -1,7 +1,6 @@
-"""Spark session of a job, made or checked; checks of Java and of the workers' Python.
+"""Spark session of a job; checks of Java and of the workers' Python.
 
-A slot must be replaced alone and at once: many task failures are allowed, without speculation, dynamic allocation,
-waiting for locality, and reuse of workers.
+A slot must be replaced alone and at once, hence `SETTINGS`.
 """
 
 import os
@@ -23,8 +22,38 @@ _REMEDY = (
 )
 
 
+OLDEST = (3, 5)
+_NEWEST_PYTHON_OF_3_5 = (3, 11)
+
+
+def check_release(subject: str, needed: tuple[int, int] = OLDEST) -> tuple[int, int]:
+    """Major and minor version of PySpark. Raises `InvalidJob` for older releases."""
+    from pyspark import __version__ as found
+
+    refused, release = refusal(subject, found, needed, sys.version_info[:2])
+    if refused:
+        raise InvalidJob(refused)
+    return release
+
+
+def refusal(subject: str, found: str, needed: tuple[int, int], python: tuple[int, int]) -> tuple[str, tuple[int, int]]:
+    major, minor = (int(part) for part in found.split(".")[:2])
+    least = f"{needed[0]}.{needed[1]}"
+    if (major, minor) < needed:
+        return (
+            f"{subject}: PySpark {found} is installed, {least} or newer is needed: pip install 'pyspark>={least},<5'",
+            (major, minor),
+        )
+    if (major, minor) < (4, 0) and python > _NEWEST_PYTHON_OF_3_5:
+        return (
+            f"{subject}: PySpark {found} runs on Python 3.11 or older, this is Python {python[0]}.{python[1]}: use "
+            "Python 3.11, or pip install 'pyspark>=4.0,<5'",
+            (major, minor),
+        )
+    return "", (major, minor)
+
+
 def check_java() -> int:
-    """Raises `InvalidJob` if Java is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):
@@ -39,7 +68,7 @@ def check_java() -> int:
         raise InvalidJob(f"{java} does not tell its version. {_REMEDY}")
     major = int(found.group(1))
     if major == 1 and found.group(2):
-        major = int(found.group(2))  # "1.8.0"
+        major = int(found.group(2))
     if major < NEEDED:
         raise InvalidJob(f"{java} is version {major}. {_REMEDY}")
     return major
@@ -57,7 +86,6 @@ def check_worker_python(program: str, path: str) -> None:
     if found is None:
         raise InvalidJob(f"Spark's workers would run {program}, which is not there: {remedy}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))}
-    # These modules import the packages that a slot needs, too.
     command = [found, "-c", "import barrier_runtime.spark.task, barrier_runtime.coordinator.wire.sealing"]
     tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     if tried.returncode != 0:
@@ -66,7 +94,7 @@ def check_worker_python(program: str, path: str) -> None:
 
 
 class DataFrames:
-    """Rows keep the order of a subtask's file, as far as Spark does."""
+    """Makes DataFrames of decided batches. Rows keep the order of a subtask's file, as far as Spark does."""
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
@@ -75,11 +103,16 @@ class DataFrames:
         files = queue.local_files(batch)
         if files is not None:
             return self._spark.read.parquet(*files)
-        return self._spark.createDataFrame(queue.read(batch))
+        table = queue.read(batch)
+        if check_release("for_each_batch") >= (4, 0):
+            return self._spark.createDataFrame(table)
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return self._spark.createDataFrame(table.to_pylist(), from_arrow_schema(table.schema))
 
 
 def check_free_core(spark: Any, parallelism: int) -> None:
-    """Raises `InvalidJob` if slots would occupy every core: functions that write would wait for ever."""
+    """Raises `InvalidJob` if slots would occupy every core: `for_each_batch` would wait for ever."""
     per_task = int(spark.sparkContext.getConf().get("spark.task.cpus", "1"))
     cores, needed = total_cores(spark), (parallelism + 1) * per_task
     if spark.sparkContext.master.startswith("local[") and cores < needed:
@@ -90,7 +123,7 @@ def check_free_core(spark: Any, parallelism: int) -> None:
 
 
 MAX_TASK_FAILURES = 1_000_000
-STORE = "BARRIER_RUNTIME_STORE"  # in the workers' environment: scheme of the checkpoints' URL
+STORE = "BARRIER_RUNTIME_STORE"  # scheme of the checkpoints' URL, in the workers' environment
 _FORWARDED = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")  # never credentials
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?")
 _NOISY_LOGGERS = (
@@ -115,7 +148,7 @@ SETTINGS = {
 
 
 def local_master(master: str) -> str:
-    """Adds the number of allowed failures to a local master: `local[4]` allows a task to fail only once."""
+    """Adds the number of allowed failures: in `local[4]` a task may fail only once."""
     match = _LOCAL.fullmatch(master.strip())
     if match is None:
         return master
@@ -123,7 +156,7 @@ def local_master(master: str) -> str:
 
 
 def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str = "") -> Any:
-    """Raises `InvalidJob` without Java, without pyspark, or if another context is live.
+    """Raises `InvalidJob` without Java or pyspark, or if another context is live.
 
     `checkpoints`: URL of the job's store, whose client the worker daemon imports.
     """
@@ -138,6 +171,7 @@ def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str 
             "a SparkContext is already running in this process: pass it as spark=your_session (its settings are "
             "checked), or stop it first"
         )
+    check_release(f"job {job}")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"barrier-runtime {job}").master(local_master(master))
     importable = os.pathsep.join(dict.fromkeys(entry for entry in sys.path if entry and os.path.isdir(entry)))
@@ -146,7 +180,7 @@ def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str 
         f"spark.executorEnv.{STORE}": checkpoints.partition("://")[0] if "://" in checkpoints else "",
     }
     if _LOCAL.fullmatch(master.strip()) and sys.stderr is not None and sys.stderr.isatty():
-        environment[f"spark.executorEnv.{SILENT}"] = "1"  # a line of another process would spoil overwritten lines
+        environment[f"spark.executorEnv.{SILENT}"] = "1"  # a worker's line would spoil the progress display
     for key, value in {**SETTINGS, **environment, **extra}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
@@ -155,14 +189,14 @@ def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str 
 
 
 def _quieten(spark: Any) -> None:
-    """Silences Spark's loggers, which would print two Java stacks for each replaced slot."""
+    """Spark's loggers would print two Java stacks for each replaced slot."""
     log4j = spark.sparkContext._jvm.org.apache.logging.log4j
     for name in _NOISY_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
 def check_session(spark: Any, parallelism: int) -> None:
-    """Refuses a session that cannot run slots, and names each setting with the remedy."""
+    check_release("this Spark session")
     conf = spark.sparkContext.getConf()
     problems = []
     if conf.get("spark.dynamicAllocation.enabled", "false").strip().lower() == "true":
@@ -188,7 +222,7 @@ def forwarded_environment() -> dict[str, str]:
 
 
 def jvm_trouble(spark: Any) -> Unavailable | None:
-    """Error if the JVM of `spark` has ended, else None. Known only if this process started the JVM."""
+    """Error if the JVM has ended, else None. Known only if this process started the JVM."""
     process = getattr(spark.sparkContext._gateway, "proc", None)
     if process is None or process.poll() is None:
         return None
@@ -199,7 +233,6 @@ def jvm_trouble(spark: Any) -> Unavailable | None:
 
 
 def stop_session(spark: Any) -> None:
-    """pyspark would raise if the JVM has ended."""
     if jvm_trouble(spark) is None:
         spark.stop()
 

@@ -1,8 +1,7 @@
 """Carrier of slots on Spark: plain `mapPartitions` stages, in which Spark replaces a single dead task.
 
-While slots are missing, `RoomOfJob` asks Spark for the cores and their holders: running jobs of this application and,
-on a standalone cluster, other applications on the master's page (`spark.master.ui.port`, 8080). Other cluster managers
-are not asked.
+While slots are missing, `RoomOfJob` asks Spark for the cores' holders: running jobs of this application and, on a
+standalone cluster, other applications on the master's page (`spark.master.ui.port`, 8080).
 """
 
 import json
@@ -35,9 +34,8 @@ log = logging.getLogger("barrier_runtime.job")
 
 @dataclass(frozen=True)
 class FailedTask:
-    """A failed attempt to become a slot, whose Python never reached the coordinator.
-
-    `launched_ms`: on the driver's clock. `error`: Spark's text, with stacks of the JVM.
+    """A failed attempt to become a slot. `launched_ms`: on the driver's clock.
+    `error`: Spark's text, with stacks of the JVM.
     """
 
     host: str
@@ -106,7 +104,7 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
             try:
                 yield run_slot(slot, context.taskAttemptId(), settings)
             except Exception as error:
-                # Spark's own report is silenced in our sessions (see `session`), and Spark starts the task again.
+                # Our sessions silence Spark's report. Spark starts the task again.
                 print(_last_words(slot, error, settings.options.verbose), file=sys.stderr, flush=True)
                 raise
 
@@ -121,12 +119,10 @@ _OURS = "barrier-runtime "
 
 
 class RoomOfJob:
-    """Free and held cores for a job's slots. `group`: prefix of the groups of this job's Spark jobs."""
-
     def __init__(self, spark: Any, group: str) -> None:
         self._spark = spark
         self._group = group
-        self._failures: int | None = None  # failed tasks at the last look
+        self._failures: int | None = None
         self.complete()
 
     def complete(self) -> None:
@@ -134,7 +130,7 @@ class RoomOfJob:
         self._failing = ""
 
     def look(self) -> Room:
-        """Cores, holders, and the newest error of tasks launched since no slot was missing; logs the first error.
+        """Cores, holders, and the newest error of tasks since `complete`; logs the first error.
 
         `starting` is 0 if a task failed since the last look: such slots do not start.
         """
@@ -156,7 +152,6 @@ class RoomOfJob:
 
 
 def room(spark: Any, group: str) -> Room:
-    """Cores and their holders, without the job's own slots. `group`: as in `RoomOfJob`."""
     context = spark.sparkContext
     conf = context.getConf()
     per_slot = int(conf.get("spark.task.cpus", "1"))
@@ -172,7 +167,6 @@ def room(spark: Any, group: str) -> Room:
 
 
 def cores_of_application(spark: Any) -> int:
-    """Of all live executors, or of the local master."""
     context = spark.sparkContext
     executors = context._jsc.sc().statusStore().executorList(True)
     found = [executors.apply(index) for index in range(executors.size())]
@@ -217,20 +211,20 @@ def _group_of(job: Any) -> str:
 
 
 def cluster_of(master: str, ui_port: int, application: str) -> "tuple[int, Counter[str]] | None":
-    """Cores of a standalone cluster, and of other applications by name; None for other clusters or without answer."""
+    """Cores of a standalone cluster, and of other applications by name; None: other cluster, no answer."""
     found = _MASTER.match(master)
     if found is None:
         return None
     try:
         with urllib.request.urlopen(f"http://{found[1]}:{ui_port}/json/", timeout=_ASKED_S) as answer:
             told = json.loads(answer.read(_MOST_BYTES))
-        if told["url"] != found[0]:  # the page of another master
+        if told["url"] != found[0]:
             return None
         others = [each for each in told["activeapps"] if each["id"] != application]
         return int(told["cores"]), Counter(
             {_name(each["name"]): int(each["cores"]) for each in others if each["cores"]}
         )
-    except (OSError, ValueError, LookupError, TypeError):  # no master's page, or a page without these fields
+    except (OSError, ValueError, LookupError, TypeError):  # no master's page, or a page of another form
         return None
 
 
@@ -238,7 +232,7 @@ def _name(name: str) -> str:
     return name.removeprefix(_OURS)
 
 
-_LONGEST = 400  # characters of an error
+_LONGEST = 400
 _REMEDY = (
     "give the executors the driver's environment (PYSPARK_PYTHON with the same packages on each host, "
     "or spark.archives)"
@@ -247,11 +241,11 @@ _OF_THE_JVM = re.compile(r"\n\s*at [\w.$]+[\w.$/<>]*\(")
 _DAEMON = "Error from python worker:"  # before the output of a Python that ended at the start
 _DAEMON_ENDS = "PYTHONPATH was:"
 _CLASS = "SQLSTATE:"  # after the output of Python
-_ORDERED = "leaves its job to another process"
+_ORDERED = "leaves its job to another process"  # of `task.result_of`
 
 
 def why_slots_fail(failed: Iterable[FailedTask], since_ms: int) -> str:
-    """Newest error of attempts launched since `since_ms`, with host and remedy; "" if there is none."""
+    """Newest error of attempts since `since_ms`, with host and remedy, or ""."""
     new = [task for task in failed if task.launched_ms >= since_ms and task.error and _ORDERED not in task.error]
     if not new:
         return ""
@@ -261,7 +255,7 @@ def why_slots_fail(failed: Iterable[FailedTask], since_ms: int) -> str:
 
 
 def essence(error: str) -> str:
-    """Line that names the cause: the last line of Python's output, else the first line."""
+    """Last line of Python's output, else the error's first line."""
     if _DAEMON in error:
         text = error.partition(_DAEMON)[2].partition(_DAEMON_ENDS)[0]
     else:

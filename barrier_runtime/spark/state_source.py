@@ -3,21 +3,25 @@
     spark.dataSource.register(BarrierStateSource)
     spark.read.format("barrier-state").option("path", url).option("job", "orders").option("state", "alarms.last").load()
 
-There is a partition per subtask of the job that wrote the state. With .option("pushdown", "true") conditions that a
-column of the key equals a value are pushed down; with the whole key, Spark reads the files of only one subtask. Spark
-then requires spark.sql.python.filterPushdown.enabled, a setting that a source cannot see: hence the option.
+There is a partition per subtask of the job that wrote the state. With .option("pushdown", "true") Spark pushes down
+conditions that a key column equals a value; with the whole key, it reads the files of only one subtask. Spark (4.1 and
+later) then requires spark.sql.python.filterPushdown.enabled, a setting that a source cannot see: hence the option.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, InputPartition
 
+from barrier_runtime.spark.session import check_release
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state_tables.finding import pinned_checkpoint
+from barrier_runtime.state_tables.finding import pinned_again, pinned_checkpoint
 from barrier_runtime.state_tables.stored_state import StoredState, open_checkpoint
 from barrier_runtime.state_tables.wanted_keys import key_types
+
+check_release('format("barrier-state")', (4, 0))  # older releases of PySpark have no sources in Python
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition  # noqa: E402
 
 _OPTIONS = ("path", "job", "checkpoint", "state", "pushdown")
 
@@ -43,7 +47,7 @@ class BarrierStateSource(DataSource):  # type: ignore[misc]
 
 
 class _Wanted:
-    """The checkpoint number is fixed: all partitions read the same checkpoint."""
+    """All partitions read the same checkpoint, even if the log was compacted since."""
 
     def __init__(self, options: Any) -> None:
         given = dict(options)
@@ -57,13 +61,17 @@ class _Wanted:
         number = given.get("checkpoint")
         if number is not None and not str(number).isdigit():
             raise InvalidJob(f'.option("checkpoint", {number!r}): give the number of a checkpoint of .option("job", …)')
-        self._checkpoint = None if number is None else int(number)
-        if self.job and number is None:
-            # the pin lasts until the expiry: a source never learns that Spark has finished reading
-            self._checkpoint = pinned_checkpoint(self.path, self.job)[0].manifest.checkpoint
+        self._decided = None
+        if self.job:
+            # the pin lasts until its expiry: a source never learns that Spark has finished
+            checkpoint = None if number is None else int(number)
+            self._decided = pinned_checkpoint(self.path, self.job, checkpoint)[0].decided
 
     def opened(self) -> StoredState:
-        return open_checkpoint(self.path, self.job, self._checkpoint)
+        if self._decided is None:
+            return open_checkpoint(self.path)
+        found, pin = pinned_again(self.path, self.job, self._decided)
+        return StoredState(found.store, found.manifest, found.what, pin)
 
     def schema(self) -> pa.Schema:
         with self.opened() as stored:
@@ -99,7 +107,11 @@ class _Reader(DataSourceReader):  # type: ignore[misc]
 
 
 class _PushingReader(_Reader):
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+    """Spark 4.0 does not push: no filter reaches this reader."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        from pyspark.sql.datasource import EqualTo
+
         for each in filters:
             name = each.attribute[0] if isinstance(each, EqualTo) and len(each.attribute) == 1 else None
             if name in self._keys and self._where.setdefault(name, each.value) == each.value:
@@ -108,7 +120,7 @@ class _PushingReader(_Reader):
 
 
 def _for_spark(schema: pa.Schema) -> pa.Schema:
-    """Schema for Spark, which has one binary type, one text type, and no unsigned numbers."""
+    """Spark has one binary type, one text type, and no unsigned numbers."""
     return pa.schema([field.with_type(_plain(field.type)) for field in schema])
 
 

@@ -1,7 +1,7 @@
-"""Content of a Spark task: a slot on an event loop, until the coordinator ends the slot.
+"""Content of a Spark task: a slot on an event loop.
 
-The slot owns the process: event loop, threads, local directory, watchdog. The identity of a slot is (run, slot index,
-process uuid, Spark task attempt), never the partition number alone.
+The slot owns the process. A slot's identity is (run, slot index, process uuid, Spark task attempt), never the partition
+number alone.
 """
 
 import asyncio
@@ -31,9 +31,10 @@ from barrier_runtime.coordinator.json_lines import JsonLines, Masked
 from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.own_versions import own_versions
-from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims
+from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims, SlotFacts
 from barrier_runtime.coordinator.wire.peers import across_hosts, never
 from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.runtime.host.own_log import OWN_LOG
 from barrier_runtime.runtime.host.process import PROCESS_HEAP, tune_interpreter
 from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets, starved_s
 from barrier_runtime.runtime.host.workers import Workers
@@ -43,10 +44,11 @@ from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.slot import PEER_LOST, Slot, SlotIdentity
 from barrier_runtime.spark.deaths import died_lately
-from barrier_runtime.state.descriptors import raise_limit
+from barrier_runtime.state.descriptors import open_files, raise_limit
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
-from barrier_runtime.state.hosts import bare, is_every_interface
+from barrier_runtime.state.hosts import is_every_interface
 from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.interfaces import address_of
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.kv.small_files import remove_all
 from barrier_runtime.state.ports import PortRange, port_range
@@ -54,8 +56,9 @@ from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.sockets import own_address_towards
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.tls import peer_tls
 
-HOST, BIND = "BARRIER_RUNTIME_SLOT_HOST", "BARRIER_RUNTIME_SLOT_BIND"
+HOST, BIND = OPTIONS["slot_host"].variable, "BARRIER_RUNTIME_SLOT_BIND"
 PORTS = OPTIONS["slot_ports"].variable
 
 
@@ -69,14 +72,16 @@ class SlotPlace:
 
 
 def slot_place(options: SlotOptions, environment: Mapping[str, str], own_address: Callable[[], str]) -> SlotPlace:
-    """Place of a slot. `own_address()`: the host's address on the network of the coordinator.
+    """Returns where the slot listens and others connect.
 
-    `environment`: of the executor's host; takes precedence over the options of the job.
+    `own_address()`: the host's address on the network of the coordinator. `environment`: of the executor's host;
+    overrides the job's options.
     """
-    host = bare(environment.get(HOST, ""))
+    said = HOST if environment.get(HOST) else "slot_host"
+    host = address_of(environment.get(HOST) or options.slot_host, said)
     if host and is_every_interface(host):
         raise InvalidJob(
-            f"{HOST}={host} means every interface of the host, and nobody can connect there: name in {HOST} the "
+            f"{said}={host} means every interface of the host, and nobody can connect there: name in {HOST} the "
             f"address that other executors reach, and set {BIND}={host} to listen on every interface"
         )
     host = host or own_address()
@@ -84,31 +89,28 @@ def slot_place(options: SlotOptions, environment: Mapping[str, str], own_address
         ports = port_range(environment[PORTS], PORTS)
     else:
         ports = port_range(options.slot_ports, "slot_ports")
-    return SlotPlace(host, bare(environment.get(BIND, "")) or host, ports)
+    return SlotPlace(host, address_of(environment.get(BIND, ""), BIND) or host, ports)
 
 
 log = logging.getLogger("barrier_runtime.slot")
 
 _LIFE = "life.lock"
-_LEAVE_S = 10.0  # for closing operators at the end
+_LEAVE_S = 10.0
 
 
 @dataclass(frozen=True)
 class SlotSettings:
-    """Settings of a slot, sent in Spark's closure.
-
-    The secret is as safe as Spark's RPC, see docs/security.md.
-    """
+    """Sent in Spark's closure. The secret is as safe as Spark's RPC, see docs/security.md."""
 
     graph: JobGraph | bytes  # bytes: a replacing program, from `closure.pickled`
     options: SlotOptions
     secret: bytes = field(repr=False)
-    control_addresses: tuple[tuple[str, int], ...]  # of all daemons, first the one that accepted the job
+    control_addresses: tuple[tuple[str, int], ...]  # of all daemons, first the daemon that accepted the job
     storage_url: str
     # object store endpoint and region; never credentials
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     job: str = ""
-    program: str = ""  # as in `JobSpec`
+    program: str = ""
 
     @property
     def name(self) -> str:
@@ -119,7 +121,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     """Returns (slot, outcome, reason) when the coordinator has ended the slot."""
     _check_encryption(settings.control_addresses)
     sockets = _sockets_of_spark(os.getpid())
-    if not faulthandler.is_enabled():  # reports of Spark's own handler name the fault
+    if not faulthandler.is_enabled():  # Spark's own handler stays: its reports name the fault
         faulthandler.enable()
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
@@ -138,7 +140,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     directory = local_root(settings.options.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
     PROCESS_HEAP.begin()
     directory.mkdir(mode=0o700, parents=True)
-    with lent_environment(settings.environment), living_in(directory):
+    with lent_environment(settings.environment), living_in(directory), OWN_LOG.kept():
         try:
             shutdown = _run_on_new_loop(_run(slot, task_attempt, slot_uuid, directory, sockets, settings))
         finally:
@@ -147,8 +149,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
 
 
 def _check_encryption(coordinators: tuple[tuple[str, int], ...]) -> None:
-    """Raises `ImportError`, which Spark shows to the driver, if this host lacks the library for encryption.
-
+    """Raises `ImportError`, which Spark shows to the driver, if this host lacks the encryption library.
     Later, each handshake would fail, for ever.
     """
     if any(across_hosts(address) for address in coordinators):
@@ -167,31 +168,26 @@ def without_expected_stacks(record: logging.LogRecord) -> bool:
 
 
 def without_lost_peers(record: logging.LogRecord) -> bool:
-    """Drops records of connections whose other side died.
-
-    The driver logs the death and the recovery; the failure itself is in the job's status.
-    """
+    """The driver logs the death and the recovery; the failure itself is in the job's status."""
     return not getattr(record, PEER_LOST, False)
 
 
 @functools.cache
 def _sockets_of_spark(pid: int) -> list[int]:
-    """Sockets that this process had before the first slot.
-
-    A process that Spark reuses has more, such as pools of S3 clients, whose other side may close them at any time.
+    """Sockets of the process before its first slot, for the watchdog. `pid`: cache key.
+    The other side of later sockets, such as pools of S3 clients, may close at any time.
     """
     return inherited_sockets()
 
 
 def result_of(slot: int, shutdown: Shutdown) -> tuple[int, str, str]:
-    """Raises for a slot that must leave while the job continues: Spark would never start again a task that returns."""
+    """Raises for a slot that must leave while the job continues: Spark never restarts a task that returns."""
     if shutdown.outcome == "replaced":
         raise Unavailable(f"slot {slot} leaves its job to another process: {shutdown.reason}")
     return slot, shutdown.outcome, shutdown.reason
 
 
 def local_root(run_id: str) -> Path:
-    """Folder of the local files of a run on this host; mode 0700, removed when the slots end."""
     base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     root = Path(base) / f"barrier-runtime-{os.getuid()}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -200,7 +196,7 @@ def local_root(run_id: str) -> Path:
 
 
 def _check_private(root: Path) -> None:
-    """Raises if another user may read the folder: in a shared parent, that user may have made the folder first."""
+    """Raises `InvalidJob` unless the folder is private: another user may have made it."""
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InvalidJob(
@@ -211,17 +207,16 @@ def _check_private(root: Path) -> None:
 
 
 def remove_local(directory: Path) -> None:
-    """Removes a slot's local files, the databases' files in memory, and the run's folder if empty."""
     remove_all()
     shutil.rmtree(directory, ignore_errors=True)
-    with contextlib.suppress(OSError):  # other slots of the run are still there
+    with contextlib.suppress(OSError):
         directory.parent.rmdir()
 
 
 def _run_on_new_loop(main: Coroutine[Any, Any, Shutdown]) -> Shutdown:
     try:
         import uvloop
-    except ImportError:  # not available on every platform
+    except ImportError:
         return asyncio.run(main)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -233,7 +228,6 @@ def _run_on_new_loop(main: Coroutine[Any, Any, Shutdown]) -> Shutdown:
 
 
 async def _end_what_is_left() -> None:
-    """Cancels tasks that nobody waits for, such as an interrupted deployment: none may outlive the loop."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -255,8 +249,9 @@ async def _run(
     place = await loop.run_in_executor(None, slot_place, settings.options, os.environ, own_address)
     timeout_s = settings.options.slot_timeout
     encrypts = never if settings.options.insecure_network_ok else across_hosts
+    tls = peer_tls(settings.options, os.environ)
     secret, run_id = settings.secret, settings.options.run_id
-    plane = TcpDataPlane(secret, graph.name, run_id, place.bind, timeout_s, place.ports, encrypts)
+    plane = TcpDataPlane(secret, graph.name, run_id, place.bind, timeout_s, place.ports, encrypts, tls)
     _, port = await plane.listen()
     resources = SlotResources(
         loop=loop,
@@ -284,6 +279,7 @@ async def _run(
         died_lately(),
         settings.program,
         dict(own_versions()),
+        await loop.run_in_executor(None, slot_facts, directory),
     )
     this = Slot(graph, settings.options.mode, identity, resources, plane)
     link = TcpControlLink(
@@ -297,6 +293,7 @@ async def _run(
         timeout_s=settings.options.slot_timeout,
     )
     this.link = link
+    link.tls = tls
     watchdog = Watchdog(
         sockets,
         lambda: time.monotonic() - link.last_contact,
@@ -305,11 +302,11 @@ async def _run(
     )
     watchdog.start()
     linking = loop.create_task(link.run())
-    workers.submit(partial(remove_what_the_dead_left, directory.parent), _removed)  # a replacement need not wait
+    workers.submit(partial(remove_what_the_dead_left, directory.parent), _removed)  # replacements do not wait for this
     try:
         linking.add_done_callback(partial(_link_broke, this.left))
         shutdown = await this.left
-        # Spark reuses the process: operators close what they hold, such as connections of sinks, before.
+        # Spark may reuse the process, so operators first close what they hold.
         await asyncio.wait([loop.create_task(this.closed())], timeout=_LEAVE_S)
         return shutdown
     finally:
@@ -322,7 +319,7 @@ async def _run(
 
 
 def loaded_graph(settings: SlotSettings) -> JobGraph:
-    """Program of a slot; a replacing program is unpickled here, so that the slot can report errors."""
+    """A replacing program is unpickled here, so that the slot can report errors."""
     if isinstance(settings.graph, JobGraph):
         return settings.graph
     return cast(JobGraph, pickle.loads(settings.graph))  # from Spark's closure, like any other function
@@ -358,6 +355,7 @@ async def _cannot_run(slot: int, task_attempt: int, slot_uuid: str, settings: Sl
     link = TcpControlLink(
         settings.control_addresses, settings.secret, settings.name, settings.options.run_id, claims, connected, handle
     )
+    link.tls = peer_tls(settings.options, os.environ)
     linking = asyncio.get_running_loop().create_task(link.run())
     try:
         return await asyncio.wait_for(left, settings.options.coordinator_lease)
@@ -368,20 +366,30 @@ async def _cannot_run(slot: int, task_attempt: int, slot_uuid: str, settings: Sl
         linking.cancel()
 
 
+def slot_facts(directory: Path) -> SlotFacts | None:
+    """Facts of this host for the coordinator's preflight; None if the disk is inaccessible."""
+    try:
+        free_bytes = shutil.disk_usage(directory).free
+    except OSError as error:  # the job finds out whether the folder can be used
+        log.warning("free space in %s is unknown to the preflight: %s", directory, error)
+        return None
+    return SlotFacts(time.time_ns() // 1_000_000, open_files(), free_bytes, str(directory.parent))
+
+
 def _removed(result: None, error: BaseException | None) -> None:
     if error is not None:
         log.warning("what dead slots of this run left on this host stays until the run ends: %s", error)
 
 
 def _link_broke(left: "asyncio.Future[Shutdown]", linking: "asyncio.Task[None]") -> None:
-    """Ends the slot if the link's loop ended without being closed, a bug that must not hang the slot."""
+    """Ends the slot if the link's loop ended by itself, a bug that must not hang the slot."""
     if not linking.cancelled() and not left.done():
         left.set_exception(linking.exception() or ProtocolViolation("the control link ended by itself: report this"))
 
 
 @contextlib.contextmanager
 def lent_environment(variables: dict[str, str]) -> Iterator[None]:
-    """Sets unset variables while the slot runs: the next job in this process may use another endpoint."""
+    """Sets unset variables while the slot runs: the process's next job may use another endpoint."""
     lent = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(lent)
     try:
@@ -395,8 +403,8 @@ def lent_environment(variables: dict[str, str]) -> Iterator[None]:
 def living_in(directory: Path) -> Iterator[None]:
     """Holds a lock in `directory` while this process lives.
 
-    A process id belongs to a single container, and several may share the folder. The lock file gets the final name when
-    locked: whoever finds an unlocked file removes the folder.
+    Process ids do not suffice: several containers may share the folder. The lock file gets the final name when locked,
+    because an unlocked file lets others remove the folder.
     """
     made = directory / f"{_LIFE}.new"
     with made.open("w") as life:
@@ -406,7 +414,6 @@ def living_in(directory: Path) -> Iterator[None]:
 
 
 def remove_what_the_dead_left(run_directory: Path) -> None:
-    """Removes directories of slots of this run whose process is gone (SIGKILL leaves them behind)."""
     if not run_directory.is_dir():
         return
     for entry in run_directory.iterdir():

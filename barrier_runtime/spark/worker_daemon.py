@@ -1,7 +1,6 @@
-"""PySpark's worker daemon, which imports our modules before forking: replaced slots need not.
+"""PySpark's worker daemon, which imports our modules before forking.
 
-Named in `spark.python.daemon.module`. Threads that libraries start at import do not survive a fork; numpy and pyarrow
-install fork handlers, and nothing runs on threads before the fork.
+Threads that libraries start at import do not survive a fork; numpy and pyarrow install fork handlers.
 """
 
 import faulthandler
@@ -38,7 +37,7 @@ _PRELOADED = (
 
 
 def preload() -> None:
-    """Imports `_PRELOADED` and all operators, which a flow imports only when used."""
+    """Imports `_PRELOADED` and all operators."""
     operators = importlib.import_module("barrier_runtime.operators")
     below = pkgutil.walk_packages(operators.__path__, f"{operators.__name__}.")
     for name in (*_PRELOADED, *(module.name for module in below)):
@@ -50,7 +49,7 @@ def preload() -> None:
 
     if os.environ.get(STORE) in ("s3", "s3a"):
         _preload_s3()
-    own_versions()  # reads all sources
+    own_versions()
     pyarrow.array([0])  # imports pandas, if installed: 0.4 s of a slot's loop
 
 
@@ -62,16 +61,15 @@ def _preload_s3() -> None:
         for name in ("obstore.store", "barrier_runtime.state.store.s3.by_obstore"):
             importlib.import_module(name)
         importlib.import_module("barrier_runtime.state.store.s3.aws").read_descriptions()
-    except (ImportError, InvalidJob):  # the slot reports this error, with the remedy
+    except (ImportError, InvalidJob):  # the slot reports this error
         return
 
 
 def forget_archives() -> None:
     """Removes the finders of zip archives, which saves 0.4 s of a slot's start.
 
-    PySpark is imported from an archive, by a finder per folder, and after `importlib.invalidate_caches`, with which
-    every worker begins, each finder reads the whole directory of the archive again. A finder that is needed again is
-    made from the directory in memory.
+    After `importlib.invalidate_caches`, with which every worker begins, each finder (one per folder of PySpark's
+    archive) would read the archive's directory again.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):
@@ -79,7 +77,7 @@ def forget_archives() -> None:
 
 
 def keep_from_collector() -> None:
-    """Freezes imported objects: a worker that collects them would copy their pages, in 0.1 s."""
+    """Freezes imported objects: collecting them would copy a worker's pages, in 0.1 s."""
     gc.collect()
     gc.freeze()
 
@@ -89,7 +87,7 @@ if __name__ == "__main__":
 
     from barrier_runtime.spark import deaths
 
-    faulthandler.enable()  # inherited by the workers
+    faulthandler.enable()
     preload()
     forget_archives()
     keep_from_collector()

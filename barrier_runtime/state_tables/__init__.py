@@ -1,4 +1,4 @@
-"""State of checkpoints and savepoints as Arrow tables, read without the program that wrote the state."""
+"""State of checkpoints and savepoints as Arrow tables, read without the flow."""
 
 from barrier_runtime.state_tables.stored_state import StateTableInfo as StateTableInfo
 from barrier_runtime.state_tables.stored_state import StoredState as StoredState

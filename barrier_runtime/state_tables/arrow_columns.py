@@ -1,22 +1,7 @@
 """Values of state as Arrow columns, and back (`plain_of`), by the type in the snapshot.
 
-| type in the program                                  | column                                           |
-|------------------------------------------------------|--------------------------------------------------|
-| bool, int, float, str, bytes                         | bool, int64, double, string, binary              |
-| datetime, date, time, timedelta, UUID, Decimal       | string, as they are stored                       |
-| list, set, tuple of one type                         | list                                             |
-| dict of str or int                                   | map                                              |
-| dataclass, msgspec.Struct, named tuple               | struct; a field that an entry lacks is null      |
-| enum, literals                                       | string or int64                                  |
-| X or None                                            | that of X                                        |
-| pickled values                                       | binary                                           |
-| ids that `deduplicate` has seen                      | int64: event time when that was, ms              |
-| everything else, and what older releases wrote       | string, JSON                                     |
-
-Values of an earlier version (`migrate=`) keep their stored form: fields that still exist; other fields are null.
-
-Back: JSON is parsed, structs of classes that are stored in order become lists, and a field that is null although its
-type has no null is omitted: the entry lacked the field.
+A field that an entry lacks is null in the struct. Values without a column type, and those of older releases, are JSON.
+Values of an earlier version (`migrate=`) have only the fields that still exist.
 """
 
 import base64
@@ -43,7 +28,7 @@ _PLAIN: dict[str, pa.DataType] = {
     "bytes": pa.binary(),
     "packed int": pa.int64(),
 }
-PACKED_INT = ValueType("packed int")  # internal type: eight bytes, big endian
+PACKED_INT = ValueType("packed int")  # eight bytes, big endian
 _packed_int = struct.Struct(">q")
 _TEXT = {"datetime", "time", "date", "timedelta", "uuid", "decimal"}
 _LIST = b"\xdd"  # MessagePack's list with a length of four bytes
@@ -53,7 +38,7 @@ _json = msgspec.json.Encoder(order="deterministic")
 
 @dataclass(frozen=True)
 class ValueColumn:
-    """Column of values. `of(value)` converts a decoded value for Arrow."""
+    """Column for values of a type. `of(value)` converts a decoded value for Arrow."""
 
     type: pa.DataType
     of: Callable[[Any], Any]
@@ -78,7 +63,6 @@ def _as_json(value: Any) -> str:
 
 
 def _with_text_keys(value: Any) -> Any:
-    """Converts keys to text, which JSON requires: digits of a number, JSON of a tuple."""
     if isinstance(value, dict):
         return {_key_text(key): _with_text_keys(each) for key, each in value.items()}
     return [_with_text_keys(each) for each in value] if isinstance(value, list) else value
@@ -93,7 +77,6 @@ _PICKLED = ValueColumn(pa.binary(), same)
 
 
 def column_of(kind: ValueType | None) -> ValueColumn:
-    """Column for a type. None: the snapshot has no type."""
     if kind is None:
         return JSON_COLUMN
     if kind.kind in _PLAIN:
@@ -149,9 +132,7 @@ def without_marks(data: bytes) -> tuple[int | None, bytes]:
 
 
 def decoded(data: bytes, kind: ValueType | None, where: str) -> Any:
-    """Decodes a stored value to plain Python; a pickled value stays bytes.
-
-    `kind`: type in the snapshot."""
+    """Decodes a stored value to plain Python; a pickled value stays bytes."""
     if kind is not None and kind.kind == "pickle":
         return data
     if kind == PACKED_INT and len(data) == _packed_int.size:
@@ -167,8 +148,8 @@ def decoded(data: bytes, kind: ValueType | None, where: str) -> Any:
 def decoded_all(data: Sequence[bytes], kind: ValueType | None, where: str) -> list[Any]:
     """Decodes many values with their marks.
 
-    Concatenated values form a list of MessagePack, which decodes in a fraction of the time. Values with marks fail
-    there, because no MessagePack begins with a mark."""
+    Concatenated values form a list of MessagePack, which decodes faster. Values with marks fail there: no MessagePack
+    begins with a mark."""
     if kind is not None and (kind.kind == "pickle" or kind == PACKED_INT):
         return [decoded(without_marks(each)[1], kind, where) for each in data]
     try:
@@ -190,7 +171,11 @@ _JSON_KEYS = {"bool", "int", "float", "list", "tuple", "array", "choice"}  # typ
 
 
 def plain_of(kind: ValueType) -> Callable[[Any], Any]:
-    """Converter for values of `column_of(kind)`, with maps as dicts. Raises `InvalidJob` for invalid JSON."""
+    """Converter for values of `column_of(kind)`. Raises `InvalidJob` for invalid JSON.
+
+    Structs of classes that are stored in order become lists. A null field whose type has no null is omitted: the entry
+    lacked the field.
+    """
     if column_of(kind) is JSON_COLUMN:
         return partial(_of_json, kind)
     if kind.kind == "union":

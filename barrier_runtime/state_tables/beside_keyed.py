@@ -1,13 +1,6 @@
-"""State of a checkpoint beside keyed state, as tables; also transactions that are to be committed.
+"""State beside keyed state, as tables (docs/state-as-tables.md), and pending transactions.
 
-| kind        | state                  | columns                                                          |
-|-------------|------------------------|------------------------------------------------------------------|
-| in flight   | `in_flight_<input>`    | those of the rows                                                |
-| join        | `left`, `right`        | those of the rows, and `matched`: whether it has met a partner   |
-| lookup      | `looked_up`            | those of the rows, which wait for a reply                        |
-| broadcast   | its name               | entry, value                                                     |
-
-A part is the state of one subtask; broadcast state has one part, because all copies are equal.
+Broadcast state has one part, because all copies are equal.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +30,7 @@ _PENDING_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Beside:
-    """One such state of one subtask."""
+    """State of one subtask."""
 
     kind: str  # in flight, join, lookup, broadcast
     what: StateDescription  # of broadcast state
@@ -87,7 +80,7 @@ def beside_batches(
 
 
 def pending_of(store: ObjectStore, snapshots: Sequence[OperatorSnapshot]) -> pa.Table:
-    """Transactions not known to be visible: sink, checkpoint, writing subtask, and committable."""
+    """Transactions not known to be visible."""
     listing = [each for each in snapshots if PENDING_VALUE in {*each.values, *each.objects}]
     rows = []
     for each in with_values(store, listing, _READS_AT_ONCE):

@@ -1,8 +1,7 @@
-"""Entries that differ between two checkpoints of one job, or between savepoints of one flow.
+"""Entries that differ between two checkpoints of one job, or savepoints of one flow.
 
 Both sides are read in key order, so memory does not grow with the state; columns are held for one subtask at a time.
-Subtasks with the same files on both sides are not read, so the cost follows the changes. Numbers, places and names of
-files do not matter, nor does the parallelism of either side.
+Subtasks with the same files on both sides are not read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,11 +26,11 @@ Change: TypeAlias = Literal["inserted", "changed", "deleted"]
 
 @dataclass(frozen=True)
 class StateDifference:
-    """One inserted, changed or deleted entry.
+    """Inserted, changed or deleted entry.
 
-    `key`: by the names of its columns. `beside`: the rest of the entry's address (a map's entry, a list's position,
-    a window). `before`, `after`: the value, or None; of columns, a dict. `over_ms`: event time at which an entry
-    with a time to live expires, after which it may already have been deleted."""
+    `key`: by the names of its columns. `beside`: the rest of the entry's address (a map's entry, a list's position, a
+    window). `before`, `after`: the value, or None; of columns, a dict. `over_ms`: event time at which an entry with a
+    time to live expires; it may have been deleted since."""
 
     operator: str
     state: str
@@ -147,8 +146,6 @@ class _Side:
         self.key = key_fields(told)
 
     def unchanged(self, other: "_Side") -> frozenset[tuple[int, int]]:
-        """Ranges of key groups whose files are the same on both sides."""
-
         def files(side: "_Side") -> dict[tuple[int, int], tuple[object, ...]]:
             return {
                 _range(each): (_keyed(each).states, sorted((ref.name, ref.sha256) for ref in _keyed(each).files))
@@ -166,8 +163,7 @@ class _Side:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yields (key, data) in key order, without the state id in keys.
 
-        `timers`: keys are (time, *key), as in releases that describe timers; older releases wrote (*key, time), and
-        those keys of a subtask are sorted here."""
+        `timers`: keys are (time, *key). Keys of older releases, (*key, time), are sorted here."""
         for part in self._read(without):
             keyed = _keyed(part)
             if state in keyed.states:
@@ -224,7 +220,6 @@ def _rows(segment: Segment, max_parallelism: int) -> Iterator[tuple[bytes, dict[
 def _side_by_side(
     one: Iterator[tuple[bytes, bytes]], other: Iterator[tuple[bytes, bytes]]
 ) -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
-    """Merges two sides in key order: (key, data of `one`, data of `other`)."""
     left, right = next(one, None), next(other, None)
     while left is not None or right is not None:
         if right is None or (left is not None and left[0] < right[0]):

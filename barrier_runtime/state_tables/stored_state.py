@@ -1,16 +1,6 @@
-"""Opens a checkpoint or savepoint, and reads each state as an Arrow table, from storage alone.
+"""Opens a checkpoint or savepoint, and reads each state as an Arrow table.
 
-Columns of a table: the key's columns by their names, then
-
-    value, reducing, aggregating     value
-    list                             position, value
-    map, broadcast                   entry, value
-    timers                           at (timestamp[ms, UTC])
-    columns                          its columns; parts of a key after the user's, such as a window, are namespace_1, …
-
-and `written_at` (timestamp[ms, UTC]) if the state has a time to live. If a column of the key has the same name, the
-state's column gets `_` at the end. Expired entries that are not yet deleted are included. `beside_keyed` has the
-other state of a checkpoint.
+docs/state-as-tables.md lists the columns. Expired entries that are not yet deleted are included.
 """
 
 import time
@@ -55,22 +45,22 @@ from barrier_runtime.state_tables.finding import find_checkpoint, pinned_checkpo
 from barrier_runtime.state_tables.wanted_keys import TIME, WantedKeys, one_value
 
 _BATCH_ROWS = 16_384
-_BATCH_BYTES = 16 << 20  # of values
+_BATCH_BYTES = 16 << 20
 _GROUP_BYTES = 2
 _READS_AT_ONCE = 8
 _COLUMNS = StateDescription(COLUMNS.name)
-_SEEN = StateDescription(type=PACKED_INT)  # of ids that a step has let pass
+_SEEN = StateDescription(type=PACKED_INT)  # ids that a step has let pass
 _PROGRESS = msgspec.json.Decoder(SourceProgress)
 
 
 @dataclass(frozen=True)
 class StateTableInfo:
-    """One state of one operator. `bytes`: of all files of the operator, which the states share."""
+    """State of an operator. `bytes`: of all files of the operator, which the states share."""
 
     operator: str
     state: str
     kind: str  # value, list, map, reducing, aggregating, timers, columns; or one of `beside_keyed`
-    key: str  # columns of the key, with types; empty if unknown
+    key: str  # columns with types; empty if unknown
     type: str  # of the values; empty if unknown
     bytes: int
 
@@ -170,7 +160,7 @@ class StoredState:
         return [found[place] for place in sorted(found)]
 
     def parts(self, operator: str, state: str) -> int:
-        """Number of parts in which the state can be read: a part per subtask that had the state."""
+        """Number of parts in which the state can be read: one per subtask that had the state."""
         return len(self._parts(operator, state))
 
     def table(
@@ -184,9 +174,9 @@ class StoredState:
     ) -> pa.RecordBatchReader:
         """Reads the state as batches, in no order.
 
-        `where`: only keys with these values; with all columns of the key, only files of the key's subtask are read.
-        For state beside keyed state: only rows with these values. `columns`: only these, in this order; others are
-        not decoded. `part`: only this one of `parts`, from 0."""
+        `where`: only keys with these values (for state beside keyed state: rows); with all columns of the key, only
+        files of the key's subtask are read. `columns`: only these, in this order; others are not decoded. `part`: only
+        this one of `parts`, from 0."""
         parts = self._parts(operator, state)
         if part is not None:
             if not 0 <= part < len(parts):
@@ -202,14 +192,12 @@ class StoredState:
         reader = pa.RecordBatchReader.from_batches(schema, batches)
         if columns is None:
             return reader
-        if not set(columns) <= set(reader.schema.names):  # there are no rows, or columns are missing
+        if not set(columns) <= set(reader.schema.names):  # no rows, or missing columns
             reader = pa.RecordBatchReader.from_batches(self.table(operator, state).schema, [])
         return _projected(reader, columns, f"{operator}.{state}")
 
     def count(self, operator: str, state: str, where: Mapping[str, Any] | None = None) -> int:
-        """Number of rows of `table`, counted without reading values.
-
-        Sources are the file headers of columns that a checkpoint has whole, and keys of other state."""
+        """Number of rows of `table`, counted without reading values."""
         parts = self._parts(operator, state)
         if state in beside_of(parts[0]):
             return sum(batch.num_rows for batch in self._beside(parts, operator, state, where or {}))
@@ -227,7 +215,6 @@ class StoredState:
     def _asked(
         self, parts: list[OperatorSnapshot], operator: str, state: str, where: Mapping[str, Any]
     ) -> tuple[WantedKeys, tuple[int, int] | None, list[OperatorSnapshot]]:
-        """The wanted keys, their key groups (None: all), and the parts that may have the keys."""
         keys = WantedKeys(parts[0].values.get(KEYS, b"").decode(), where, f"{operator}.{state}")
         groups = keys.groups(self._manifest.max_parallelism)
         if groups is not None:
@@ -290,7 +277,6 @@ class StoredState:
         groups: tuple[int, int] | None,
         columns: Sequence[str] | None,
     ) -> Iterator[pa.RecordBatch]:
-        """Batches; values only if `columns` contains them."""
         schema: pa.Schema | None = None
         with_values = columns is None or keys.beside("value") in columns
         stored = None if columns is None else {*columns, *[name for name in keys.names if keys.beside(name) in columns]}
@@ -340,7 +326,6 @@ def _projected(reader: pa.RecordBatchReader, columns: Sequence[str], where: str)
 
 
 def _only(batch: pa.RecordBatch, where: Mapping[str, Any], of: str) -> pa.RecordBatch:
-    """Rows with these values."""
     for name, value in where.items():
         column = batch.column(name)
         if value is None:

@@ -1,4 +1,4 @@
-"""Keys of a state that a reader selects: columns, key groups, and the test of a key."""
+"""Keys of a state that a reader selects."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from barrier_runtime.state_tables.arrow_columns import column_of
 
 TIME = pa.timestamp("ms", tz="UTC")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]")
-# A column's name may contain anything, so a column ends after the first text that is a type of keys.
+# A column's name may contain anything, so a column ends after the first text that is a key type.
 _COLUMN = re.compile(
     r"(.*?): ("
     r"timestamp\[[^\]]*\]|date32\[day\]|date64\[ms\]|bool|u?int\d+|halffloat|float|double|(?:large_)?string|(?:large_)?binary"
@@ -26,8 +26,6 @@ _COLUMN = re.compile(
 
 
 class WantedKeys:
-    """Columns of the key, and the selected keys."""
-
     def __init__(self, told: str, wanted: Mapping[str, Any], where: str) -> None:
         self.where = where
         self.fields = key_fields(told)
@@ -47,7 +45,7 @@ class WantedKeys:
 
     @property
     def encoded(self) -> bytes:
-        """Prefix of everything stored for the whole key; empty if a value might be stored as another type."""
+        """Prefix of everything stored for the key; empty if a value might be stored as another type."""
         for name, kind in self.fields:
             value = self._wanted[name]
             if kind is None or type(value) not in (str, int):
@@ -75,7 +73,6 @@ class WantedKeys:
         return free_name(name, self.names)
 
     def array(self, place: int, values: Any) -> pa.Array:
-        """Converts values at `place` of state keys to the column of rows."""
         known = self.fields[place][1] if place < len(self.fields) else None
         return key_column(values, known) if known is not None else pa.array(values)
 
@@ -87,14 +84,13 @@ class WantedKeys:
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """`name`, with as many `_` at the end as `taken` requires."""
     while name in taken:
         name += "_"
     return name
 
 
 def key_fields(told: str) -> list[tuple[str, pa.DataType | None]]:
-    """Names and types of a key's columns from a snapshot; None: a type without a short name."""
+    """Names and types of a key's columns; None: a type without a short name."""
     return [(name, _type(kind)) for name, kind in key_types(told).items()]
 
 
@@ -102,7 +98,7 @@ _NULL = " is null"
 
 
 def condition(told: str, types: Mapping[str, str]) -> tuple[str, Any] | None:
-    """Column and value of `column=value` or `column is null`, as people write them; None for other text.
+    """Column and value of `column=value` or `column is null`; None for other text.
 
     `types`: of the known columns, from `key_types`."""
     column, equals, text = told.partition("=")
@@ -112,9 +108,7 @@ def condition(told: str, types: Mapping[str, str]) -> tuple[str, Any] | None:
 
 
 def value_of_text(text: str, kind: str) -> Any:
-    """Value that a person writes for a key's column.
-
-    Bytes are hexadecimal, as shown; other values except text are JSON if possible. `kind`: from `key_types`."""
+    """Value that a person writes for a key's column; bytes are hexadecimal. `kind`: from `key_types`."""
     if kind in ("string", "large_string"):
         return text
     if kind in ("binary", "large_binary"):
@@ -133,9 +127,7 @@ def key_types(told: str) -> dict[str, str]:
 
 
 def as_stored(value: Any, kind: pa.DataType | None, name: str, where: str) -> Any:
-    """Converts a value of a key's column to the form of state keys.
-
-    Raises `InvalidJob` for a value that the column cannot have."""
+    """Value of a key's column in the form of state keys. Raises `InvalidJob` for an unfit value."""
     if kind is None:
         return value
     row = pa.RecordBatch.from_arrays([one_value(value, kind, name, where)], [name])
@@ -143,7 +135,7 @@ def as_stored(value: Any, kind: pa.DataType | None, name: str, where: str) -> An
 
 
 def one_value(value: Any, kind: pa.DataType, name: str, where: str) -> pa.Array:
-    """Column `name` with one row. Raises `InvalidJob` for a value that does not fit the type."""
+    """Column with one row. Raises `InvalidJob` for a value that does not fit the type."""
     try:
         if type(value) is int and pa.types.is_integer(kind):
             return pa.array([value], kind)
@@ -155,7 +147,7 @@ def one_value(value: Any, kind: pa.DataType, name: str, where: str) -> pa.Array:
 
 
 def as_told(value: Any, kind: pa.DataType | None) -> Any:
-    """Inverse of `as_stored`: a field of a state key as a value of its column."""
+    """Inverse of `as_stored`."""
     return value if kind is None else key_column([value], kind)[0].as_py()
 
 

@@ -1,14 +1,7 @@
-"""Certification of sinks: `certify` crashes a sink at every point and compares the visible rows.
+"""`certify` crashes a sink at every point and compares the visible rows.
 
-    from barrier_runtime.testing import certify
-
-    def test_my_sink_is_exactly_once():
-        print(certify(lambda: MySink(url), lambda: read_all(url)))
-
-There is no Spark and no event loop: real `SinkOperator`s drive your sink through many small jobs in one thread. In each
-job generations of subtasks die or stall somewhere and their successors continue; your reader runs after every step. The
-reader must see every row of a returned commit, only rows of decided checkpoints, no row twice, and no part of a
-transaction. See `docs/writing-a-sink.md`.
+Real `SinkOperator`s drive the sink through many small jobs in one thread, in which generations die or stall. See
+`docs/writing-a-sink.md`.
 """
 
 import inspect
@@ -120,24 +113,35 @@ def certify(
     """Crashes a sink in many scenarios. Raises `NotCertified` at the first broken rule.
 
     `make_sink`: returns a new, unopened sink, one per subtask and generation; all write to the same target.
+
     `read`: returns the rows (mappings) that a reader of the target sees now; also called before the first write. Every
-    scenario is a job of its own with new ids, so the target need not be emptied. A `read` with a parameter receives the
+    scenario is a separate job with new ids, so the target need not be emptied. A `read` with a parameter receives the
     scenario's lowest id; omitting rows with lower ids is faster.
+
     `make_row`, `schema`, `id_column`, `key_column`: rows to write; `make_row(n)[id_column]` must be n.
-    `scenarios`: number of enumerated crashes and stalls, evenly drawn; None: all (some thousand). Single scenarios
-    always run, and a random walk for each of `seeds`.
+
+    `scenarios`: number of enumerated crashes and stalls, evenly drawn; None: all (some thousand). Single scenarios, and
+    a random walk for each of `seeds`, always run.
+
     `inside`: number of deaths inside a call, between two lines of the sink's own files (and its package's); None: at
-    every line. An in-memory stand-in of a target must then be in a file of its own. Writes of files are always
-    interrupted, after `open` and in the middle of a write.
-    `parallelism`: subtasks of a generation. `rows`: rows of a subtask per checkpoint. `ordered`: `read` returns the
-    rows in the order in which readers get them, which for a subtask's rows of a key must be the order of writing.
+    every line. An in-memory stand-in of a target must then be in another file. Writes of files are always interrupted,
+    after `open` and in the middle of a write.
+
+    `parallelism`: subtasks of a generation. `rows`: rows of a subtask per checkpoint. `ordered`: `read` returns rows in
+    the readers' order; a subtask's rows of a key must have the order of writing.
+
     `shows_early`: for upserts that rely on a deterministic replay: undecided rows may be visible. A sink with
-    `after_decision` needs no such permission: its rows are stored as in a flow, and must never be visible undecided.
-    `make_store` opens object stores by URL; `job_store` is the store of the jobs, by default in memory.
-    `reset`: empties the target between scenarios; optional, but faster for long certifications.
+    `after_decision` needs no such permission: its rows must never be visible undecided.
+
+    `make_store` opens object stores by URL; `job_store`: store of the jobs, by default in memory.
+
+    `reset`: empties the target between scenarios, to save time.
+
     `kill`: ends everything else of a sink's process, such as connections, without notice. Default: sinks are only
     dropped.
+
     `leftovers`: returns everything staged in the target; must be empty after a generation that found all work done.
+
     `only`: the single scenario to run, as named by a failure.
     """
     sample = make_sink()
@@ -188,7 +192,7 @@ _MOST_WRITES = 60  # scenarios with a death inside a write of a file
 
 
 def _drawn(every: list[Scenario], most: int | None) -> list[Scenario]:
-    """All scenarios, or an even sample that is equal in every run."""
+    """All scenarios, or an even sample, equal in every run."""
     if most is None or most >= len(every):
         return every
     chosen = sorted(random.Random(len(every)).sample(range(len(every)), max(0, most)))
@@ -207,7 +211,6 @@ class _Run:
         self._next_id = 1 + max((int(row[column]) for row in target.read(0)), default=0)
 
     def play_all(self, between_calls: int | None, inside_calls: int | None, seeds: Iterable[int]) -> None:
-        """The undisturbed runs come first: they count the crash points of later runs."""
         lived = {plan: self.play(straight(plan)) for plan in PLANS}
         between = [
             each

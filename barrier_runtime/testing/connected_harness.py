@@ -1,7 +1,4 @@
-"""`ConnectedHarness`: runs a function of `connect` alone, as `KeyedHarness` one of `process`.
-
-Rows are pushed one by one, in the test's own thread, with production's operator, state and snapshots.
-"""
+"""`ConnectedHarness`: runs a function of `connect` alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +8,8 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.rows import Row
-from barrier_runtime.data.schemas import SchemaLike, as_schema
+from barrier_runtime.data.row_class import AnyRow, RowClass, row_class
+from barrier_runtime.data.schemas import SchemaLike, SchemaOf, as_schema
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.functions.connected import (
     ConnectedInput,
@@ -25,21 +22,21 @@ from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.outputs.side_outputs import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.testing.function_harness import NAME, FunctionHarness, HarnessSnapshot, key_columns
+from barrier_runtime.testing.function_harness import NAME, FunctionHarness, HarnessSnapshot, Out, key_columns
 
 _WHERE = "ConnectedHarness"
 
 
 @dataclass(frozen=True)
 class ConnectedHarnessSnapshot:
-    """State of a `ConnectedHarness` at a barrier, to restore another harness."""
+    """State of a `ConnectedHarness` at a barrier."""
 
     content: HarnessSnapshot
     rows: Mapping[str, pa.Schema]
 
 
 @kinds_checked
-class ConnectedHarness(FunctionHarness):
+class ConnectedHarness(FunctionHarness[Out]):
     """Runs the functions that `connect(…).process` runs.
 
     >>> with ConnectedHarness(Match, keys={"orders": "id", "payments": "order_id"}, broadcast=["limits"]) as harness:
@@ -48,11 +45,11 @@ class ConnectedHarness(FunctionHarness):
     ...     assert harness.broadcast("limits") == {"a": 10.0}
 
     `keys`: the inputs by key, each with the column or columns of its `key_by`. `broadcast`: the other inputs. `rows`:
-    schemas of pushed rows by input; default: the types of the first row pushed into an input (several broadcast inputs
-    need schemas). `event_time`: a column of all inputs by key, or a dict of input to column. The other arguments are
-    those of `KeyedHarness`. A snapshot is refused if copies of broadcast state differ between subtasks. With
-    `broadcast={"limits": "barrier"}`, as in `Stream.broadcast`, `snapshot()` is a barrier: the next call returns the
-    results of handlers for rows that become valid there.
+    schemas of pushed rows by input; default: the types of an input's first row (several broadcast inputs need schemas).
+    `event_time`: a column of all inputs by key, or a dict of input to column. The other arguments are those of
+    `KeyedHarness`. A snapshot is refused if copies of broadcast state differ between subtasks. With
+    `broadcast={"limits": "barrier"}`, `snapshot()` is a barrier: the next call returns results of handlers for rows
+    that become valid there.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class ConnectedHarness(FunctionHarness):
         keys: Mapping[str, str | Sequence[str]],
         broadcast: Sequence[str] | Mapping[str, Switch] = (),
         rows: Mapping[str, SchemaLike] | None = None,
-        schema: SchemaLike | None = None,
+        schema: SchemaOf[Out] | None = None,
         event_time: str | Mapping[str, str] | None = None,
         side: Mapping[str, SchemaLike] | None = None,
         on_error: OnError | Retry = "fail",
@@ -80,9 +77,11 @@ class ConnectedHarness(FunctionHarness):
                 raise InvalidJob(f"{_WHERE}: function={function!r} has no on_{name}(): pass a class that has it")
         known = dict(restore.rows) if restore is not None else {}
         known |= {name: as_schema(each, f"{_WHERE}, input {name!r}", "rows") for name, each in (rows or {}).items()}
+        classes = {name: row_class(each, f"{_WHERE}, input {name!r}") for name, each in (rows or {}).items()}
+        self._classes = classes
         times = dict.fromkeys(keys, event_time) if isinstance(event_time, str) else dict(event_time or {})
         inputs = [
-            ConnectedInput(name, key_columns(key, _WHERE), known.get(name), times.get(name))
+            ConnectedInput(name, key_columns(key, _WHERE), known.get(name), times.get(name), rows=classes.get(name))
             for name, key in keys.items()
         ]
         switches: Mapping[str, Switch] = (
@@ -90,7 +89,7 @@ class ConnectedHarness(FunctionHarness):
         )
         for name, switch in switches.items():
             check_switch(switch, f"{_WHERE}, input {name!r}")
-            inputs.append(ConnectedInput(name, (), known.get(name), times.get(name), switch))
+            inputs.append(ConnectedInput(name, (), known.get(name), times.get(name), switch, classes.get(name)))
         if len(broadcast) > 1 and not known.keys() >= set(broadcast):
             raise InvalidJob(f"{_WHERE}: there are several broadcast inputs: give the schema of each in rows=")
         self._function, self._input_rows = function, known
@@ -106,7 +105,7 @@ class ConnectedHarness(FunctionHarness):
         self._switch()
 
     def _made(
-        self, output: pa.Schema | None, side: Mapping[str, pa.Schema], on_error: OnError | Retry
+        self, output: pa.Schema | RowClass | None, side: Mapping[str, pa.Schema | RowClass], on_error: OnError | Retry
     ) -> ProcessOperator:
         made = ConnectedOperator(NAME, tuple(self._inputs.values()), self._function, output, side, on_error)
         self._operators.append(made)
@@ -114,13 +113,14 @@ class ConnectedHarness(FunctionHarness):
 
     # ---- for tests
 
-    def push(self, input: str, *rows: Row) -> list[Row]:
-        """Processes rows of `input` one after the other and returns the function's results.
+    def push(self, input: str, *rows: AnyRow) -> list[Out]:
+        """Processes rows of `input` one by one and returns the results.
 
         Rows of a broadcast input go to every subtask.
         """
         for row in rows:
             self._turn_to(input)
+            self._row_class = self._classes.get(input)
             batch = self._batch(row)
             if input in self._ports:
                 self._of(batch).process(Batch(batch, 0), self._emit, self._ports.index(input))

@@ -1,11 +1,7 @@
 """Points at which a tested process dies. `CrashPoints` counts them, for `certify` and for `check`.
 
-`Lines` adds the points inside a call of a certified sink. A sink must show rows and remember them in one step of its
-target; only a death between two lines shows that a sink uses two steps. Python's trace function counts the lines of the
-sink's own files.
-
-Even one line writes a file in several steps (`with open(...) as f: f.write(...)`, `write_text`, `shutil.copy`): the
-file is first empty, then partial. A process therefore also dies after opening a file, and in the middle of a write.
+Only a death between two lines shows that a sink needs two steps to show rows and remember them; a line that writes a
+file has several steps.
 """
 
 import builtins
@@ -27,15 +23,13 @@ _LIBRARY = (sysconfig.get_paths()["stdlib"], "<frozen ")
 
 
 class Point(NamedTuple):
-    """Point `number` (from 0) of a kind: a "call", "line" or "write" of a certified sink, a phase of a checked flow."""
+    """Point `number` (from 0) of a kind: "call", "line", "write", or a phase of a checked flow."""
 
     kind: str
     number: int
 
 
 class CrashPoints:
-    """Counts the points of each kind that a process reaches. `at`: the chosen point."""
-
     def __init__(self, at: Point | None = None) -> None:
         self.reached: Counter[str] = Counter()
         self._at = at
@@ -65,9 +59,9 @@ def own_files(sink: TwoPhaseCommitSink) -> frozenset[str]:
 
 
 class Lines:
-    """Counts "line" and "write" points of a sink's own `files` while watched; raises `Crash` at the chosen point.
+    """Counts "line" and "write" points of a sink's own `files`; raises `Crash` at the chosen point.
 
-    A "write" is an opened file or a half-written write. Lines are counted only with `every_line`.
+    A "write" is an opened file or a half-written write.
     """
 
     def __init__(self, points: CrashPoints, files: frozenset[str] = frozenset(), *, every_line: bool = False) -> None:
@@ -100,7 +94,7 @@ class Lines:
 
     @contextmanager
     def _watched_files(self) -> Iterator[None]:
-        """Replaces `open` in both modules; `shutil` copies in chunks of bytes instead of inside the kernel."""
+        """Lets `shutil` copy in chunks of bytes instead of inside the kernel."""
         real, in_kernel = builtins.open, shutil._USE_CP_SENDFILE  # type: ignore[attr-defined]
 
         def opened(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
@@ -119,7 +113,6 @@ class Lines:
             shutil._USE_CP_SENDFILE = in_kernel  # type: ignore[attr-defined]
 
     def _is_own(self, frame: FrameType | None) -> bool:
-        """True if the sink calls, directly or through the standard library."""
         while (
             frame is not None
             and frame.f_code.co_filename.startswith(_LIBRARY)
@@ -130,8 +123,6 @@ class Lines:
 
 
 class _InHalves:
-    """The process may die between the two halves of a write."""
-
     def __init__(self, file: Any, lines: Lines, name: str) -> None:
         self._file = file
         self._lines = lines

@@ -1,9 +1,7 @@
-"""Environment of a scenario: a small stream, checkpoints, a decision log, and successive generations.
+"""Environment of a scenario.
 
-Acts as source and coordinator. Rows are written again from the position of the newest decided checkpoint; the next
-generation reuses ids of undecided checkpoints (as a coordinator may); no checkpoint of a generation is decided after a
-newer generation exists. The reader runs after every step that may change the target. See
-docs/design/certify-and-check.md.
+Rows are written again from the newest decided checkpoint's position; the next generation reuses ids of undecided
+checkpoints. Design: docs/design/certify-and-check.md.
 """
 
 import random
@@ -24,10 +22,10 @@ from barrier_runtime.testing.judge import Broken, Judge, Promise, Rule, Written
 from barrier_runtime.testing.sink_process import Place, Process
 
 T = TypeVar("T")
-_ATTEMPTS = 6  # of an open or pre-commit that raises
+_ATTEMPTS = 6
 
 
-# late: commits wait for a later checkpoint; expire: the checkpoint is aborted and the next checkpoint covers the rows;
+# late: commits wait for a later checkpoint; expire: the checkpoint is aborted and the next covers the rows;
 # half: only subtask 0 has rows.
 Round = Literal["commit", "late", "expire", "half", "empty"]
 
@@ -44,7 +42,7 @@ class Target:
     parallelism: int
     rows: int  # of a subtask per checkpoint
     files: frozenset[str]
-    every_line: bool  # also die between two lines of these files
+    every_line: bool
     kill: Callable[[TwoPhaseCommitSink], None] | None
     leftovers: Callable[[], Collection[object]] | None
 
@@ -53,8 +51,8 @@ class Target:
 class Decision:
     checkpoint: int
     manifest: tuple[OperatorSnapshot, ...]
-    position: int  # rows before the checkpoint
-    rounds: int  # of the plan
+    position: int
+    rounds: int
 
 
 class _Denied(Exception):
@@ -84,8 +82,8 @@ class Environment:
         self.first: Process | None = None
         self._token = 0
         self._transactions: dict[bytes, list[Written]] = {}
-        self._started_at = 0  # where the lineage began
-        self._rounds_before = 0  # rounds of the plan before the lineage began
+        self._started_at = 0
+        self._rounds_before = 0
 
     # ------------------------------------------------------------ generations
 
@@ -114,7 +112,7 @@ class Environment:
         process.drop(self.target.kill)
 
     def begin_lineage(self, *, token: int | None = None, keep: Decision | None = None) -> None:
-        """Starts the job again, without state or (`keep`) from an older checkpoint.
+        """Restarts the job, without state or (`keep`) from an older checkpoint.
 
         Tokens begin after `token`, as with a new storage; None: they continue.
         """
@@ -123,7 +121,7 @@ class Environment:
         self.lineage = f"{self.job}-lineage-{self.lineages}"
         self.floor = 0
         self.decisions = []
-        if keep is not None:  # later rows are not written again
+        if keep is not None:
             self.decisions.append(Decision(keep.checkpoint, keep.manifest, self._started_at, self._rounds_before))
         if token is not None:
             self._token = token
@@ -143,7 +141,7 @@ class Environment:
 
     @property
     def lived(self) -> Counter[str]:
-        """Crash points of each kind that the first generation reached."""
+        """Crash points that the first generation reached."""
         return Counter() if self.first is None else self.first.crash_points.reached
 
     # ------------------------------------------------------------ life of a generation, step by step
@@ -183,7 +181,6 @@ class Environment:
             yield from self.commit(process, restored)
 
     def write(self, process: Process, kind: Round, position: int) -> Generator[bool, None, int]:
-        """Writes the rows of a round; returns the position after the rows."""
         target = self.target
         count = {"half": target.rows, "empty": 0}.get(kind, target.rows * target.parallelism)
         writers = 1 if kind == "half" else process.parallelism
@@ -198,7 +195,7 @@ class Environment:
         return position + count
 
     def checkpoint(self, process: Process, position: int, rounds: int) -> Iterator[bool]:
-        """Runs a barrier, pre-commits and a decision. If a pre-commit raises, the next checkpoint covers the rows."""
+        """Barrier, pre-commits, decision. After a failed pre-commit the next checkpoint covers the rows."""
         for _ in range(_ATTEMPTS):
             checkpoint, captures = self.barrier(process)
             try:
@@ -231,7 +228,6 @@ class Environment:
         self.abort(process, checkpoint)
 
     def sealed(self, process: Process, captures: Sequence[dict[str, Capture]]) -> list[OperatorSnapshot]:
-        """Pre-commits of the first subtasks, each repeated until successful."""
         return [
             snapshot
             for subtask, capture in enumerate(captures)
@@ -253,7 +249,7 @@ class Environment:
         for each in process.written:
             if 0 < each.checkpoint <= checkpoint and each.decision is None:
                 each.decision = self.decided_ever
-                # rows without a committable are visible already, or as soon as they are released
+                # rows without a committable are visible already, or when released
                 each.must_be_seen = each.committable is None and not self.target.promise.after_decision
                 if each.committable is not None:
                     self._transactions.setdefault(each.committable, []).append(each)
@@ -262,7 +258,6 @@ class Environment:
         process.moment(f"checkpoint {checkpoint} is decided")
 
     def commit(self, process: Process, decision: Decision | None = None) -> Iterator[bool]:
-        """Commits in every subtask, then by the global committer, if any. Stored rows are written."""
         decision = decision or self.newest
         assert decision is not None
         for subtask in self.order(process):
@@ -288,7 +283,7 @@ class Environment:
     # ------------------------------------------------------------ running and looking
 
     def run(self, steps: Iterator[bool], most: int | None = None) -> bool:
-        """Runs `most` steps (default all), with a look after each. Returns whether the steps ended."""
+        """Runs `most` steps (default all), looking after each. Returns whether the steps ended."""
         done = 0
         while most is None or done < most:
             look = next(steps, None)
@@ -300,7 +295,7 @@ class Environment:
         return False
 
     def run_as_zombie(self, steps: Iterator[bool]) -> None:
-        """Runs steps until an error or the end. Only the effects of a zombie's calls matter."""
+        """Ignores a zombie's errors: only its effects matter."""
         try:
             self.run(steps)
         except Exception as error:
@@ -329,14 +324,13 @@ class Environment:
         self.judge.observe(seen)
 
     def end(self, process: Process) -> None:
-        """Ends a generation without a crash; everything of the plan must be visible."""
         process.close()
         process.drop(None)
         assert self._rounds_done == len(self.plan), "a generation ended before the plan was done"
         self.look()
 
     def recover_once_more(self, parallelism: int = 0, *, clean_up: bool = True) -> None:
-        """Runs a generation that finds all work done: nothing may change. `clean_up`: no staged data may remain."""
+        """Finds all work done, and changes nothing. `clean_up`: no staged data may remain."""
         process = self.start(parallelism)
         self.run(self.live(process))
         self.end(process)
@@ -361,7 +355,7 @@ class Environment:
         *arguments: object,
         attempts: int = _ATTEMPTS,
     ) -> T:
-        """Repeats a call until it succeeds. A zombie's call may raise; any other must succeed."""
+        """A zombie's call may raise; others must succeed after some attempts."""
         for attempt in range(attempts):
             try:
                 return call(*arguments)

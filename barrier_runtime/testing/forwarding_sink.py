@@ -1,4 +1,4 @@
-"""Sink that passes every call on to another sink: base of the watched sinks of `certify` and `check`."""
+"""Sink that passes every call on: base of the watched sinks of `certify` and `check`."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any

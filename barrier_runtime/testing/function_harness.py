@@ -1,7 +1,6 @@
-"""Harness of users' keyed functions, and the part that other harnesses share.
+"""Harness of users' keyed functions, and the base of other harnesses.
 
-A harness has subtasks of production's operator, with keyed state and snapshots. A test calls them row by row in its own
-thread; results equal those of a job. Subclasses define rows, and the subtask of each row.
+The operator, keyed state and snapshots are production's.
 """
 
 import datetime
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -21,10 +20,14 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import disagreement
 from barrier_runtime.coordinator.status.latency import merged
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import event_times_ms
+from barrier_runtime.data.row_class import RowClass, is_instance, row_class
 from barrier_runtime.data.rows import Row, RowWriter
-from barrier_runtime.data.schemas import SchemaLike, as_schema
+from barrier_runtime.data.schemas import Rows, SchemaLike, SchemaOf, as_schema
 from barrier_runtime.operators.base import Emit, OperatorContext
-from barrier_runtime.operators.functions.process import ProcessOperator, check_keyed_function
+from barrier_runtime.operators.functions.declared import check_keyed_function
+from barrier_runtime.operators.functions.given_rows import side_classes
+from barrier_runtime.operators.functions.instances import Instances
+from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.functions.user_metrics import PREFIX
 from barrier_runtime.operators.keyed.timers import whole_ms
 from barrier_runtime.operators.metrics import MetricGroup
@@ -45,12 +48,18 @@ from barrier_runtime.state.store.memory import MemoryStore
 NAME = "function"
 _MEMORY = 64 << 20
 
-_H = TypeVar("_H", bound="FunctionHarness")
+if TYPE_CHECKING:
+    import typing_extensions
+
+    Out = typing_extensions.TypeVar("Out", default=dict[str, Any])
+else:
+    Out = TypeVar("Out")
+_H = TypeVar("_H", bound="FunctionHarness[Any]")
 
 
 @dataclass(frozen=True)
 class HarnessSnapshot:
-    """State of a harness at a barrier, to restore another harness."""
+    """State of a harness at a barrier."""
 
     operators: tuple[OperatorSnapshot, ...]
     store: MemoryStore
@@ -60,19 +69,17 @@ class HarnessSnapshot:
     wall_ms: int
 
 
-class FunctionHarness:
-    """Base of harnesses.
-
-    Subclasses set `_keys`, `_rows` and `_event_time` before they call this constructor.
-    """
+class FunctionHarness(Generic[Out]):
+    """Base of harnesses. Subclasses set `_keys`, `_rows` and `_event_time` before this constructor."""
 
     _keys: tuple[str, ...]
     _rows: pa.Schema | None
     _event_time: str | None
+    _row_class: RowClass | None = None
 
     def __init__(
         self,
-        schema: SchemaLike | None,
+        schema: SchemaOf[Out] | None,
         side: Mapping[str, SchemaLike] | None,
         on_error: OnError | Retry,
         parallelism: int,
@@ -93,30 +100,31 @@ class FunctionHarness:
         self._max_parallelism = max_parallelism
         self._directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-harness-"))
         self._removed = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
-        self._given: list[Row] = []  # of the main output
+        self._given: list[Out] = []
         self._metrics = MetricGroup()
         sides = side_schemas(side, on_error, where)
-        self._side: dict[str, list[Row]] = {name: [] for name in sides}
+        self._side: dict[str, list[Any]] = {name: [] for name in sides}
+        classes = side_classes(side, where)
         self._emit = Emit(
-            lambda batch: self._given.extend(batch.rows.to_pylist()),
-            {name: [partial(_extend, rows)] for name, rows in self._side.items()},
+            partial(_extend, self._given, row_class(schema, where)),
+            {name: [partial(_extend, rows, classes.get(name))] for name, rows in self._side.items()},
         )
-        declared = {name: sides[name] for name in side or {}}
-        output = as_schema(schema, where) if schema is not None else None
+        declared = {name: classes.get(name, sides[name]) for name in side or {}}
+        output = row_class(schema, where) or (as_schema(schema, where) if schema is not None else None)
         self._subtasks = [self._made(output, declared, on_error) for _ in range(parallelism)]
         for subtask, operator in enumerate(self._subtasks):
             operator.open(self._context(subtask, restore.operators if restore is not None else ()))
 
     def _made(
-        self, output: pa.Schema | None, side: Mapping[str, pa.Schema], on_error: OnError | Retry
+        self, output: pa.Schema | RowClass | None, side: Mapping[str, pa.Schema | RowClass], on_error: OnError | Retry
     ) -> ProcessOperator:
         raise NotImplementedError
 
     # ---- for tests
 
     @arguments_checked
-    def watermark(self, at_ms: int | datetime.datetime) -> list[Row]:
-        """Advances event time to `at_ms` (since the epoch; or a datetime) and returns the results of due timers."""
+    def watermark(self, at_ms: int | datetime.datetime) -> list[Out]:
+        """Advances event time to `at_ms` (since the epoch; or a datetime); returns results of due timers."""
         at_ms = whole_ms(at_ms)
         for operator in self._subtasks:
             operator.on_watermark(at_ms, self._emit)
@@ -125,8 +133,8 @@ class FunctionHarness:
         return self._taken()
 
     @arguments_checked
-    def wall(self, at_ms: int | datetime.datetime) -> list[Row]:
-        """Sets the wall clock to `at_ms` (since the epoch; or a datetime) and returns the results of due timers."""
+    def wall(self, at_ms: int | datetime.datetime) -> list[Out]:
+        """Sets the wall clock to `at_ms` (since the epoch; or a datetime); returns results of due timers."""
         at_ms = whole_ms(at_ms)
         self._wall_ms = at_ms
         for operator in self._subtasks:
@@ -134,7 +142,7 @@ class FunctionHarness:
                 pass
         return self._taken()
 
-    def end(self) -> list[Row]:
+    def end(self) -> list[Out]:
         """Ends the input. Returns results of all event-time timers, and of wall-clock timers that are due."""
         for operator in self._subtasks:
             operator.on_wall_clock(self._emit, last=True)
@@ -144,7 +152,7 @@ class FunctionHarness:
         return given + self._taken()
 
     @arguments_checked
-    def side(self, name: str) -> list[Row]:
+    def side(self, name: str) -> list[Any]:
         """Returns rows of the side output `name` since the last call; "errors" belongs to `on_error="side"`."""
         if name not in self._side:
             raise InvalidJob(
@@ -212,7 +220,11 @@ class FunctionHarness:
 
     # ---- internal
 
-    def _batch(self, row: Row) -> pa.RecordBatch:
+    def _batch(self, row: Any) -> pa.RecordBatch:
+        if self._row_class is not None and type(row) is self._row_class.kind:
+            row = self._row_class.record(row)
+        if is_instance(row):
+            raise InvalidJob(f"{self._where}: the row {row!r} is an instance: pass rows={type(row).__name__}")
         if not isinstance(row, Mapping):
             raise InvalidJob(f"{self._where}: the row {row!r} is not a dict: push() takes rows, one after the other")
         if self._rows is None:
@@ -238,7 +250,6 @@ class FunctionHarness:
         return self._subtasks[group * self._parallelism // self._max_parallelism]
 
     def _at(self, key: Any, at_ms: int | None = None) -> ProcessOperator:
-        """Subtask of `key`, set to the key's states and timers and to event time `at_ms`."""
         if self._rows is None:
             raise InvalidJob(f"{self._where}: no row came yet, so the types of its keys are not known: give rows=")
         values = (key,) if len(self._keys) == 1 else key
@@ -249,7 +260,7 @@ class FunctionHarness:
         operator.visit(batch, self._event_ms if at_ms is None else at_ms)
         return operator
 
-    def _taken(self) -> list[Row]:
+    def _taken(self) -> list[Out]:
         given = list(self._given)
         self._given.clear()
         return given
@@ -278,8 +289,11 @@ def key_columns(key: Any, where: str) -> tuple[str, ...]:
     return columns
 
 
-def _extend(rows: list[Row], batch: Batch) -> None:
-    rows += batch.rows.to_pylist()
+def _extend(rows: list[Any], kind: RowClass | None, batch: Batch) -> None:
+    if kind is None:
+        rows += batch.rows.to_pylist()
+    else:
+        rows += Instances(kind).each(batch)
 
 
 def _content(state: KeyedState) -> Any:
@@ -296,7 +310,7 @@ def _content(state: KeyedState) -> Any:
 
 
 @kinds_checked
-class KeyedHarness(FunctionHarness):
+class KeyedHarness(FunctionHarness[Out], Generic[Rows, Out]):
     """Runs the functions that `KeyedStream.process` runs.
 
     >>> with KeyedHarness(Totals, key="user") as harness:
@@ -307,12 +321,12 @@ class KeyedHarness(FunctionHarness):
     ...     assert harness.push({"user": "ann", "n": 1}) == [{"user": "ann", "total": 4}]
 
     `key`: the column of `key_by`, or several. `rows`: the schema of pushed rows; default: the types of the first push.
-    `schema`, `state`, `event_time`, `side` and `on_error` are those of `process`. `parallelism`: number of subtasks
-    that share the keys. `restore` begins with the result of `snapshot()`, perhaps of another parallelism or an earlier
-    version of the function. The wall clock stands at `wall_ms` (ms since the epoch; default: the time of the snapshot,
-    or 0) until `wall` moves it; wall-clock timers and states with `TTL(…, clock="processing")` follow it. Changes in
-    place that are not stored are refused at a snapshot, as by `check_state`. Errors are those of a job: `UserCodeError`
-    for errors of the function, `InvalidJob` for wrong use.
+    `schema`, `state`, `event_time`, `side` and `on_error` are those of `process`. `parallelism`: number of subtasks.
+    `restore` begins with the result of `snapshot()`, perhaps of another parallelism or an earlier version of the
+    function. The wall clock stands at `wall_ms` (ms since the epoch; default: the time of the snapshot, or 0) until
+    `wall` moves it; wall-clock timers and states with `TTL(…, clock="processing")` follow it. Changes in place that are
+    not stored are refused at a snapshot, as by `check_state`. Errors are those of a job: `UserCodeError` for errors of
+    the function, `InvalidJob` for wrong use.
     """
 
     def __init__(
@@ -320,8 +334,8 @@ class KeyedHarness(FunctionHarness):
         function: Any,
         *,
         key: str | Sequence[str],
-        rows: SchemaLike | None = None,
-        schema: SchemaLike | None = None,
+        rows: SchemaOf[Rows] | None = None,
+        schema: SchemaOf[Out] | None = None,
         state: Mapping[str, KeyedState] | None = None,
         event_time: str | None = None,
         side: Mapping[str, SchemaLike] | None = None,
@@ -338,20 +352,22 @@ class KeyedHarness(FunctionHarness):
         self._rows = (
             as_schema(rows, where, "rows") if rows is not None else restore.rows if restore is not None else None
         )
+        self._row_class = row_class(rows, where)
         self._event_time = event_time
         self._function, self._state = function, state
         super().__init__(schema, side, on_error, parallelism, max_parallelism, restore, wall_ms)
 
     def _made(
-        self, output: pa.Schema | None, side: Mapping[str, pa.Schema], on_error: OnError | Retry
+        self, output: pa.Schema | RowClass | None, side: Mapping[str, pa.Schema | RowClass], on_error: OnError | Retry
     ) -> ProcessOperator:
         check_keyed_function(self._function, "KeyedHarness")
         return ProcessOperator(
-            NAME, self._keys, self._function, self._state, self._event_time, output, self._rows, side, on_error
-        )
+            NAME, self._keys, self._function, self._state, self._event_time, output, self._rows, side, on_error,
+            self._row_class,
+        )  # fmt: skip
 
-    def push(self, *rows: Row) -> list[Row]:
-        """Processes rows one after the other and returns the function's results."""
+    def push(self, *rows: Rows | Row) -> list[Out]:
+        """Processes rows one by one and returns the function's results."""
         for row in rows:
             batch = self._batch(row)
             self._of(batch).process(Batch(batch, 0), self._emit)

@@ -1,7 +1,7 @@
-"""Judge of observations: rules for the rows that readers of a target may see at any moment.
+"""Judge of observations: rules for the rows that readers of a target may see. Pure.
 
-Pure. A transaction must be visible after its commit has returned, may be visible after its checkpoint is decided, and
-otherwise must not be visible.
+A transaction must be visible after the commit has returned, may be visible after the decision, and otherwise must not
+be visible.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ Rule = Literal[
     "torn",  # only a part of a transaction or decision
     "out of order",
     "abort ignored",  # an aborted transaction can be committed
-    "left over",  # unneeded staged data
+    "left over",
     "raises",  # a call that must succeed raises
 ]
 
@@ -40,7 +40,7 @@ class Written:
     ids: list[int] = field(default_factory=list)
     checkpoint: int = 0  # checkpoint that closed it; 0: open
     committable: bytes | None = None
-    decision: int | None = None  # index of the decision that covers it
+    decision: int | None = None
     must_be_seen: bool = False
 
     def __str__(self) -> str:

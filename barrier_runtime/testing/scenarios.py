@@ -1,12 +1,10 @@
-"""Scenarios of a certification. Each has a name, by which it can run alone, and is equal in every run.
+"""Scenarios of a certification. Each can run alone by its name, and is equal in every run.
 
 `crash <plan> i j`: the first generation dies at call i, the second at its call j, the third ends the plan. `stall
-<plan> i j`: the first generation stalls at call i and its successor does j steps; then the first, now a zombie, does
-all it can; then the successor ends the plan. `inside <plan> k`: the first generation dies inside a call, before the
-k-th line of the sink's own files; `inside recovery k`: the second generation does. `write <plan> k` and `write recovery
-k`: the same at the k-th step of file writes. `walk s`: random crashes and stalls, with rescaling.
-
-The other scenarios are written by hand, because the enumeration does not reach them.
+<plan> i j`: the first generation stalls at call i, its successor does j steps, the first, now a zombie, does all it
+can, and the successor ends the plan. `inside <plan> k`: the first generation dies inside a call, before the k-th line
+of the sink's own files; `inside recovery k`: the second generation does. `write <plan> k` and `write recovery k`: the
+same at the k-th step of file writes. `walk s`: random crashes and stalls, with rescaling.
 """
 
 import random
@@ -25,7 +23,6 @@ def _call(number: int) -> Point:
 
 
 def _pre_committed(environment: Environment) -> Process:
-    """Generation that pre-committed a round, which is not decided."""
     process = environment.start()
     environment.run(environment.open(process))
     environment.run(written_and_sealed(environment, process))
@@ -53,7 +50,7 @@ def _closed_by(process: Process) -> list[tuple[Written, bytes]]:
 
 
 def _repeated_commits(environment: Environment) -> None:
-    """Repeats commits: at once, later, by another generation, and older after newer (T6, T11 of docs/behaviours.md)."""
+    """Repeats commits: at once, later, elsewhere, and older after newer (T6, T11 of docs/behaviours.md)."""
     first = environment.start()
     environment.run(environment.live(first, flush=False))
     done = _closed_by(first)
@@ -134,7 +131,7 @@ def _abort_after_commit(environment: Environment) -> None:
 
 
 def _fresh_start(environment: Environment, *, token: int | None) -> None:
-    """Starts with checkpoint ids from 1 again, on a target that has seen checkpoint 100 (T14 of docs/behaviours.md)."""
+    """Starts with ids from 1 on a target that has seen checkpoint 100 (T14 of docs/behaviours.md)."""
     environment.floor = 99
     first = environment.start()
     environment.run(environment.live(first, 2))
@@ -146,7 +143,7 @@ def _fresh_start(environment: Environment, *, token: int | None) -> None:
 
 
 def _older_checkpoint(environment: Environment) -> None:
-    """Starts from an older checkpoint as another lineage; the rows listed there are already visible."""
+    """Starts from an older checkpoint as another lineage; its rows are already visible."""
     first = environment.start()
     environment.run(environment.live(first, 2))
     kept = environment.decisions[0]
@@ -174,7 +171,6 @@ def _crash_in_recovery(environment: Environment) -> None:
 
 
 def _commit_beside_pre_commit(environment: Environment) -> None:
-    """Commits an older checkpoint on one thread during the pre-commit of the current one, as in a slot."""
     process = environment.start()
     position = 0
     environment.run(environment.open(process))
@@ -222,7 +218,7 @@ PLANS: dict[str, tuple[Round, ...]] = {
     "empty": ("half", "empty", "commit"),
 }
 MOST_ROUNDS = 8
-_SECOND_CRASHES = 14  # of the second generation: recovery and a little more
+_SECOND_CRASHES = 14
 _SUCCESSOR_STEPS = 16
 
 
@@ -275,14 +271,11 @@ def stall(plan: str, at: int, steps: int) -> Scenario:
     return Scenario(f"stall {plan} {at} {steps}", PLANS[plan], lambda environment: _stall(environment, at, steps))
 
 
-INSIDE = {"inside": "line", "write": "write"}  # of the crash point, by the first word of a scenario
+INSIDE = {"inside": "line", "write": "write"}  # kind of crash point by the first word of a scenario
 
 
 def inside_call(word: str, plan: str, number: int) -> Scenario:
-    """Scenario whose process dies inside a call: before a line, after opening a file, or after half of a write.
-
-    `word`: a key of `INSIDE`. `plan`: of `PLANS`; "recovery": the second generation dies, which has to recover.
-    """
+    """`plan`: of `PLANS`; "recovery": the second generation dies."""
 
     def play(environment: Environment) -> None:
         recovers = plan == "recovery"
@@ -303,7 +296,6 @@ def walk(seed: int) -> Scenario:
 
 
 def by_name(name: str) -> Scenario:
-    """Raises `ValueError` for an unknown name."""
     if name in SINGLE_SCENARIOS:
         return single_scenario(name)
     match name.split():
@@ -322,9 +314,6 @@ def by_name(name: str) -> Scenario:
     raise ValueError(f"there is no scenario {name!r}; take the name from a failure's message")
 
 
-# ---------------------------------------------------------------- enumerated
-
-
 def _straight(environment: Environment) -> None:
     process = environment.start()
     environment.run(environment.live(process))
@@ -334,7 +323,7 @@ def _straight(environment: Environment) -> None:
 
 def _stall(environment: Environment, at: int, steps: int) -> None:
     first, overtaken_by = _stalled(environment, at, steps)
-    if overtaken_by is None:  # it had fewer crash points
+    if overtaken_by is None:
         environment.end(first)
         return
     second, life = overtaken_by
@@ -384,7 +373,7 @@ def _walk(environment: Environment) -> None:
 
 
 def _stall_once(environment: Environment, at: int, steps: int, parallelism: int, successor_parallelism: int) -> None:
-    """Plays `_stall`, but the successor dies too, up to 10 steps later."""
+    """As `_stall`, but the successor dies too, up to 10 steps later."""
     first, overtaken_by = _stalled(environment, at, steps, parallelism, successor_parallelism)
     if overtaken_by is not None:
         second, life = overtaken_by

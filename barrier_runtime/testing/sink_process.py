@@ -1,8 +1,6 @@
 """Generation of sink subtasks in a certification: the real `SinkOperator` around the watched sink.
 
-A sink with `after_decision` is behind the real `StableOperator`, as in a flow. Work runs by hand in one thread. Every
-call into the sink is a crash point: the process may die or stall before the call. After a commit has returned, a reader
-must see its rows.
+Work runs by hand in one thread. Before every call into the sink the process may die or stall.
 """
 
 import dataclasses
@@ -52,8 +50,6 @@ class _Open:
 
 
 class WatchedSink(ForwardingSink):
-    """Notes every call that can change the target, after a crash point."""
-
     def __init__(self, sink: TwoPhaseCommitSink, watcher: Watcher, subtask: int) -> None:
         super().__init__(sink)
         self._watcher = watcher
@@ -146,7 +142,7 @@ class WatchedSink(ForwardingSink):
 
 SINK = "out"
 STABLE = "out-stable"
-_ATTEMPTS = 6  # of a call that raises, before the call counts as failed
+_ATTEMPTS = 6
 _LONGEST_WAIT_S = 0.5
 
 
@@ -159,7 +155,7 @@ class Place:
     job_store: ObjectStore
     note: Callable[[str], None]
     began: Callable[[Written], None]
-    committed: Callable[[Sequence[bytes]], None]  # from now on these must be visible
+    committed: Callable[[Sequence[bytes]], None]
 
 
 class _Executor:
@@ -173,7 +169,7 @@ class _Executor:
         self.work_of_one()()
 
     def work_of_one(self) -> Callable[[], None]:
-        """Runs the oldest waiting work; returns a function that reports the result to the operator."""
+        """Runs the oldest waiting work; returns a function that reports the result."""
         if not self.waiting:
             return lambda: None
         work, done = self.waiting.popleft()
@@ -189,7 +185,7 @@ class _Reports:
     def __init__(self) -> None:
         self.committed_through = 0
         self.globally_through = 0
-        self.error = ""  # of the last failed commit
+        self.error = ""
 
     def add(self, report: CommitReport) -> None:
         if report.error is not None:
@@ -201,8 +197,6 @@ class _Reports:
 
 
 class _Hand:
-    """The chain that ends in the sink, and the work that waits."""
-
     def __init__(self, sink: WatchedSink) -> None:
         self.sink = sink
         self.executor = _Executor()
@@ -225,7 +219,7 @@ class _Hand:
         return self.chain.operators[-1][1]
 
     def work(self) -> bool:
-        """Runs a piece of waiting work, or passes decided rows to the sink. False: nothing was left to do."""
+        """Runs a piece of waiting work, or passes decided rows to the sink. False: nothing was left."""
         if self.executor.waiting:
             self.executor.run_one()
             return True
@@ -233,7 +227,7 @@ class _Hand:
 
     @property
     def has_written(self) -> bool:
-        """Returns whether the target has all released rows; sinks without stored rows report commits instead."""
+        """Returns whether the target has all released rows; sinks without stored rows report commits."""
         return not (self.is_stored and self.later)
 
     def drop(self) -> None:
@@ -253,7 +247,7 @@ def _no_keyed_state() -> Any:
 
 
 class Process:
-    """All subtasks of a generation. Every method may raise `Crash` (at the chosen moment) or `Broken`."""
+    """All subtasks of a generation. Every method may raise `Crash` or `Broken`."""
 
     def __init__(
         self,
@@ -264,7 +258,6 @@ class Process:
         lines: Lines,
         at_call: Callable[[], None],
     ) -> None:
-        """`at_call` runs at the chosen crash point of kind "call"."""
         self.place = place
         self.token = token
         self.parallelism = parallelism
@@ -287,7 +280,7 @@ class Process:
         return self.names.get(committable, "a committable of an earlier generation")
 
     def open_next(self, restored: tuple[OperatorSnapshot, ...]) -> None:
-        """Opens the next subtask, which recovers the decided part of `restored`. Raises the sink's errors."""
+        """Opens the next subtask, which recovers decided transactions. Raises the sink's errors."""
         subtask = len(self.hands)
         sink = WatchedSink(self.place.make_sink(), self, subtask)
         self.sinks.append(sink)
@@ -345,7 +338,7 @@ class Process:
         return hand.chain.capture(checkpoint)
 
     def seal(self, subtask: int, captures: Mapping[str, Capture]) -> list[OperatorSnapshot]:
-        """Runs the blocking part of a snapshot, such as pre-commit. Raises the sink's errors."""
+        """Runs the blocking part of a snapshot. Raises the sink's errors."""
         snapshots = [
             OperatorSnapshot(name, subtask, self.parallelism, _values(capture)) for name, capture in captures.items()
         ]
@@ -358,7 +351,7 @@ class Process:
         return [hand.executor.work_of_one() for hand in self.hands]
 
     def settle(self, subtask: int, through: int, *, globally: bool = False) -> Iterator[None]:
-        """Until checkpoint `through` is committed."""
+        """Works until checkpoint `through` is committed."""
         hand = self.hands[subtask]
         for attempt in range(_ATTEMPTS):
             while hand.work():

@@ -1,4 +1,4 @@
-"""Entry point of `barrier-runtime`. The commands are in `tools/commands`, in the order of `--help`."""
+"""Entry point of `barrier-runtime`."""
 
 import sys
 
@@ -6,11 +6,11 @@ from barrier_runtime.state.errors import BarrierRuntimeError
 from barrier_runtime.tools.commands import flows, jobs, stored
 from barrier_runtime.tools.commands.app import app
 
-COMMANDS = (flows, jobs, stored)  # the import registers them with `app`
+COMMANDS = (flows, jobs, stored)  # in the order of `--help`; the import registers them with `app`
 
 
 def main() -> None:
-    """Runs a command. An error that a person must fix is printed without a stack trace."""
+    """Prints errors for operators without a stack trace."""
     try:
         app()
     except BarrierRuntimeError as error:

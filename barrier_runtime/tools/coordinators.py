@@ -1,7 +1,8 @@
-"""Coordinators of a command: the given ones, or those that this user runs on this machine."""
+"""Coordinators of a command: the given ones, or this user's on this machine."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ _HERE = "default: that of a job of this user on this machine"
 Coordinator = Annotated[
     str | None,
     typer.Option(
-        help=f"REST address, http://host:port; of several daemons with commas; {_HERE}",
+        help=f"REST address, http(s)://host:port; of several daemons with commas; {_HERE}",
         envvar="BARRIER_RUNTIME_COORDINATOR",
         show_envvar=False,
     ),
@@ -26,14 +27,23 @@ TokenFile = Annotated[
     ),
 ]
 
+Ca = Annotated[
+    str | None,
+    typer.Option(
+        help="PEM file with the authorities of an https --coordinator; default: the certificate of the token, or the "
+        "system's authorities",
+        envvar="BARRIER_RUNTIME_CA",
+        show_envvar=False,
+    ),
+]
 
-def client_of(job: str, address: str | None, token_file: Path | None) -> Any:
+
+def client_of(job: str, address: str | None, token_file: Path | None, ca: str | None = None) -> Any:
     """Client of the given coordinators, or of the only coordinator here that knows `job`.
-
-    Raises `InvalidJob` if no coordinator here knows the job, or several do.
+    Otherwise raises `InvalidJob`.
     """
     if address is not None:
-        return _given(address, token_file)
+        return _given(address, token_file, ca)
     asked = answering()
     having = [client for client, jobs in asked if job in {each.job for each in jobs}]
     if len(having) == 1:
@@ -50,33 +60,32 @@ def client_of(job: str, address: str | None, token_file: Path | None) -> Any:
     )
 
 
-def all_jobs(address: str | None, token_file: Path | None) -> list[Any]:
-    """Jobs of the given coordinators, or of all coordinators here."""
+def all_jobs(address: str | None, token_file: Path | None, ca: str | None = None) -> list[Any]:
     if address is not None:
-        return list(_given(address, token_file).jobs())
+        return list(_given(address, token_file, ca).jobs())
     return [job for _, jobs in answering() for job in jobs]
 
 
 def answering() -> list[tuple[Any, Sequence[Any]]]:
-    """Client and jobs of each coordinator here that answers. Daemons with the same token and storage share a client.
+    """Clients and jobs of all coordinators here: a client per token and storage.
 
-    Raises `InvalidJob` if there are none.
+    Raises `InvalidJob` if none answers.
     """
     from barrier_runtime.coordinator.client.private_directory import coordinators_here
     from barrier_runtime.state.errors import Unavailable
 
-    urls_of: dict[tuple[Path, str], list[str]] = {}
+    urls_of: dict[tuple[Path, Any, str], list[str]] = {}
     silent: list[str] = []
     found = []
     for each in coordinators_here():
         try:
-            storage = _client([each.url], each.token_file).daemon().storage
+            storage = _client([each.url], each.token_file, each.trust).daemon().storage
         except (InvalidJob, Unavailable) as error:  # another coordinator may know the job
             silent.append(str(error))
         else:
-            urls_of.setdefault((each.token_file, storage), []).append(each.url)
-    for (file, _), urls in urls_of.items():
-        client = _client(urls, file)
+            urls_of.setdefault((each.token_file, each.trust, storage), []).append(each.url)
+    for (file, trust, _), urls in urls_of.items():
+        client = _client(urls, file, trust)
         try:
             found.append((client, client.jobs()))
         except Unavailable as error:  # ended meanwhile
@@ -90,20 +99,25 @@ def answering() -> list[tuple[Any, Sequence[Any]]]:
     return found
 
 
-def _given(address: str, token_file: Path | None) -> Any:
+def _given(address: str, token_file: Path | None, ca: str | None) -> Any:
     from barrier_runtime.coordinator.client.failover import addresses
     from barrier_runtime.coordinator.client.private_directory import coordinators_here
+    from barrier_runtime.coordinator.client.trust import Trust
 
     urls = addresses(address)
-    known = {each.url: each.token_file for each in coordinators_here()}
-    file = token_file or next((known[url] for url in urls if url in known), None)
+    known = {each.url: each for each in coordinators_here()}
+    here = [known[url] for url in urls if url in known]
+    announced = {} if ca else {each.url: each.trust for each in here}  # a certificate belongs to its address only
+    file = token_file or next((each.token_file for each in here), None)
     if file is None:
         raise InvalidJob(f"--coordinator {address}: add --token-file, the file with its bearer token")
-    return _client(urls, file)
+    return _client(urls, file, Trust(ca or ""), announced)
 
 
-def _client(urls: Iterable[str], token_file: Path) -> Any:
+def _client(
+    urls: Iterable[str], token_file: Path, trust: Any, trust_of: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
     from barrier_runtime.coordinator.client.failover import FailoverClient
     from barrier_runtime.coordinator.client.rest_token import read_token_file
 
-    return FailoverClient(urls, read_token_file(token_file))
+    return FailoverClient(urls, read_token_file(token_file), trust, trust_of)

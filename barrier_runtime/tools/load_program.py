@@ -1,6 +1,6 @@
-"""Process that loads the new program of a running job, for the process that runs the job.
+"""Process that loads the new program of a running job, for `launch.requests`.
 
-`launch.requests` starts `python -m barrier_runtime.tools.load_program`, with the order on standard input.
+The order comes on standard input.
 """
 
 import sys
@@ -34,7 +34,6 @@ def loading(order: LoadOrder) -> LoadedProgram:
 
 
 def modules_beside(file: Path) -> list[ModuleType]:
-    """`file`, and modules imported from the same folder."""
     folder = file.resolve().parent
     found = []
     for module in tuple(sys.modules.values()):

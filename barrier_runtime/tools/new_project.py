@@ -1,7 +1,4 @@
-"""The command `new`: a project with a flow that runs, a test, a Makefile and a compose file.
-
-The templates are in `project/`. No existing file is overwritten.
-"""
+"""The command `new`: a project from the templates in `project/`. No existing file is overwritten."""
 
 import importlib.resources
 import os
@@ -20,9 +17,8 @@ FILES = {
 
 
 def new_project(name: str, where: Path) -> list[str]:
-    """Creates the project `name` below `where`. Returns lines for the user.
-
-    Raises `InvalidJob` for a name that cannot be a job's, and for a folder that exists and is not empty.
+    """Returns lines for the user.
+    Raises `InvalidJob` for a name that cannot be a job's, and for a nonempty folder.
     """
     check_job_id(name, "the project's name, which is the job's as well,")
     folder = where / name

@@ -17,16 +17,16 @@ _NONE = "none"
 
 @dataclass(frozen=True)
 class Given:
-    """Options given on the command line and in the environment, by name."""
+    """Options of the command line and the environment, by name."""
 
     flags: dict[str, Any]
     variables: dict[str, Any]
     sources: dict[str, str]  # the flag or the variable
 
     def for_run(self, *, local: bool, apart: bool = False) -> dict[str, Any]:
-        """Options for a run. Refuses flags that a local run would ignore, and omits such variables: for runs on Spark.
+        """Options for a run. If `local`, refuses flags for Spark only, and omits such variables.
 
-        `apart`: slots run in processes of their own.
+        `apart`: slots run in separate processes.
         """
         if not local:
             return self.variables | self.flags
@@ -38,7 +38,7 @@ class Given:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of a command that takes all options of the table as flags, and receives them as `given=`."""
+    """Lets a command take all options of the table as flags, and receive them as `given=`."""
 
     def called(*arguments: Any, context: typer.Context, **values: Any) -> None:
         flags = {name: values.pop(name) for name in _OFFERED}
@@ -110,7 +110,7 @@ def _given(context: typer.Context, values: dict[str, Any]) -> Given:
 
 
 def read(option: Option, said: str, value: Any) -> Any:
-    """Option's value from text. Raises `InvalidJob` that names `said`, the flag or variable."""
+    """Raises `InvalidJob` that names `said`, the flag or variable."""
     kind = option.plain_type
     if isinstance(value, bool):
         return value

@@ -63,7 +63,6 @@ def lines(row: ReplayedRow) -> list[str]:
 def verified(
     flow: "Dataflow", after: str, until: str | None, checkpoints: str | None, redact: Sequence[str]
 ) -> tuple[str, bool]:
-    """Returns the printed page, and True if nothing differs."""
     found: Verified = verify(
         flow,
         after=_number(after),
@@ -99,7 +98,7 @@ def _key(flow: "Dataflow", operator: str, told: Sequence[str]) -> Any:
 
 
 def _types(flow: "Dataflow", operator: str) -> dict[str, str]:
-    """Types of the key's columns by name, and of a single column under "" as well."""
+    """Types of the key's columns by name; a single column also under ""."""
     told = next((node.keys for node in flow.plan.nodes if node.name == operator and hasattr(node, "keys")), "")
     types = key_types(told)
     return types if len(types) != 1 else {**types, "": next(iter(types.values()))}

@@ -1,4 +1,4 @@
-"""Commands for savepoints: `savepoint`, `stop --savepoint`, `savepoints list`, `describe`, `delete`."""
+"""Commands for savepoints."""
 
 from datetime import datetime, timezone
 from typing import Any
@@ -29,8 +29,8 @@ def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTak
 def stop_with(client: Any, job: str, url: str, drain: bool = False) -> SavepointTaken:
     """Stops the job with a savepoint in the folder `url`, and waits for both.
 
-    A repeated call for the same folder joins the open request, or returns the savepoint with which the job has ended.
-    Raises `SavepointFailed` if the job ends without the savepoint, or continues.
+    A repeated call for the same folder joins the open request, or returns the savepoint that ended the job. Raises
+    `SavepointFailed` if the job ends without the savepoint, or continues.
     """
     known = client.status(job)
     run_id, asked = known.run_id, savepoint_asked_again(savepoint_asked(url), known)
@@ -39,7 +39,6 @@ def stop_with(client: Any, job: str, url: str, drain: bool = False) -> Savepoint
 
 
 def listing(url: str) -> str:
-    """Line for each savepoint in the folders directly below `url`, oldest first, unreadable ones last."""
     store = open_existing_store(url)
     found: list[tuple[float, str]] = []
     for folder in folders_in(store, ""):
@@ -61,7 +60,6 @@ def listing(url: str) -> str:
 
 
 def describe(url: str) -> tuple[str, bool]:
-    """Page about the savepoint in the folder `url`, and True if all files exist."""
     savepoint = read_savepoint(url)
     taken, sizes = savepoint.taken, object_sizes(savepoint.taken)
     missing = missing_objects(url, savepoint)

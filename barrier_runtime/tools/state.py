@@ -1,4 +1,4 @@
-"""Commands for state as tables: `state tables`, `show`, `count`, `diff` and `export`."""
+"""Output of the commands `state …`."""
 
 import json
 import os
@@ -15,7 +15,6 @@ from barrier_runtime.state_tables.wanted_keys import condition, free_name, key_t
 
 
 def tables(url: str, job: str, checkpoint: int | None) -> str:
-    """Line per state."""
     with open_checkpoint(url, job, checkpoint) as stored:
         rows = [("operator", "state", "kind", "key", "values")]
         rows += [(each.operator, each.state, each.kind, each.key or "-", each.type or "-") for each in stored.tables()]
@@ -32,7 +31,7 @@ def show(
     limit: int,
     redact: Sequence[str] = (),
 ) -> tuple[str, str]:
-    """Up to `limit` entries as lines of JSON, and the checkpoint with the age. `redact`: columns to hide."""
+    """Up to `limit` entries as lines of JSON, and the checkpoint with its age. `redact`: columns to hide."""
     lines: list[str] = []
     with open_checkpoint(url, job, checkpoint) as stored:
         operator, name = _named(state)
@@ -76,7 +75,6 @@ def differences(before: Side, after: Side, state: str, limit: int, redact: Seque
 
 
 def export(url: str, job: str, checkpoint: int | None, state: str, to: Path) -> str:
-    """Writes all entries to a Parquet file, in bounded memory."""
     import pyarrow.parquet as pq  # other commands start a tenth of a second faster
 
     if to.exists():
@@ -116,7 +114,6 @@ def _told(value: Any) -> Any:
 
 
 def _known(state: str, tables: Sequence[StateTableInfo]) -> tuple[str, str]:
-    """Operator and state of either side, or an operator alone."""
     operator, _, name = state.rpartition(".")
     if any(each.operator == state for each in tables):
         return state, ""

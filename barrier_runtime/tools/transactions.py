@@ -1,4 +1,4 @@
-"""The command `transactions`: lists and resolves decided, invisible transactions of a stopped job."""
+"""The command `transactions`."""
 
 import copy
 import getpass
@@ -43,9 +43,9 @@ def transactions(
     force: bool = False,
     form: str = "text",
 ) -> int:
-    """Returns the exit code: 0, or 1 if a transaction could not be resolved.
+    """Returns the exit code: 1 if a transaction could not be resolved.
 
-    Raises `InvalidJob` for errors that a person must fix.
+    Raises `InvalidJob` for errors that an operator must fix.
     """
     if action not in ("list", "commit", "abort"):
         raise InvalidJob(f"transactions {action!r} is not known: use list, commit or abort")
@@ -99,7 +99,6 @@ def _resolution(store: ObjectStore, pending: PendingJob) -> InDoubtResolution:
 
 
 def _settled(resolver: InDoubtResolver, sink: PendingSink, token: int, action: str, accept_loss: bool) -> Outcome:
-    """Resolves the transactions of a sink, whose error does not affect other sinks."""
     outcome = Outcome(sink.name, [])
     try:
         if action == "commit":
@@ -110,12 +109,9 @@ def _settled(resolver: InDoubtResolver, sink: PendingSink, token: int, action: s
         else:
             resolver.clean_up(sink, token)
             outcome.done.extend(sink.entries)
-    except Exception as error:  # any error of the target's library
+    except Exception as error:
         outcome.error = str(error) if isinstance(error, BarrierRuntimeError) else f"{type(error).__name__}: {error}"
     return outcome
-
-
-# ---------------------------------------------------------------- what is printed
 
 
 def _print_list(pending: PendingJob, form: str) -> None:
@@ -198,9 +194,6 @@ def _count(number: int) -> str:
 
 def _print_json(answer: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
-
-
-# ---------------------------------------------------------------- what is given
 
 
 def _overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -1,8 +1,6 @@
-"""Views of a job: terminal tables for `status` and `top`, and the file of `report`.
+"""Views of a job for `status`, `top` and `report`.
 
-Names are plain text, never markup; characters that would move the cursor are replaced. While the coordinator is
-unreachable, `top` says so and keeps the last tables. In a low window fewer checkpoints are shown, and lines are cut off
-at the end, where the least important lines are.
+Names are plain text, never markup; characters that would move the cursor are replaced.
 """
 
 import os
@@ -22,7 +20,7 @@ from barrier_runtime.coordinator.page import render
 from barrier_runtime.coordinator.page.charts import backlog_in_words
 from barrier_runtime.coordinator.page.figures import duration
 from barrier_runtime.coordinator.page.job_view import events
-from barrier_runtime.coordinator.status.health import TROUBLED, described, in_seconds
+from barrier_runtime.coordinator.status.health import TROUBLED, described, ended_in_words, in_seconds
 from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.coordinator.status.past_run import past_status
 from barrier_runtime.coordinator.status.statistics import late_rows_in_words
@@ -52,15 +50,17 @@ def jobs_view(jobs: Sequence[JobSummary]) -> RenderableType:
         return Text("no jobs")
     table = _table("job", "phase", "condition")
     for job in jobs:
-        _add(table, plain(job.job), job.outcome or job.phase, _condition(job.condition, job.condition_reason))
+        _add(
+            table,
+            plain(job.job),
+            ended_in_words(job.outcome or job.phase),
+            _condition(job.condition, job.condition_reason),
+        )
     return table
 
 
 def job_view(status: JobStatus, checkpoints: int = CHECKPOINTS) -> RenderableType:
-    """All tables of a job that have content, with the last few checkpoints.
-
-    Tables that explain problems come first, because a small terminal cuts off the end.
-    """
+    """All tables with content, those that explain problems first: a small terminal cuts off the end."""
     parts: list[RenderableType | None] = [
         _head(status),
         _bottleneck(status),
@@ -79,7 +79,7 @@ def job_view(status: JobStatus, checkpoints: int = CHECKPOINTS) -> RenderableTyp
 
 
 def _head(status: JobStatus) -> RenderableType:
-    line = Text(f"job {plain(status.job)}: {status.outcome or status.phase}, ")
+    line = Text(f"job {plain(status.job)}: {ended_in_words(status.outcome or status.phase)}, ")
     line.append_text(_condition(status.condition, status.condition_reason))
     facts = [
         f"generation {status.token} ({status.generations} begun)",
@@ -171,7 +171,6 @@ def _cause(record: CheckpointStatus, history: Iterable[CheckpointStatus]) -> str
 
 
 def _events(status: JobStatus) -> RenderableType | None:
-    """Newest deaths and changes with their cost, as on the page, without starts."""
     newest = [each for each in events(status) if each.kind != "start"][:_EVENTS]
     if not newest:
         return None
@@ -234,12 +233,11 @@ def _table(*columns: str) -> Table:
 
 
 def _add(table: Table, *cells: str | Text) -> None:
-    """Adds a row with unchanged strings: the table itself would parse them as markup."""
+    """The table itself would parse strings as markup."""
     table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
 
 
 def _line(text: str) -> str:
-    """Last line of a traceback, or the first line of other text."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return plain("" if not lines else lines[-1] if lines[0].startswith("Traceback") else lines[0])
 
@@ -267,7 +265,7 @@ def watch(
     console: Console | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Repeats the tables until the job ended or Ctrl-C. Raises the error of the first `ask` only."""
+    """Repeats the tables until the job ends or Ctrl-C. Raises the first `ask`'s error only."""
     console = console or Console(highlight=False)
     status = ask()
     if once or not console.is_terminal:
@@ -299,8 +297,10 @@ def _screen(status: JobStatus, trouble: str, console: Console) -> RenderableType
     return shown
 
 
-def report(job: str, to: Path, coordinator: str | None, token_file: Path | None, checkpoints: str | None) -> int:
-    """Writes the page of `job`, from its coordinator or an ended job's checkpoints; returns the size in bytes.
+def report(
+    job: str, to: Path, coordinator: str | None, token_file: Path | None, ca: str | None, checkpoints: str | None
+) -> int:
+    """Writes the page of `job`, from coordinator or an ended job's checkpoints; returns the size in bytes.
 
     The file has no script and loads nothing; apparent secrets are masked (`state/masked_text`). Raises `InvalidJob` or
     `Unavailable`.
@@ -310,13 +310,12 @@ def report(job: str, to: Path, coordinator: str | None, token_file: Path | None,
     if checkpoints is not None:
         data = _from_store(check_job_id(job), checkpoints)
     else:
-        data = client_of(job, coordinator, token_file).report(job)
+        data = client_of(job, coordinator, token_file, ca).report(job)
     write(to, data)
     return len(data)
 
 
 def write(to: Path, data: bytes) -> None:
-    """Writes under a temporary name first, so that the file is complete or missing."""
     beside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         beside.write_bytes(data)

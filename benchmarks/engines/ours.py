@@ -89,7 +89,7 @@ def read(spec: RunSpec, flow: Dataflow) -> Stream:
         return flow.read_kafka(
             "events", spec.bootstrap, spec.topic_in, group="bench", key="string", value="string", metadata=()
         )
-    return flow.read_kafka(
+    rows: Stream = flow.read_kafka(
         "events",
         spec.bootstrap,
         spec.topic_in,
@@ -101,6 +101,7 @@ def read(spec: RunSpec, flow: Dataflow) -> Stream:
         start="earliest",
         event_time="at",
     )
+    return rows
 
 
 def _read_backlog(spec: RunSpec, flow: Dataflow) -> Stream:

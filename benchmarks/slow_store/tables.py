@@ -1,4 +1,4 @@
-"""Cells of tables: Iceberg's commits behind few and many commits, and file sizes of a stream."""
+"""Cells about tables: time of an Iceberg commit after few and after many commits; sizes of a stream's files."""
 
 import copy
 import statistics

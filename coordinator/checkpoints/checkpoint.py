@@ -1,4 +1,4 @@
-"""Open checkpoints of a generation: triggers, acks, timeouts, legal moves, and the agreement of subtasks. Pure.
+"""Open checkpoints of a generation. Pure.
 
     TRIGGERED ─all acks─► PERSISTING ─manifest written─► DECIDING ─record appended─► COMPLETE
         │                     │
@@ -7,10 +7,7 @@
     DECLINED (a subtask refused) · EXPIRED (timed out) · ABORTED (the generation ended, or the manifest could not be
     written) · SUBSUMED (a newer one completed first)
 
-An illegal move raises `ProtocolViolation` with the recent history. Late, duplicate and unknown acks are only counted.
-
-A restore gives every subtask the values whose names begin with `SHARED`. If subtasks differ in the bytes of such a
-value, the checkpoint is never decided.
+An illegal move raises `ProtocolViolation`. Late, duplicate and unknown acks are only counted.
 """
 
 import enum
@@ -51,12 +48,10 @@ MOVES: dict[CheckpointPhase, frozenset[CheckpointPhase]] = {
 
 
 class AckEffect(enum.Enum):
-    """Effect of an ack. Only NEW and LAST change anything."""
-
     NEW = "new"
     LAST = "last"
     DUPLICATE = "duplicate"
-    LATE = "late"  # no more acks are collected
+    LATE = "late"
     UNKNOWN_SUBTASK = "unknown subtask"
 
 
@@ -67,12 +62,12 @@ class Checkpoint:
     triggered_ms: int
     expected: frozenset[SubtaskId]
     final: bool = False  # triggered after all input had ended
-    aligned_timeout_ms: int | None = None  # as in `Trigger`
+    aligned_timeout_ms: int | None = None
     overtakes_timers: bool = False  # as in `Trigger`
     phase: CheckpointPhase = CheckpointPhase.TRIGGERED
     acks: dict[SubtaskId, Ack] = field(default_factory=dict)
-    acked_ms: dict[SubtaskId, int] = field(default_factory=dict)  # arrival of each ack
-    history: list[tuple[int, CheckpointPhase]] = field(default_factory=list)  # (time, entered phase)
+    acked_ms: dict[SubtaskId, int] = field(default_factory=dict)
+    history: list[tuple[int, CheckpointPhase]] = field(default_factory=list)
 
     def move(self, to: CheckpointPhase, now_ms: int) -> None:
         if to not in MOVES[self.phase]:
@@ -105,7 +100,6 @@ class Checkpoint:
 
     @property
     def all_ended(self) -> bool:
-        """Returns whether every snapshot was taken after the end of input: the final checkpoint."""
         return self.all_acked and all(ack.ended for ack in self.acks.values())
 
     @property
@@ -117,7 +111,10 @@ class Checkpoint:
 
 
 def disagreement(snapshots: Iterable[OperatorSnapshot]) -> str:
-    """Returns why a checkpoint of these snapshots is not decided; "" if valid."""
+    """Returns why these snapshots are not decided; "" if valid.
+
+    A restore gives every subtask the `SHARED` values, so subtasks must agree on their bytes.
+    """
     first: dict[tuple[str, str], tuple[int, object]] = {}
     for snapshot in snapshots:
         content: dict[str, object] = {**snapshot.values, **{name: ref.sha256 for name, ref in snapshot.objects.items()}}
@@ -142,13 +139,13 @@ def disagreement(snapshots: Iterable[OperatorSnapshot]) -> str:
 
 
 _ABORTED_KNOWN = 256
-_RETRY_MS, _LONGEST_RETRY_MS = 100, 10_000  # before a requested checkpoint, after failures in a row
+_RETRY_MS, _LONGEST_RETRY_MS = 100, 10_000  # before a requested checkpoint, after repeated failures
 
 
 class Triggering(enum.Enum):
     PERIODIC = "periodic"
-    ON_REQUEST = "on request"  # final or stopping
-    HELD = "held"  # the sources are ending early: a half-ended input is no restore point
+    ON_REQUEST = "on request"  # for a final checkpoint or a stop
+    HELD = "held"  # a half-ended input is no restore point
 
 
 @dataclass(frozen=True)
@@ -169,10 +166,10 @@ class PendingCheckpoints:
         self._last_triggered_ms = now_ms  # the first trigger comes after an interval
         self._last_ended_ms: int | None = None
         self._requested = False
-        self._failures = 0  # in a row
+        self._failures = 0
         self.triggering = Triggering.PERIODIC
-        self.ignored: Counter[str] = Counter()  # acks and declines without effect, by reason
-        self._aborted: deque[int] = deque(maxlen=_ABORTED_KNOWN)  # undecided, for late acks
+        self.ignored: Counter[str] = Counter()
+        self._aborted: deque[int] = deque(maxlen=_ABORTED_KNOWN)  # ended undecided: files in late acks are deleted
 
     @property
     def next_id(self) -> int:
@@ -183,7 +180,7 @@ class PendingCheckpoints:
         return tuple(self._open.values())
 
     def request(self) -> int:
-        """Requests a checkpoint as soon as the limit permits; returns the future id."""
+        """Returns the future id. The limit may delay the trigger."""
         self._requested = True
         return self._next_id
 
@@ -192,7 +189,7 @@ class PendingCheckpoints:
         return self._requested
 
     def trigger_at(self) -> int | None:
-        """Returns the time of the next trigger; None: limit reached, or nothing requested."""
+        """Returns None if the limit is reached, or nothing is requested."""
         if len(self._open) >= self._options.max_concurrent or self.triggering is Triggering.HELD:
             return None
         moments = [self._requested_at()] if self._requested else []
@@ -204,9 +201,9 @@ class PendingCheckpoints:
         return min(moments, default=None)
 
     def _requested_at(self) -> int:
-        """The first retry of a failed checkpoint is due at once, later retries after pauses that double.
+        """The first retry of a failed checkpoint is due at once; pauses before later retries double.
 
-        With many tolerated failures the end of the input requests a failed checkpoint again without end.
+        The end of the input requests a checkpoint again after each tolerated failure.
         """
         if self._failures < 2 or self._last_ended_ms is None:
             return self._last_triggered_ms
@@ -225,10 +222,7 @@ class PendingCheckpoints:
         return checkpoint
 
     def next_deadline(self, *, with_trigger: bool = True, held: bool = False) -> int | None:
-        """Returns the next timeout or trigger.
-
-        `with_trigger`: periodic checkpoints are enabled. `held`: nothing is triggered, not even on request.
-        """
+        """`with_trigger`: periodic checkpoints are enabled. `held`: even requests wait."""
         deadlines = [checkpoint.triggered_ms + self._options.timeout_ms for checkpoint in self._expirable()]
         trigger = self.trigger_at()
         if trigger is not None and not held and (with_trigger or self._requested):
@@ -249,11 +243,10 @@ class PendingCheckpoints:
         return Acked(effect, checkpoint)
 
     def is_aborted(self, checkpoint: int) -> bool:
-        """Whether the checkpoint ended undecided here and in this generation, among the last 256."""
+        """Whether the checkpoint is among the last 256 that ended undecided."""
         return checkpoint in self._aborted
 
     def decline(self, checkpoint_id: int, subtask: SubtaskId, now_ms: int) -> Checkpoint | None:
-        """Takes a refusal; returns the checkpoint that ends thereby, if any."""
         checkpoint = self._open.get(checkpoint_id)
         if checkpoint is None or checkpoint.phase is not CheckpointPhase.TRIGGERED or subtask not in self._expected:
             self.ignored["late or unknown decline"] += 1
@@ -263,12 +256,11 @@ class PendingCheckpoints:
 
     @property
     def deciding(self) -> bool:
-        """Returns whether the log's next record is the COMPLETE of a pending checkpoint."""
         phases = (CheckpointPhase.PERSISTING, CheckpointPhase.DECIDING)
         return any(checkpoint.phase in phases for checkpoint in self._open.values())
 
     def ready(self) -> Checkpoint | None:
-        """Returns the newest fully acknowledged checkpoint, unless another is being decided."""
+        """Newest checkpoint with all acks, unless another is being decided."""
         if self.deciding:
             return None
         acked = [checkpoint for checkpoint in self._open.values() if checkpoint.all_acked]
@@ -288,14 +280,12 @@ class PendingCheckpoints:
         self._end(checkpoint, CheckpointPhase.ABORTED, now_ms)
 
     def abort_all(self, now_ms: int) -> list[Checkpoint]:
-        """Ends all checkpoints of a generation except in DECIDING."""
         ended = list(self._expirable())
         for checkpoint in ended:
             self._end(checkpoint, CheckpointPhase.ABORTED, now_ms)
         return ended
 
     def complete(self, checkpoint: Checkpoint, now_ms: int) -> list[Checkpoint]:
-        """Completes a decided checkpoint. Returns older ones that are subsumed."""
         self._end(checkpoint, CheckpointPhase.COMPLETE, now_ms)
         older = [other for other in self._expirable() if other.id < checkpoint.id]
         for other in older:

@@ -1,41 +1,19 @@
-"""Progress of every sink's commits, and due global commits. Pure: facts and `now` in.
-
-A sink subtask commits a part when a checkpoint is complete. With a *global committer*, parts stay invisible until all
-subtasks have committed; slot 0 then makes all visible at once, and only then subtasks forget the transactions. See
-docs/design/targets-and-committables.md.
+"""Progress of sinks' commits, and due global commits. Pure.
 
     checkpoint n complete → every subtask Committed(n) → CommitGlobally(n) to slot 0 → Committed(n, global) → Visible(n)
 
-A job is finished only when all commits are done (I10). A successor reconstructs the state from log, manifest and
-messages.
+Design: docs/design/targets-and-committables.md. A job is finished only when all commits are done (I10).
 
-**Failing commits** are stored in the job's history, because a successor hears of a failure only with the next attempt,
-up to half a minute later.
+A *failing commit* is known from the first failed attempt until the checkpoint is visible; a changed number of slots or
+program removes the failure, because everything before was visible. Failures are stored in the history: a successor
+would hear of them up to half a minute later.
 
-| report about a checkpoint of a sink's subtask | no failure known | a failure known |
-|---|---|---|
-| an attempt failed, and the checkpoint is invisible | known, since now | known since then, with the newest reason |
-| a predecessor stored a failure, and the checkpoint is invisible | known, since then | unchanged |
-| the checkpoint is visible (also if a returning slot reports that) | none | removed |
-| an earlier checkpoint is visible | none | unchanged |
-| another number of slots, another program | none | removed: everything before was visible |
-
-**Held commits.** A sink with `commit_every` holds back global commits, so that a lakehouse table gets one commit for
-all checkpoints of that time. Subtasks commit parts with each checkpoint; manifests list everything invisible.
-
-| a sink with `commit_every` | global committer |
-|---|---|
-| a checkpoint completes before `commit_every` is over | waits; the checkpoint does not count as behind |
-| `commit_every` has passed since a commit was last due | is due, up to the newest completed checkpoint |
-| no commit was due in this process yet | is due with the first checkpoint |
-| a stop, drain, savepoint, rescale, replace, end of input or too many bytes are pending | is due |
-| a new generation of the same process | keeps the rhythm |
-| a commit is due and not done | counts as one checkpoint behind |
-| … and the next commit becomes due, too | each checkpoint of that commit counts as well |
-| the clock was set back | waits for `commit_every` from then on |
-
-Another process (a start, a takeover) begins with a commit of the decided checkpoints: a crash loop makes at most one
-commit per start.
+A sink with `commit_every` *holds* global commits, so a lakehouse table gets one commit for many checkpoints. A commit
+up to the newest completed checkpoint is due when `commit_every` has passed since a commit was last due, also in a new
+generation. A commit is due at once for this process's first checkpoint (a crash loop commits once per start), a stop,
+drain, savepoint, rescale, replace or end of input, and above `HOLD_BYTES`. Held checkpoints do not count as behind. A
+due commit counts as one checkpoint behind; if the next commit becomes due meanwhile, each of its checkpoints counts as
+well.
 """
 
 from collections import deque
@@ -59,7 +37,7 @@ HOLD_BYTES = 1 << 20  # pending bytes of held sinks, which every checkpoint stor
 
 @dataclass(frozen=True)
 class DueCommit:
-    """A commit up to `checkpoint`, due since `since_ms`; `count` checkpoints were held back."""
+    """`count`: checkpoints held back."""
 
     checkpoint: int
     since_ms: int
@@ -72,11 +50,11 @@ class _Held:
     last_ms: int | None = None  # when a commit was last due
     newest: int = 0
     count: int = 0
-    open: deque[DueCommit] = field(default_factory=deque)  # due and not done, oldest first
+    open: deque[DueCommit] = field(default_factory=deque)  # oldest first
 
 
 class HeldCommits:
-    """Due commits of sinks with `commit_every`. `every_ms`: by sink; 0: with each checkpoint."""
+    """`every_ms`: by sink; 0: with each checkpoint."""
 
     def __init__(self, every_ms: Mapping[str, int]) -> None:
         self._sinks = {sink: _Held(each) for sink, each in every_ms.items() if each > 0}
@@ -89,10 +67,10 @@ class HeldCommits:
             held.count += 1
 
     def look(self, sink: str, completed: int, through: int, now_ms: int, *, at_once: bool) -> None:
-        """Decides whether `sink`, committed up to `through`, is due. `completed`: the newest checkpoint."""
+        """`through`: committed checkpoint; `completed`: newest checkpoint."""
         held = self._sinks[sink]
         if held.last_ms is not None and held.last_ms > now_ms:
-            held.last_ms = now_ms
+            held.last_ms = now_ms  # the clock was set back
         if completed <= max(held.newest, through):
             return
         if at_once or held.last_ms is None or now_ms - held.last_ms >= held.every_ms:
@@ -118,14 +96,14 @@ class HeldCommits:
 
     @property
     def behind(self) -> int:
-        """Number of late checkpoints, of the sink with the most."""
+        """Late checkpoints of the sink with the most."""
         counts = (1 + sum(each.count for each in list(held.open)[1:]) for held in self._sinks.values() if held.open)
         return max(counts, default=0)
 
 
-_DECIDED_KEPT = 16  # decided manifests
+_DECIDED_KEPT = 16
 NOTE_AGAIN_MS = 10_000
-MAX_PENDING_BYTES = 32 << 20  # of all sinks, because every checkpoint stores them
+MAX_PENDING_BYTES = 32 << 20  # of all sinks, in every checkpoint
 
 
 @dataclass(frozen=True)
@@ -134,8 +112,8 @@ class FailingCommit:
     checkpoint: int
     attempts: int
     error: str
-    since_ms: int = 0  # time of the first failed attempt; 0: unknown
-    noted_ms: int = 0  # time of the first attempt, or of the last stored reason
+    since_ms: int = 0  # of the first failed attempt; 0: unknown
+    noted_ms: int = 0  # of the first attempt, or of the last stored reason
 
 
 @dataclass(frozen=True)
@@ -153,7 +131,7 @@ class GlobalCommit:
 
 @dataclass
 class _Lowest:
-    """Lowest checkpoint that a sink's subtasks have committed; `there`: number of subtasks at that checkpoint."""
+    """Lowest committed checkpoint of a sink's subtasks; `there`: number of subtasks there."""
 
     checkpoint: int
     there: int
@@ -162,7 +140,7 @@ class _Lowest:
 @dataclass(frozen=True)
 class _Decided:
     parts: dict[str, tuple[OperatorSnapshot, ...] | ManifestRef]
-    in_store: bool  # some parts
+    in_store: bool  # a committer has to read the manifest or other objects
 
 
 class CommitTracker:
@@ -181,22 +159,21 @@ class CommitTracker:
         every_ms = {sink: each for chain in spec.chains for sink, each in chain.commit_every_ms.items()}
         self._held = HeldCommits({sink: every_ms.get(sink, 0) for sink in self._global_sinks})
         self._held_members = {member: sink for member, sink in self._committers.items() if sink in self._held}
-        self.last_through = ""
+        self.last_through = ""  # member that committed last
         self._failing: dict[str, FailingCommit] = {}
-        # (checkpoint, time of the decision) of uncommitted checkpoints, oldest first, except held commits.
+        # (checkpoint, time of the decision) of uncommitted checkpoints, oldest first, without held commits.
         self._open: deque[tuple[int, int]] = deque()
-        self._decided: dict[int, _Decided] = {}  # checkpoint -> parts of the global sinks in the manifest
-        self._due: dict[str, int] = {}  # sink -> the checkpoint that was due last; the commit may be in progress
+        self._decided: dict[int, _Decided] = {}  # by checkpoint
+        self._due: dict[str, int] = {}  # last due checkpoint by sink; the commit may be in progress
         self._sinks = frozenset(sink for chain in spec.chains for sink in chain.sinks)
-        self._held_bytes = 0  # of `_pending_bytes`
-        self._newest = 0  # newest checkpoint whose manifest was seen
+        self._held_bytes = 0
+        self._newest = 0  # checkpoint of the newest manifest
         self._pending_bytes = 0
 
     def committed(self, message: Committed) -> None:
         self._advance(sink_key(message.operator, message.subtask), message.checkpoint)
 
     def reconcile(self, slot: int, committed: dict[str, int]) -> None:
-        """Takes a (re)connected slot's report about the sinks of the slot."""
         own = (slot, GLOBAL_COMMITTER) if slot == 0 else (slot,)
         for sink, checkpoint in committed.items():
             if sink.endswith(tuple(sink_key("", subtask) for subtask in own)):
@@ -219,7 +196,6 @@ class CommitTracker:
         self._failing[sink] = new
 
     def remember(self, troubles: Iterable[FailingCommit]) -> None:
-        """Takes failures that a predecessor stored."""
         for trouble in troubles:
             if trouble.checkpoint > self._through.get(trouble.sink, trouble.checkpoint):
                 self._failing.setdefault(trouble.sink, trouble)
@@ -227,19 +203,20 @@ class CommitTracker:
     def all_through(self, checkpoint: int) -> bool:
         return all(through >= checkpoint for through in self._lowest_of(self._committers))
 
+    def committed_by_all(self, newest: int) -> int:
+        """Newest checkpoint that every sink has committed, at most `newest`."""
+        return min((newest, *self._lowest_of(self._committers)))
+
     def _lowest_of(self, committers: Iterable[str]) -> Iterator[int]:
-        """Lowest committed checkpoint of each sink's subtasks, and those of `committers`."""
         yield from (lowest.checkpoint for lowest in self._lowest.values())
         yield from (self._through[member] for member in committers)
 
     def completed(self, checkpoint: int, now_ms: int) -> None:
-        """Records `checkpoint` as complete, until every sink has committed it."""
         self._open.append((checkpoint, now_ms))
         self._held.completed()
         self._close()
 
     def look(self, completed: int, now_ms: int, *, at_once: bool) -> None:
-        """Decides which held global commits are due. `at_once`: all."""
         for member, sink in self._held_members.items():
             now = at_once or self._held_bytes > HOLD_BYTES
             self._held.look(sink, completed, self._through[member], now_ms, at_once=now)
@@ -252,7 +229,7 @@ class CommitTracker:
     def too_far_behind(self) -> str:
         """Reason why no more checkpoints are taken; "" if none.
 
-        A snapshot lists all invisible transactions: further checkpoints would only lengthen the list.
+        Snapshots list all invisible transactions: more checkpoints would lengthen the list.
         """
         waiting = max(len(self._open), self._held.behind)
         if waiting >= self._max_behind:
@@ -268,7 +245,7 @@ class CommitTracker:
         return ""
 
     def uncommitted(self) -> tuple[Uncommitted, ...]:
-        """Returns the oldest uncommitted checkpoint of each sink, except sinks in `troubles`."""
+        """Oldest uncommitted checkpoint of each sink without a failing commit."""
         through: dict[str, int] = {}
         for key, checkpoint in self._through.items() if self._open else ():
             if key not in self._held_members:
@@ -286,7 +263,7 @@ class CommitTracker:
         return tuple(each for sink, each in oldest.items() if each is not None and sink not in failing)
 
     def behind(self, checkpoint: int) -> tuple[str, ...]:
-        """Returns sink subtasks and global committers without a commit of `checkpoint`, except held ones."""
+        """Sink subtasks and global committers without a commit of `checkpoint`, except held commits."""
         late = (key for key, through in self._through.items() if through < checkpoint and not self._is_held(key))
         return tuple(sorted(late))
 
@@ -306,13 +283,11 @@ class CommitTracker:
     def noted(self) -> frozenset[tuple[str, int, int]]:
         """Opaque version of the failures for the history.
 
-        Changes when a failure begins or ends. Another reason counts once in `NOTE_AGAIN_MS`, because reasons may
-        contain times.
+        A changed reason counts at most once in `NOTE_AGAIN_MS`, because reasons may contain times.
         """
         return frozenset((each.sink, each.since_ms, each.noted_ms) for each in self._failing.values())
 
     def decided(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...], manifest: ManifestRef) -> None:
-        """Keeps the part of a decided manifest that global committers need."""
         self._newest = checkpoint
         operators = tuple(without_own(each) for each in operators)  # a subtask's own rows are not committed yet
         self._pending_bytes = sum(_value_bytes(each) for each in operators if each.operator in self._sinks)
@@ -340,10 +315,10 @@ class CommitTracker:
         return frozenset(number for number, each in self._decided.items() if each.in_store and number > done)
 
     def _forget(self) -> None:
-        """Forgets decisions that every global committer has committed, and superfluous ones.
+        """Forgets decisions that all global committers have committed; of too many others, the middle one.
 
-        A lagging sink needs the oldest first; the decision of a running commit stays, too. The others may go, because a
-        manifest lists everything invisible.
+        A lagging sink needs the oldest decision first, a running commit its own. Others may go: manifests list
+        everything invisible.
         """
         done = min(self._through[sink_key(sink, GLOBAL_COMMITTER)] for sink in self._global_sinks)
         for old in [number for number in self._decided if number <= done and number != max(self._decided)]:
@@ -353,9 +328,9 @@ class CommitTracker:
             del self._decided[kept[len(kept) // 2]]
 
     def due_globally(self) -> tuple[GlobalCommit, ...]:
-        """Returns, per sink, the newest commit that the global committer can make and has not made.
+        """Newest commit of each sink that the global committer can make.
 
-        `look` holds back some. Parts of a returned commit are kept until a newer commit is due.
+        Parts of a returned commit are kept until a newer commit is due.
         """
         due = []
         for sink in self._global_sinks:
@@ -374,7 +349,7 @@ class CommitTracker:
         return tuple(due)
 
     def visible(self) -> tuple[tuple[str, int], ...]:
-        """Returns (sink, checkpoint) per global committer: all up to the checkpoint is visible."""
+        """(sink, last visible checkpoint) of each global committer."""
         through = ((sink, self._through[sink_key(sink, GLOBAL_COMMITTER)]) for sink in self._global_sinks)
         return tuple((sink, checkpoint) for sink, checkpoint in through if checkpoint)
 
@@ -397,7 +372,6 @@ class CommitTracker:
                 del self._failing[sink]
 
     def _rise(self, sink: str, before: int) -> None:
-        """Follows a subtask that was at `before`; looks at all subtasks only when none is left at the lowest."""
         lowest = self._lowest[sink]
         lowest.there -= before == lowest.checkpoint
         if not lowest.there:

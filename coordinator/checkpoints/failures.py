@@ -1,14 +1,14 @@
 """Limits of failures within a generation, and the pause before the next generation.
 
-`FailureCounter` counts like Flink's CheckpointFailureManager: only consecutive failures that the checkpoint itself
-causes, each id once. A success resets the count; failures of older checkpoints never count.
+`FailureCounter` counts like Flink's CheckpointFailureManager: consecutive failures of the checkpoint itself, each id
+once.
 
-`RestartPolicy` implements Flink's restart strategies: none, fixed delay, exponential delay, failure rate. Exponential
-delay differs: the first restart of a series is immediate, and a series ends only when the job has run for
-`reset_after_ms` *and* completed a checkpoint. Each coordinator process counts for itself.
+`RestartPolicy` implements Flink's restart strategies, but the first restart of an exponential delay is immediate, and a
+series ends only when the job has run for `reset_after_ms` *and* completed a checkpoint. Each coordinator process counts
+for itself.
 
-An unavailable server is no failure of the job: `exponential_delay` waits without limit, with pauses, unless
-`max_attempts` is 0; other strategies wait as long as their restarts would last.
+An unavailable server is no failure of the job: `exponential_delay` waits without limit, unless `max_attempts` is 0;
+other strategies wait as long as their restarts would last.
 """
 
 import enum
@@ -54,13 +54,13 @@ class FailureCounter:
 
 
 class RestartPolicy:
-    """Delays of restarts. `seed` (job and run), the only source of jitter, lets jobs differ."""
+    """`seed` (job and run) is the only source of jitter."""
 
     def __init__(self, options: RestartOptions, seed: str = "") -> None:
         self._options = options
         self._seed = seed
-        self._restarts = 0  # of the present series; for fixed_delay of the whole run
-        self._outages = 0  # restarts of the present series because of an unavailable server
+        self._restarts = 0  # of the present series; for fixed_delay of the run
+        self._outages = 0  # of the present series
         self._failed_ms: deque[int] = deque(maxlen=options.max_failures + 1)
         self._running_since_ms: int | None = None
         self._progressed = False
@@ -73,10 +73,7 @@ class RestartPolicy:
         self._progressed = True
 
     def delay_ms(self, now_ms: int, unavailable: bool = False) -> int | None:
-        """Counts a failure; returns the wait before the restart, or None if no restart is allowed any more.
-
-        `unavailable`: a server does not answer.
-        """
+        """Counts a failure; returns the wait before the restart. None: no restart is allowed."""
         options, lasting = self._options, self._lasting_progress(now_ms)
         self._running_since_ms = None
         self._progressed = False
@@ -98,7 +95,7 @@ class RestartPolicy:
 
     @property
     def wait_limit_ms(self) -> int | None:
-        """Time that a restoring generation waits for an unavailable server. None: no limit."""
+        """Wait of a restoring generation for an unavailable server. None: no limit."""
         options = self._options
         if options.strategy == "none" or options.max_attempts == 0:
             return 0
@@ -109,7 +106,6 @@ class RestartPolicy:
         return options.max_attempts * options.initial_ms
 
     def impatient(self) -> str:
-        """Returns why the job stops waiting for an unavailable server, and the remedy."""
         waits = f"{(self.wait_limit_ms or 0) / 1000:g} s" if self.wait_limit_ms else "at no time"
         return (
             f"restart strategy {self._options.strategy} waits {waits} for a server that does not answer: start the "
@@ -117,14 +113,12 @@ class RestartPolicy:
         )
 
     def impatient_for_slots(self) -> str:
-        """Returns why the job stops waiting for slots after the first start, and the remedy."""
         return (
             f"Restart strategy {self._options.strategy} does not wait longer for slots: give Spark machines or cores, "
             "then start the job again, or use restart='exponential_delay', which waits without end"
         )
 
     def exhausted(self) -> str:
-        """Returns why `delay_ms` returned None, and the remedy."""
         options, remedy = self._options, "remove the cause, then start the job again"
         if options.strategy == "none":
             return (
@@ -153,7 +147,6 @@ class RestartPolicy:
         return None if len(self._failed_ms) > self._options.max_failures else self._options.initial_ms
 
     def _backoff(self, restart: int) -> int:
-        """0 for the first restart of a series, then rises from `initial_ms` to `max_ms`."""
         if restart == 1:
             return 0
         options, steps = self._options, min(restart - 2, 64)  # the bound keeps the power finite
@@ -163,5 +156,4 @@ class RestartPolicy:
 
 
 def _spread(text: str) -> float:
-    """Returns a pseudorandom number from -1 to 1 that depends on the text alone."""
     return int(sha256_hex(text.encode())[:13], 16) / 2**51 - 1

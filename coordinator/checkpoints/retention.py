@@ -1,24 +1,17 @@
-"""Retained checkpoints, and stored objects that nobody can need any more. Pure mark and sweep.
+"""Retained checkpoints, and useless stored objects. Pure mark and sweep.
 
-Only the coordinator of the current generation deletes, with a `Permit`. Marks come from manifests that the log decided;
-no reference counts are stored; in doubt nothing is deleted. The log alone says which checkpoints are kept
-(`log/decided`); this module repeats the log's step after the append.
+Only the coordinator of the current generation deletes, with a `Permit`; in doubt nothing is deleted. A checkpoint that
+names a deleted object is never decided (`condemned`). Design: docs/design/leadership.md.
 
-**Files of dropped checkpoints** wait, because a slot builds snapshots on files of the newest checkpoint that the slot
-*knows* to be complete. An ack of a checkpoint triggered after a decision was announced proves that the slot knows the
-decision (the connection is first in, first out). So files of checkpoint d are deleted only when a checkpoint triggered
-after d was dropped has completed, and all others triggered until then are resolved. Second fence: a checkpoint that
-refers to a deleted object is never decided (`condemned`).
+**Files of dropped checkpoints** wait while a slot may build on them. An ack of a checkpoint triggered after a decision
+proves that the slot knows the decision (connections keep order). Files of checkpoint d are deleted only when a
+checkpoint triggered after d was dropped has completed, and all others triggered until then have ended.
 
-**Files of undecided checkpoints** are useless after the checkpoint's end, because slots build on decided checkpoints
-alone:
-
-- Files named in acks, also in late ones, are deleted at once (`abandoned`), unless a kept checkpoint, a dropped
-  checkpoint that waits, or an ack of an open checkpoint names them.
-- The sweep deletes files that no ack named. Uploads follow the trigger, so objects older than a manifest or file of a
-  decided checkpoint written before the first open trigger belong to no open checkpoint. Both times are the store's,
-  with the minimum age between them. If that fails, an open checkpoint loses a file and is refused. A new coordinator of
-  the generation aborts open checkpoints, and sweeps only after a first decision.
+**Files of undecided checkpoints** are useless after the checkpoint's end. Files named in acks are deleted at once
+(`abandoned`), unless needed elsewhere; the sweep deletes the others. Uploads follow the trigger. So if a decided
+checkpoint wrote an object before the first open trigger, objects that are older by more than the minimum age (both by
+the store's clock) belong to no open checkpoint. A new coordinator of the generation aborts open checkpoints, and sweeps
+only after a first decision.
 """
 
 import enum
@@ -35,7 +28,7 @@ _UNSORTED_BOUND = 1_000
 
 @dataclass(frozen=True)
 class Kept:
-    """A decided checkpoint and the job's own files that it needs.
+    """A decided checkpoint and the needed files of the job.
 
     `inline`: the log's record holds the manifest, and `manifest_key` names no object.
     """
@@ -67,7 +60,7 @@ class SweepPlan:
 
 @dataclass
 class Unsorted:
-    """Retention while kept checkpoints are unknown, or a manifest is unreadable: nothing is deleted.
+    """Retention while kept checkpoints are unknown: nothing is deleted.
 
     `decided`: decisions of this process, oldest first.
     """
@@ -75,13 +68,13 @@ class Unsorted:
     decided: list[Kept] = field(default_factory=list)
 
     def add(self, kept: Kept, retained: int) -> None:
-        """Adds a decision. A later generation sweeps forgotten decisions."""
+        """A later generation sweeps objects of forgotten decisions."""
         self.decided.append(kept)
         del self.decided[: -max(_UNSORTED_BOUND, retained)]
 
 
 class RetentionVerdict(enum.Enum):
-    """Verdict of the sweep on a stored object. Only ORPHAN objects are deleted."""
+    """Only ORPHAN objects are deleted."""
 
     NEEDED = "a kept checkpoint needs it"
     NEWEST_GENERATION = "it is of the newest generation or a later one: a checkpoint under way may need it"
@@ -92,8 +85,6 @@ class RetentionVerdict(enum.Enum):
 
 @dataclass(frozen=True)
 class UnderWay:
-    """Needs of the current generation's open checkpoints."""
-
     named: frozenset[str]  # manifests being written or decided, and files in acks
     behind: frozenset[str] = frozenset()  # new objects of decisions before the first open trigger
 
@@ -107,7 +98,7 @@ class _Dropped:
 
 @dataclass
 class Retention:
-    """Kept (oldest first) and dropped checkpoints. `retained`: number to keep."""
+    """`kept`: oldest first. `retained`: number to keep."""
 
     retained: int
     kept: list[Kept] = field(default_factory=list)
@@ -117,9 +108,9 @@ class Retention:
         self._condemned: dict[str, None] = {}
 
     def after_restore(self, restored: Kept | None, held: Collection[int]) -> "Retention":
-        """Returns the retention of the next generation, whose slots build only on files of `restored`.
+        """Retention of the next generation, which builds only on files of `restored`.
 
-        A dropped checkpoint in `held` waits only for its holder.
+        A dropped checkpoint in `held` waits only for the holder.
         """
         kept = kept_after_restore(tuple(reversed(self.kept)), restored, self.retained)
         following = Retention(self.retained, kept)
@@ -131,7 +122,7 @@ class Retention:
     def completed(
         self, kept: Kept, open_ids: Collection[int], highest_triggered: int, held: Collection[int] = ()
     ) -> SweepPlan:
-        """Records the decision of `kept` while `open_ids` are pending; returns objects to delete."""
+        """Records a decision while `open_ids` are pending; returns objects to delete."""
         for dropped in self._dropped:
             if dropped.waits_for is None and kept.checkpoint > dropped.horizon:
                 dropped.waits_for = frozenset(open_ids)
@@ -167,7 +158,7 @@ class Retention:
         return plan
 
     def abandoned(self, files: Iterable[str], under_way: UnderWay) -> SweepPlan:
-        """Returns those `files`, named in acks of an undecided checkpoint, that nothing else needs."""
+        """Returns those `files` of an undecided checkpoint that nothing else needs."""
         in_reach = _files_of([*self.kept, *(dropped.kept for dropped in self._dropped)])
         gone = set(files) - in_reach - under_way.named - self._condemned.keys()
         plan = SweepPlan(files=tuple(sorted(gone)))
@@ -175,7 +166,6 @@ class Retention:
         return plan
 
     def condemned(self, files: Iterable[str]) -> tuple[str, ...]:
-        """Returns the `files` that this generation has deleted."""
         return tuple(sorted(key for key in files if key in self._condemned))
 
     def classify(
@@ -187,9 +177,9 @@ class Retention:
         under_way: UnderWay | None = None,
         min_age_ms: int = MIN_AGE_MS,
     ) -> Iterator[tuple[ObjectInfo, RetentionVerdict]]:
-        """Yields each object with the verdict of generation `token`; no other code judges objects.
+        """Yields objects with verdicts; no other code judges objects.
 
-        `under_way`: needs of that generation; None: another process leads it and may need everything.
+        `under_way`: needs of generation `token`; None: unknown, another process leads.
         """
         in_reach = [*self.kept, *(dropped.kept for dropped in self._dropped)]
         needed = _files_of(in_reach) | {kept.manifest_key for kept in in_reach}
@@ -217,10 +207,7 @@ class Retention:
         under_way: UnderWay | None = None,
         min_age_ms: int = MIN_AGE_MS,
     ) -> SweepPlan:
-        """Returns undecided uploads and orphaned manifests of older generations, and of this one's ended checkpoints.
-
-        All objects are classified before any deletion.
-        """
+        """All objects are classified before any deletion."""
         verdicts = self.classify(paths, objects, token, wall_ms, under_way, min_age_ms)
         plan = _in_order(paths, (found.key for found, verdict in verdicts if verdict is RetentionVerdict.ORPHAN))
         self._condemn(plan.keys)
@@ -233,7 +220,7 @@ class Retention:
 
 
 def _older_than(objects: Iterable[ObjectInfo], under_way: UnderWay | None) -> int:
-    """Returns the store's time before which no open checkpoint uploaded anything; 0 if unknown."""
+    """Store's time before which no open checkpoint uploaded; 0: unknown."""
     behind = frozenset() if under_way is None else under_way.behind
     return max((found.modified_ms for found in objects if found.key in behind), default=0)
 
@@ -243,9 +230,9 @@ def _may_be_under_way(found: ObjectInfo, under_way: UnderWay | None, older_ms: i
 
 
 def kept_after_restore(completes: Sequence[Kept], restored: Kept | None, retained: int) -> list[Kept]:
-    """Returns checkpoints that a new generation keeps: the first of `completes`, then `restored`.
+    """`completes`: newest first.
 
-    `completes`: newest first. The newest of all is always kept, as in the log's `kept_by_fence`.
+    The newest is always kept, as in the log's `kept_by_fence`.
     """
     others = [kept for kept in completes if restored is None or kept.manifest_key != restored.manifest_key]
     room = retained if restored is None else retained - 1
@@ -257,9 +244,9 @@ def kept_after_restore(completes: Sequence[Kept], restored: Kept | None, retaine
 
 
 def discarded(paths: Paths, objects: Iterable[ObjectInfo], token: int) -> SweepPlan:
-    """Plans the deletion of a discarded job's checkpoints, files and rows up to generation `token`.
+    """Deletion of a discarded job's objects up to generation `token`.
 
-    Objects of a later run stay: that run may have begun before the deletion. The rows are those of write-ahead sinks.
+    A later run may have begun before the deletion.
     """
     keys = [found.key for found in objects]
     owned = [(key, _owner(paths, key)) for key in keys] + [(key, _owner_of_rows(paths, key)) for key in keys]
@@ -267,22 +254,22 @@ def discarded(paths: Paths, objects: Iterable[ObjectInfo], token: int) -> SweepP
 
 
 def _owner(paths: Paths, key: str) -> int | None:
-    """Returns the generation that wrote this manifest or snapshot file; None: the key is neither."""
+    """Returns None for objects other than manifests and snapshot files."""
     checkpoint = paths.checkpoint_of(key)
     return checkpoint[1] if checkpoint is not None else paths.data_token(key)
 
 
 def _owner_of_rows(paths: Paths, key: str) -> int | None:
-    """Returns the generation of a write-ahead sink's object; None: another object, or unknown.
+    """Generation of a write-ahead sink's object; None: another object, or unknown.
 
-    Objects of unknown generations are left to the sink's own sweep.
+    The sink's own sweep deletes objects of unknown generations.
     """
     staged, note = paths.staged_rows_origin(key), paths.delivery_of(key) or paths.asked_of(key)
     return staged[0] if staged is not None else (note[1] or None) if note is not None else None
 
 
 def _in_order(paths: Paths, keys: Iterable[str]) -> SweepPlan:
-    """Orders manifests before files, so that after an interrupted sweep no manifest lacks files."""
+    """Manifests first: after an interrupted sweep no manifest may lack files."""
     manifests: list[tuple[int, int, str]] = []
     files: list[str] = []
     for key in keys:

@@ -1,26 +1,11 @@
-"""Requested savepoints of a job, and the progress of each. Pure.
+"""Requested savepoints of a job. Pure.
 
     WAITING ─ a checkpoint triggered after the request completes ─► COVERED ─ all rows are visible ─►
     COPYING ─ copied ─► DONE
         └──────────────────────┴──────────────────────┴─ failed, or the job ended first ─► FAILED
 
-| event                        | WAITING                | COVERED               | COPYING      |
-|------------------------------|------------------------|-----------------------|--------------|
-| a checkpoint completes       | COVERED                | - (***)               | -            |
-| a generation ends            | waits for the next     | WAITING again         | goes on (*)  |
-| the coordinator dies         | lost (+) (**)          | lost (+) (**)         | lost (+) (**)|
-| the same id is requested     | -                      | -                     | -            |
-| the job ends                 | FAILED                 | FAILED                | FAILED       |
-
-(+) The client requests the savepoint again under the same id; the earlier copy has no savepoint.json.
-(*) A savepoint that the job stops with is WAITING again, even when DONE: the next generation reads on until stopped,
-and the savepoint must be the state at that stop.
-(**) A savepoint that the job stops with is in the log: the successor continues from WAITING (`job/phases/stopping`).
-(***) If sinks take longer than a checkpoint's interval to make rows visible, the newest checkpoint is never visible
-when the next completes. A savepoint that the job stops with is then covered by the newer checkpoint.
-
-Retention keeps the checkpoint of a savepoint in COVERED or COPYING (`held`). If a former leader still copies, the
-successor may delete the files; the copy then fails, without savepoint.json.
+A savepoint that the job stops with is WAITING again after each end of a generation: the next generation reads on.
+Events by state: docs/design/savepoints.md.
 """
 
 import enum
@@ -31,13 +16,13 @@ from dataclasses import dataclass
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.savepoint import SavepointCopy, savepoint_copy
 
-_KEPT = 50  # ended requests
+_KEPT = 50
 _MAX_OPEN = 8
 
 
 class SavepointState(enum.Enum):
-    WAITING = "waiting"  # for a checkpoint
-    COVERED = "covered"  # by a checkpoint that is not visible yet
+    WAITING = "waiting"
+    COVERED = "covered"
     COPYING = "copying"
     DONE = "done"
     FAILED = "failed"
@@ -50,17 +35,15 @@ class SavepointState(enum.Enum):
 @dataclass(frozen=True)
 class SavepointRequest:
     id: str  # the same for a repeated request
-    url: str  # of the savepoint's folder
+    url: str
     stops: bool = False  # the job stops with this savepoint
 
 
 @dataclass
 class SavepointEntry:
-    """A request and the progress. Times are wall-clock milliseconds."""
-
     request: SavepointRequest
     asked_ms: int
-    first_checkpoint: int  # the lowest id that can cover the request
+    first_checkpoint: int  # lowest id that can cover the request
     state: SavepointState = SavepointState.WAITING
     manifest: Manifest | None = None
     ended_ms: int | None = None
@@ -79,14 +62,13 @@ class DueCopy:
 
 
 class Savepoints:
-    """Savepoint requests of a job. `sinks`: the operators that commit."""
+    """`sinks`: the operators that commit."""
 
     def __init__(self, sinks: frozenset[str]) -> None:
         self._sinks = sinks
         self._entries: OrderedDict[str, SavepointEntry] = OrderedDict()
 
     def of_sinks(self, sinks: frozenset[str]) -> None:
-        """Sets the sinks of a replaced program. Earlier copies belong to the old program."""
         self._sinks = sinks
 
     def refusal(self, request: SavepointRequest) -> str:
@@ -102,7 +84,7 @@ class Savepoints:
         return ""
 
     def ask(self, request: SavepointRequest, first_checkpoint: int, now_ms: int) -> bool:
-        """Adds a request. Returns whether new and not refused."""
+        """Returns whether the request is new and not refused."""
         if request.id in self._entries or self.refusal(request):
             return False
         self._entries[request.id] = SavepointEntry(request, now_ms, first_checkpoint)
@@ -127,7 +109,7 @@ class Savepoints:
 
     @property
     def waiting(self) -> bool:
-        """Returns whether a request waits for a checkpoint, which is aligned, so that any restore is possible."""
+        """Returns whether a request waits for a checkpoint, which must be aligned."""
         return bool(self._in(SavepointState.WAITING))
 
     def wants_checkpoint(self, open_ids: Collection[int]) -> bool:
@@ -148,14 +130,12 @@ class Savepoints:
                 entry.state, entry.manifest = SavepointState.COVERED, manifest
 
     def generation_ended(self, next_id: int) -> None:
-        """Lets uncopied savepoints wait for the next generation."""
         for entry in self._entries.values():
             again = entry.request.stops and entry.state is not SavepointState.FAILED
             if again or entry.state in (SavepointState.WAITING, SavepointState.COVERED):
                 entry.state, entry.manifest, entry.first_checkpoint = SavepointState.WAITING, None, next_id
 
     def due(self, all_through: Callable[[int], bool]) -> tuple[DueCopy, ...]:
-        """Returns copies that can begin, each once: all rows of the checkpoint are visible."""
         copies = []
         for entry in self._in(SavepointState.COVERED):
             assert entry.manifest is not None

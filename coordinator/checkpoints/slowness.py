@@ -1,30 +1,12 @@
-"""Slow commits and slow uploads: which sinks and operators, and since when. Pure: facts and `now` in.
+"""Slow commits and slow uploads. Pure.
 
-**Commits** are slow if they take longer than checkpoints take to complete:
+A *commit* is late if a checkpoint waits for more than `INTERVALS` checkpoint intervals and `REPORT_AFTER_MS`, since the
+decision or since the job runs again. A late sink is remembered until a commit in time, or until the sink has had
+nothing to commit for that long: a sink late every second time yields one report. The report is shown while a checkpoint
+waits.
 
-| a sink                                                       | is remembered | is shown |
-|---|---|---|
-| has committed every completed checkpoint in time             | no            | no       |
-| has a completed checkpoint that has been waiting too long    | from now on   | yes      |
-| has committed that checkpoint, and others wait               | yes           | yes      |
-| has committed everything, but the last commit came too late  | yes           | no       |
-| has made a commit in time, and nothing waits too long        | no            | no       |
-| has had nothing to commit for as long as the limit           | no            | no       |
-
-So a sink whose every second commit is late yields a single report; the same holds for uploads. A checkpoint waits too
-long after more than `INTERVALS` checkpoint intervals and more than `REPORT_AFTER_MS` since the decision. For decisions
-before a restart the wait begins when the job runs again: a restore commits them.
-
-**Uploads** are a subtask's work for a checkpoint off the loop: writing state, and staging rows of a sink. An upload
-longer than the interval between checkpoints is slow: checkpoints follow each other more slowly, and rows become visible
-later:
-
-| the uploads of a chain for the newest complete checkpoint | are remembered          | are shown |
-|---|---|---|
-| all in time, as those for the checkpoint before           | no                      | no        |
-| an upload exceeded the interval, and `REPORT_AFTER_MS`    | from now on             | yes       |
-| all in time, but not for the checkpoint before            | yes                     | no        |
-| none is known: the job does not run                       | as before               | no        |
+An *upload* (a subtask's work off the loop) is slow if longer than the checkpoint interval and `REPORT_AFTER_MS`. A slow
+chain is remembered until two checkpoints in a row were in time, and shown unless the newest was.
 """
 
 from collections.abc import Iterable
@@ -34,20 +16,18 @@ from datetime import datetime, timezone
 import msgspec
 
 INTERVALS = 2
-REPORT_AFTER_MS = 1_000  # shorter delays are not reported
+REPORT_AFTER_MS = 1_000
 
 
 class SlowCommit(msgspec.Struct, frozen=True):
-    """A sink that commits more slowly than checkpoints complete."""
-
     sink: str
-    checkpoint: int  # the first with a late commit …
-    since_ms: int  # … and when decided
+    checkpoint: int  # first late commit
+    since_ms: int  # decision of that checkpoint
 
 
 @dataclass(frozen=True)
 class Uncommitted:
-    """The oldest completed checkpoint that some part of a sink has not committed."""
+    """Oldest completed checkpoint that a part of a sink has not committed."""
 
     sink: str
     checkpoint: int
@@ -55,13 +35,13 @@ class Uncommitted:
 
 
 class SlowCommits:
-    """Slow commits. Call `look` when a checkpoint completes, a slow sink commits, and at `next_ms`."""
+    """Call `look` when a checkpoint completes, a slow sink commits, and at `next_ms`."""
 
     def __init__(self) -> None:
         self._known: dict[str, SlowCommit] = {}
-        self._oldest: dict[str, Uncommitted] = {}  # as of the last `look`
+        self._oldest: dict[str, Uncommitted] = {}
         self._caught_up_ms: dict[str, int] = {}  # known sinks with nothing to commit
-        self._ran_ms: int | None = None  # job runs
+        self._ran_ms: int | None = None
         self.shown: tuple[SlowCommit, ...] = ()
         self.next_ms: int | None = None  # when time alone may make a sink late
 
@@ -69,6 +49,10 @@ class SlowCommits:
     def known(self) -> tuple[SlowCommit, ...]:
         """Reports that have not ended, shown or not."""
         return tuple(self._known[sink] for sink in sorted(self._known))
+
+    @property
+    def any(self) -> bool:
+        return bool(self._known)
 
     def look(self, uncommitted: Iterable[Uncommitted], interval_ms: int, now_ms: int, *, running: bool) -> None:
         if not running:
@@ -100,7 +84,7 @@ class SlowCommits:
 
 
 def slow_sink(slow: SlowCommit) -> str:
-    """Returns text for people, which stays the same while the sink is slow."""
+    """Constant text while the sink is slow."""
     since = datetime.fromtimestamp(slow.since_ms / 1000, timezone.utc)
     return (
         f"sink {slow.sink} commits more slowly than checkpoints complete, since checkpoint {slow.checkpoint} at "
@@ -109,17 +93,15 @@ def slow_sink(slow: SlowCommit) -> str:
 
 
 class SlowUpload(msgspec.Struct, frozen=True):
-    """An operator whose uploads take longer than the interval between checkpoints."""
-
     operator: str
-    slot: int  # slot of the longest upload
-    checkpoint: int  # the first with a slow upload …
-    since_ms: int  # … and when triggered
+    slot: int  # of the longest upload
+    checkpoint: int  # first slow upload
+    since_ms: int  # trigger of that checkpoint
 
 
 @dataclass(frozen=True)
 class SubtaskUpload:
-    """Upload of a subtask for the newest complete checkpoint. `operator`: with the longest part."""
+    """`operator`: with the longest part."""
 
     chain: int
     slot: int
@@ -129,7 +111,7 @@ class SubtaskUpload:
 
 @dataclass(frozen=True)
 class CheckpointUploads:
-    """The newest complete checkpoint, with uploads of the subtasks that acknowledged last."""
+    """`uploads`: of the subtasks that acknowledged last."""
 
     checkpoint: int
     triggered_ms: int
@@ -137,12 +119,12 @@ class CheckpointUploads:
 
 
 class SlowUploads:
-    """Slow uploads. Call `look` whenever a checkpoint completes."""
+    """Call `look` whenever a checkpoint completes."""
 
     def __init__(self) -> None:
         self._known: dict[int, SlowUpload] = {}  # by chain
-        self._in_time: set[int] = set()  # known chains in time for the newest checkpoint
-        self._judged = 0  # the last judged checkpoint
+        self._in_time: set[int] = set()  # for the newest checkpoint
+        self._judged = 0
         self.shown: tuple[SlowUpload, ...] = ()
 
     @property
@@ -177,7 +159,7 @@ def _longest(uploads: Iterable[SubtaskUpload]) -> dict[int, SubtaskUpload]:
 
 
 def slow_upload(slow: SlowUpload) -> str:
-    """Returns text for people, which stays the same while uploads are slow."""
+    """Constant text while uploads are slow."""
     since = datetime.fromtimestamp(slow.since_ms / 1000, timezone.utc)
     return (
         f"uploads of {slow.operator or 'a subtask'} in slot {slow.slot} take longer than the interval between "

@@ -1,4 +1,4 @@
-"""Small blocking client of a coordinator's REST interface, for the driver and the command line."""
+"""Blocking client of a coordinator's REST interface."""
 
 import http.client
 import time
@@ -20,15 +20,18 @@ from barrier_runtime.coordinator.client.rest_types import (
     LoginLinkReply,
     ReplaceAsked,
     RescaleAsked,
+    RowsAsked,
     SavepointAsked,
+    SlotLines,
     StopRequest,
     SubmitReply,
     TriggerReply,
     news_of,
 )
+from barrier_runtime.coordinator.client.trust import HttpsConnections, Trust
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus, Room
 from barrier_runtime.coordinator.status.why.reason import Answer
-from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.coordinator.wire.messages import JobSpec, Subject
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.urls import without_credentials
@@ -39,6 +42,7 @@ _ANSWER = msgspec.json.Decoder(Answer)
 _DAEMON = msgspec.json.Decoder(DaemonReply)
 _ERROR = msgspec.json.Decoder(ErrorReply)
 _HEALTH = msgspec.json.Decoder(Health)
+_LINES = msgspec.json.Decoder(SlotLines)
 _LINK = msgspec.json.Decoder(LoginLinkReply)
 _JOBS = msgspec.json.Decoder(list[JobSummary])
 _STATUS = msgspec.json.Decoder(JobStatus)
@@ -56,23 +60,26 @@ class LedByAnother(Unavailable):
 
 
 class UnknownJob(InvalidJob):
-    """This daemon does not know the job, or this run of the job."""
+    """This daemon does not know the job or run."""
 
 
 class CoordinatorClient:
     """Client of a daemon. Raises `Unavailable` without an answer, `InvalidJob` for a refusal.
 
-    `url`: e.g. `http://127.0.0.1:8080`.
+    `url`: e.g. `http://127.0.0.1:8080` or `https://node-1:8080`. `trust`: of https.
     """
 
-    def __init__(self, url: str, token: str, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, url: str, token: str, *, timeout_s: float = 10.0, trust: Trust = Trust()) -> None:
         parts = urlsplit(without_credentials(url, "the coordinator's address"))
-        if parts.scheme != "http" or parts.hostname is None or parts.port is None:
-            raise InvalidJob(f"coordinator address {url!r} is not understood: use http://<host>:<port>")
+        if parts.scheme not in ("http", "https") or parts.hostname is None or parts.port is None:
+            raise InvalidJob(
+                f"coordinator address {url!r} is not understood: use http://<host>:<port> or https://<host>:<port>"
+            )
         self.url = url
         self._host, self._port = parts.hostname, parts.port
         self._key = signing_key(token)
         self._timeout_s = timeout_s
+        self._https = HttpsConnections(token, trust) if parts.scheme == "https" else None
 
     def __repr__(self) -> str:
         return f"CoordinatorClient({self.url!r})"
@@ -87,7 +94,7 @@ class CoordinatorClient:
         return self._call("GET", "/jobs", b"", _JOBS)
 
     def submit(self, spec: JobSpec, storage_url: str = "") -> SubmitReply:
-        """Submits a job. `storage_url`: store of the slots' checkpoints; refused if the daemon has another."""
+        """`storage_url`: store of the slots' checkpoints; refused if the daemon has another."""
         headers = {STORAGE_HEADER: quote(storage_url)} if storage_url else {}
         path, nonce = f"/jobs/{check_job_id(spec.job)}", uuid.uuid4().hex
         reply = self._call("PUT", path, msgspec.json.encode(spec), _SUBMIT, headers, nonce)
@@ -98,11 +105,11 @@ class CoordinatorClient:
         return msgspec.structs.replace(reply, secret=secret.hex())
 
     def status(self, job: str, run_id: str = "") -> JobStatus:
-        """Returns the status of run `run_id`, or of the last submitted run, as do `trigger` and `stop`."""
+        """Status of run `run_id`, or of the last submitted run, as with `trigger` and `stop`."""
         return self._call("GET", _path(job, "", run_id), b"", _STATUS)
 
     def next_status(self, job: str, run_id: str, last: JobStatus | None, wait_s: float) -> JobStatus:
-        """Returns the status once its version (`news_of`) differs from that of `last`, or after `wait_s`."""
+        """Waits until the version (`news_of`) differs from that of `last`, or for `wait_s`."""
         if last is None:
             return self.status(job, run_id)
         path = f"{_path(job, '', run_id)}&unless={news_of(last)}&wait={min(wait_s, LONGEST_WAIT_S):g}"
@@ -117,8 +124,15 @@ class CoordinatorClient:
         query = urlencode({name: value for name, value in asked.items() if value})
         return self._call("GET", f"/jobs/{check_job_id(job)}/why?{query}".rstrip("?"), b"", _ANSWER)
 
+    def slot_lines(self, job: str, slot: int, subject: Subject, run_id: str = "") -> SlotLines:
+        """Last log records of a slot's process, or stacks of threads."""
+        return self._call("GET", _path(job, f"/slots/{slot}/{subject}", run_id), b"", _LINES)
+
+    def rows(self, job: str, asked: RowsAsked, run_id: str = "") -> SlotLines:
+        """Rows that a step sends on now, as JSON objects."""
+        return self._call("POST", _path(job, "/rows", run_id), msgspec.json.encode(asked), _LINES)
+
     def tell_room(self, job: str, room: Room, run_id: str = "") -> TriggerReply:
-        """Reports free cores for missing slots, for `why` and the page."""
         return self._call("PUT", _path(job, "/room", run_id), msgspec.json.encode(room), _TRIGGER)
 
     def trigger(self, job: str, run_id: str = "") -> TriggerReply:
@@ -139,14 +153,10 @@ class CoordinatorClient:
         return self._call("POST", _path(job, "/stop", run_id), body, _TRIGGER)
 
     def rescale(self, job: str, asked: RescaleAsked, run_id: str = "") -> TriggerReply:
-        """Begins a rescale; `status` shows the progress. A repeated id changes nothing."""
         return self._call("POST", _path(job, "/rescale", run_id), msgspec.json.encode(asked), _TRIGGER)
 
     def replace(self, job: str, asked: ReplaceAsked, run_id: str = "") -> TriggerReply:
-        """Begins a replace, or describes the requested program; `status` shows the progress.
-
-        A repeated id changes nothing.
-        """
+        """Begins a replace, or describes the requested program."""
         return self._call("POST", _path(job, "/replace", run_id), msgspec.json.encode(asked), _TRIGGER)
 
     def page_link(self, job: str) -> str:
@@ -158,7 +168,7 @@ class CoordinatorClient:
         return f"{self.url.rstrip('/')}{path}&to=/jobs/{check_job_id(job)}"
 
     def report(self, job: str, run_id: str = "") -> bytes:
-        """Returns the page's content as an HTML file, with secrets masked."""
+        """The page as an HTML file, with secrets masked."""
         path = _path(job, "/report", run_id)
         status, data = self._exchange("GET", path, b"", _NO_HEADERS)
         if status != 200:
@@ -206,8 +216,9 @@ class CoordinatorClient:
         }
         call = Call(method, path.encode("ascii"), body, covered(headers))
         headers["Authorization"] = signature(self._key, call, now_ms, nonce or uuid.uuid4().hex)
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        connection: http.client.HTTPConnection | None = None
         try:
+            connection = self._connection()
             connection.request(method, path, body=body or None, headers=headers)
             response = connection.getresponse()
             return response.status, response.read()
@@ -216,7 +227,13 @@ class CoordinatorClient:
                 f"coordinator {self.url} does not answer ({error or type(error).__name__}): is it running there?"
             ) from error
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._https is not None:
+            return self._https.open(self._host, self._port, self._timeout_s)
+        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
 
 
 def _path(job: str, what: str, run_id: str) -> str:

@@ -1,8 +1,7 @@
 """Coordinator as a child process of the driver, restarted after each death.
 
-The driver owns the two listening sockets and passes them on: a restarted child has the same address at once, slots that
-connect in between wait in the backlog, and no other process can take the port. The child ends with the driver, which
-closes the child's standard input. The root key is in a file of mode 0600 in a directory of mode 0700.
+The driver owns the listening sockets: a restarted child has the same address, and slots that connect in between wait in
+the backlog. The child ends with the driver, which closes the child's standard input.
 """
 
 import contextlib
@@ -18,16 +17,20 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.private_directory import PrivateDirectory, write_private
 from barrier_runtime.coordinator.client.rest_types import SubmitReply
+from barrier_runtime.coordinator.client.trust import Trust, given_certificate
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.hosts import shown
+from barrier_runtime.state.interfaces import unheard
 from barrier_runtime.state.ports import ANY_PORT, PortRange
 from barrier_runtime.state.sockets import listening_on
+from barrier_runtime.state.tls import CertificateFiles
 
 log = logging.getLogger("coordinator.embedded")
 
@@ -37,11 +40,26 @@ _MAX_QUICK_DEATHS = 5
 _SUBMIT_TIMEOUT_S = 60.0
 
 
-class EmbeddedCoordinator:
-    """Coordinator child. Starts at once; use as a context manager or call `close()`.
+@dataclass(frozen=True)
+class WebOptions:
+    """REST and page of a child, on loopback. `https`: "generated", or a file with the certificate; "": HTTP."""
 
-    `host`: address to listen on for slots; REST always stays on loopback. `advertise`: host that slots connect to, if
-    that differs from `host`. `ports`: of `host`, to listen on one of them.
+    ui: bool = True
+    ports: PortRange = ANY_PORT
+    https: str = ""
+    https_key: str = ""
+
+    def arguments(self) -> list[str]:
+        options = {"--https": self.https, "--https-key": self.https_key}
+        given = [part for flag, value in options.items() if value for part in (flag, value)]
+        return given if self.ui else [*given, "--no-ui"]
+
+
+class EmbeddedCoordinator:
+    """Starts at once; use as a context manager or call `close()`.
+
+    `host`: address to listen on for slots; REST stays on loopback. `advertise`: host that slots connect to, if another.
+    `tls`: files for connections of slots. `ports`: of `host`, to listen on one of them.
     """
 
     def __init__(
@@ -52,11 +70,13 @@ class EmbeddedCoordinator:
         advertise: str = "",
         ports: PortRange = ANY_PORT,
         log_file: Path | None = None,
-        ui: bool = True,
+        web: WebOptions = WebOptions(),
+        tls: CertificateFiles | None = None,
     ) -> None:
         self._storage_url = storage_url
         self._advertise = advertise
-        self._ui = ui
+        self._web_options = web
+        self._tls = tls
         self._private = PrivateDirectory()
         self._directory = self._private.path
         self._token = secrets.token_hex(32)
@@ -71,20 +91,20 @@ class EmbeddedCoordinator:
         self.restarts = 0
         try:
             write_private(self._token_file, self._token)
-            self._control = _listen(host, ports)
-            self._web = _listen("127.0.0.1", ANY_PORT)
+            self._control = _listen(host, ports, "coordinator_ports")
+            self._web = _listen("127.0.0.1", web.ports, "http_ports")
             self._control_address = _address(self._control)
             self._log_file = self._log_path.open("ab")
-            self.client = CoordinatorClient(f"http://127.0.0.1:{self._web.getsockname()[1]}", self._token)
-            self._private.announce(self.client.url, self._token_file)
+            url = f"{'https' if web.https else 'http'}://127.0.0.1:{self._web.getsockname()[1]}"
+            certificate = given_certificate(web.https)
+            self.client = CoordinatorClient(url, self._token, trust=Trust(certificate=str(certificate or "")))
+            self._private.announce(url, self._token_file, certificate)
             self._process = self._spawn()
         except BaseException:
             self._private.remove()
             raise
         self._supervisor = threading.Thread(target=self._supervise, name="coordinator-supervisor", daemon=True)
         self._supervisor.start()
-
-    # ------------------------------------------------------------ for drivers
 
     @property
     def control_address(self) -> tuple[str, int]:
@@ -96,16 +116,14 @@ class EmbeddedCoordinator:
 
     @property
     def pid(self) -> int:
-        """Process id of the present child; changes with a restart."""
         return self._process.pid
 
     @property
     def error(self) -> str | None:
-        """Error that keeps the child from running, if any."""
         return self._error
 
     def submit(self, spec: JobSpec) -> SubmitReply:
-        """Submits a job now, and to every restarted child. Waits until the child answers."""
+        """Submits a job now, and to every restarted child. Waits for the answer."""
         reply = self._submit(spec)
         with self._lock:
             self._specs[spec.job] = spec
@@ -128,7 +146,6 @@ class EmbeddedCoordinator:
             raise Unavailable(f"the coordinator can't be kept alive: {self._error}")
 
     def log_tail(self, lines: int = 20) -> str:
-        """Returns the last lines of the child's log, for error messages."""
         with contextlib.suppress(OSError):
             return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-lines:])
         return ""
@@ -157,8 +174,6 @@ class EmbeddedCoordinator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------ the child
-
     def _spawn(self) -> "subprocess.Popen[bytes]":
         for package in ("uvicorn", "starlette", "prometheus_client"):
             if importlib.util.find_spec(package) is None:
@@ -184,8 +199,10 @@ class EmbeddedCoordinator:
         ]
         if self._advertise:
             command += ["--advertise", shown(self._advertise, self._control_address[1])]
-        if not self._ui:
-            command.append("--no-ui")
+        command += self._web_options.arguments()
+        if self._tls is not None:
+            files = {"certificate": self._tls.certificate, "key": self._tls.key, "ca": self._tls.ca}
+            command += [part for name, file in files.items() if file for part in (f"--tls-{name}", file)]
         if self._proven:
             command.append("--store-already-proven")
         if self._died is not None:
@@ -211,7 +228,7 @@ class EmbeddedCoordinator:
             ended_ms = round(time.time() * 1000)
             quick_deaths = quick_deaths + 1 if time.monotonic() - started < _QUICK_DEATH_S else 0
             if quick_deaths and self._died is not None:
-                ended_ms = self._died[1]  # the child hardly led
+                ended_ms = self._died[1]
             self._died = f"process {self._process.pid} {how_it_ended(code)}", ended_ms
             if quick_deaths >= _MAX_QUICK_DEATHS or code == 2:
                 self._give_up(f"it {how_it_ended(code)}; last log lines:\n{self.log_tail()}")
@@ -235,7 +252,7 @@ class EmbeddedCoordinator:
     def _give_up(self, why: str) -> None:
         self._error = why
         log.error("%s", why)
-        self._stop_listening()  # so that nobody waits in the backlog forever
+        self._stop_listening()  # otherwise slots would wait in the backlog forever
 
     def _stop_listening(self) -> None:
         for listening in (self._control, self._web):
@@ -264,32 +281,30 @@ class EmbeddedCoordinator:
             raise Unavailable("the coordinator is being closed") from error
         if time.monotonic() > deadline:
             raise Unavailable(
-                f"coordinator process {self.pid} did not come up in time. Its log says:\n"
+                f"coordinator process {self.pid} did not come up in time: {error}. Its log says:\n"
                 f"{self.log_tail() or 'nothing: it gets too little processor time or memory; see what else runs here'}"
             ) from error
 
 
 def how_it_ended(code: int) -> str:
-    """Returns the end of a process, from the result of `Popen.wait`."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
         return f"died of {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal
+    except ValueError:
         return f"died of signal {-code}"
 
 
-def _listen(host: str, ports: PortRange) -> socket.socket:
-    """Returns a socket on the first free port."""
+def _listen(host: str, ports: PortRange, option: str) -> socket.socket:
     for port in ports:
         try:
             return listening_on(host, port, reuse=port != 0)  # ended connections may still hold a port
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise InvalidJob(
-                    f"the coordinator can't listen on {host} ({error.strerror}): use an address of this host"
+                    f"the coordinator can't listen on {host} ({unheard(error)}): use an address of this host"
                 ) from error
-    raise InvalidJob(f"all ports {ports} of {host} are in use: give coordinator_ports more ports")
+    raise InvalidJob(f"all ports {ports} of {host} are in use: give {option} more ports")
 
 
 def _address(listening: socket.socket) -> tuple[str, int]:
@@ -298,7 +313,6 @@ def _address(listening: socket.socket) -> tuple[str, int]:
 
 
 def _environment() -> dict[str, str]:
-    """Returns the driver's environment, with `barrier_runtime` importable from the driver's folder."""
     root = str(Path(__file__).parents[3])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -1,25 +1,30 @@
 """Client for several daemons on the same storage, which asks the present leader.
 
-The daemon that answered last is asked first. A standby names the leader; the client only follows to an address that the
-user gave, because a page of any other address could ask people for the token.
+A standby names the leader; the client only follows to an address that the user gave, because a page at another address
+could ask people for the token.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient, LedByAnother, UnknownJob
+from barrier_runtime.coordinator.client.rest_token import daemon_key
 from barrier_runtime.coordinator.client.rest_types import (
     DaemonReply,
     JobSummary,
     ReplaceAsked,
     RescaleAsked,
+    RowsAsked,
     SavepointAsked,
+    SlotLines,
     SubmitReply,
     TriggerReply,
 )
+from barrier_runtime.coordinator.client.trust import Trust
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus, Room
 from barrier_runtime.coordinator.status.why.reason import Answer
-from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.coordinator.wire.messages import JobSpec, Subject
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 Reply = TypeVar("Reply")
@@ -28,15 +33,25 @@ _TIMEOUT_OF_SEVERAL_S = 4.0  # another daemon may have the answer
 
 
 class FailoverClient:
-    """Client of several daemons. Raises `InvalidJob` for the first permanent refusal.
+    """Raises `InvalidJob` for the first permanent refusal.
 
     Raises `UnknownJob` if no answering daemon knows the job, else `Unavailable`.
     """
 
-    def __init__(self, urls: Iterable[str], token: str) -> None:
+    def __init__(
+        self,
+        urls: Iterable[str],
+        token: str,
+        trust: Trust = Trust(),
+        trust_of: Mapping[str, Trust] = MappingProxyType({}),
+    ) -> None:
+        """`trust_of`: of single URLs, instead of `trust`."""
         given = tuple(urls)
         timeout_s = _TIMEOUT_S if len(given) == 1 else _TIMEOUT_OF_SEVERAL_S
-        self._clients = [CoordinatorClient(url, token, timeout_s=timeout_s) for url in given]
+        self._clients = [
+            CoordinatorClient(url, token, timeout_s=timeout_s, trust=trust_of.get(url, trust)) for url in given
+        ]
+        self.root_key = daemon_key(token)
         if not self._clients:
             raise InvalidJob("no coordinator address is given: use http://<host>:<port>, several with commas between")
         self._first = 0
@@ -50,7 +65,6 @@ class FailoverClient:
         return self._clients[self._first].url
 
     def daemons(self) -> list[DaemonReply]:
-        """Returns the daemons that answer now, in the order of requests."""
         found = []
         for index in self._order():
             try:
@@ -79,6 +93,12 @@ class FailoverClient:
 
     def why(self, job: str, checkpoint: int | None = None, run_id: str = "") -> Answer:
         return self._ask(lambda client: client.why(job, checkpoint, run_id))
+
+    def slot_lines(self, job: str, slot: int, subject: Subject, run_id: str = "") -> SlotLines:
+        return self._ask(lambda client: client.slot_lines(job, slot, subject, run_id))
+
+    def rows(self, job: str, asked: RowsAsked, run_id: str = "") -> SlotLines:
+        return self._ask(lambda client: client.rows(job, asked, run_id))
 
     def tell_room(self, job: str, room: Room, run_id: str = "") -> TriggerReply:
         return self._ask(lambda client: client.tell_room(job, room, run_id))
@@ -134,7 +154,6 @@ class FailoverClient:
         raise silent
 
     def _sooner(self, waiting: list[int], url: str) -> list[int]:
-        """Returns the order with the daemon at `url` first, if the user gave that address."""
         return sorted(waiting, key=lambda index: self._clients[index].url.rstrip("/") != url.rstrip("/"))
 
     def _order(self) -> list[int]:
@@ -143,5 +162,4 @@ class FailoverClient:
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """Returns the URLs in "http://a:1,http://b:2"."""
     return tuple(url.strip() for url in text.split(",") if url.strip())

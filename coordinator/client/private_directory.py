@@ -1,11 +1,10 @@
-"""Private directories of coordinators, by which commands find the coordinators of this user on this machine.
+"""Private directories, by which commands find this user's coordinators on this machine.
 
-A driver or daemon has a temporary directory of mode 0700 for secrets, and holds a lock inside while alive. The owner
-removes the directory at the end. A coordinator that outlives a killed driver removes the driver's; if both were killed
-at once, the next owner of this user on this host finds the lock free. The lock file gets its name when it is locked: a
-directory without one is just being made, and stays.
+A driver or daemon has a temporary directory of mode 0700 for secrets, and holds a lock inside while alive. The next
+owner of this user on this host removes directories whose lock is free. A directory without a lock file is just being
+made, and stays.
 
-The file `address` in a directory names the coordinator's REST address and token file.
+The file `address` has a line each for the coordinator's REST address, token file, and given certificate.
 """
 
 import contextlib
@@ -17,12 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from barrier_runtime.coordinator.client.trust import Trust
+
 PREFIX = "barrier-runtime-coordinator-"
 _LIFE, _ADDRESS = "life.lock", "address"
 
 
 class PrivateDirectory:
-    """Temporary directory with a lock, made at once; `remove()` may be repeated. `prefix` marks a kind."""
+    """Temporary directory with a lock; `remove()` may be repeated. `prefix` marks a kind."""
 
     def __init__(self, prefix: str = PREFIX, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())
@@ -33,10 +34,14 @@ class PrivateDirectory:
         fcntl.flock(self._life, fcntl.LOCK_EX)
         new.rename(self.path / _LIFE)
 
-    def announce(self, url: str, token_file: Path) -> None:
-        """Lets commands of this user find the coordinator at `url`, which is ready or soon will be."""
+    def announce(self, url: str, token_file: Path, certificate: Path | None = None) -> None:
+        """Commands of this user find the coordinator at `url`, ready now or soon.
+
+        `certificate`: of an https URL, unless the certificate is generated.
+        """
         new = self.path / f"{_ADDRESS}.new"
-        write_private(new, f"{url}\n{token_file.resolve()}\n")
+        lines = [url, token_file.resolve(), *([certificate.resolve()] if certificate else [])]
+        write_private(new, "".join(f"{line}\n" for line in lines))
         new.rename(self.path / _ADDRESS)
 
     def remove(self) -> None:
@@ -45,7 +50,7 @@ class PrivateDirectory:
 
 
 def remove_what_the_killed_left(prefix: str, parent: Path) -> None:
-    """Removes real directories of this user only: in a shared folder a name proves nothing."""
+    """Removes only real directories of this user: in a shared folder a name proves nothing."""
     for entry in _of_this_user(prefix, parent):
         with contextlib.suppress(OSError), _lock_of(entry):
             shutil.rmtree(entry, ignore_errors=True)
@@ -53,14 +58,17 @@ def remove_what_the_killed_left(prefix: str, parent: Path) -> None:
 
 @dataclass(frozen=True)
 class RunningCoordinator:
-    """Coordinator that another process of this user runs on this machine."""
-
     url: str
     token_file: Path
+    certificate: str = ""
+
+    @property
+    def trust(self) -> Trust:
+        return Trust(certificate=self.certificate)
 
 
 def coordinators_here(parent: Path | None = None) -> list[RunningCoordinator]:
-    """Coordinators of this user whose owner lives, in the order of their addresses."""
+    """Returns coordinators of this user whose owner lives, in the order of their addresses."""
     found = []
     for entry in _of_this_user(PREFIX, parent or Path(tempfile.gettempdir())):
         try:
@@ -71,8 +79,8 @@ def coordinators_here(parent: Path | None = None) -> list[RunningCoordinator]:
         except OSError:  # the owner is making or removing the directory
             continue
         with contextlib.suppress(OSError, ValueError):
-            url, token_file = (entry / _ADDRESS).read_text(encoding="utf-8").splitlines()
-            found.append(RunningCoordinator(url, Path(token_file)))
+            url, token_file, *certificate = (entry / _ADDRESS).read_text(encoding="utf-8").splitlines()
+            found.append(RunningCoordinator(url, Path(token_file), "".join(certificate[:1])))
     return sorted(found, key=lambda each: each.url)
 
 
@@ -91,7 +99,7 @@ def _of_this_user(prefix: str, parent: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _lock_of(directory: Path) -> Iterator[None]:
-    """Holds the directory's lock. Raises `BlockingIOError` while the owner lives, `OSError` without a lock file."""
+    """Raises `BlockingIOError` while the owner lives, `OSError` without a lock file."""
     with (directory / _LIFE).open() as life:
         fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

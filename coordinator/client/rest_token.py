@@ -1,10 +1,10 @@
-"""Token of a daemon: the bearer token, keys derived from the token, and signed calls. Pure, except for nonces seen.
+"""Token of a daemon: the bearer token, keys derived from the token, and signed calls.
 
     Authorization: BarrierRuntime-HMAC-SHA256 <time ms>:<nonce>:<MAC>
 
 The token is the key of the MAC and is never sent. The MAC covers method, path with query, `SIGNED_HEADERS`, SHA-256 of
 the body, time and nonce. A server accepts each nonce once, within `WINDOW_MS` of its own clock. The secret in an answer
-is masked with a MAC of the nonce, so that only the caller reads the secret.
+is masked with a MAC of the nonce.
 """
 
 import errno
@@ -36,12 +36,12 @@ def is_token(given: str, token: Token) -> bool:
 
 
 def daemon_key(token: str) -> bytes:
-    """Returns the root key for this token: a different value, so that neither can stand for the other."""
+    """Root key for this token; neither can stand for the other."""
     return hmac.digest(token.encode(), b"barrier-runtime daemon key", "sha256")
 
 
 def read_token_file(path: Path) -> str:
-    """Returns the token in `path`, for the daemon and its clients. No message repeats a possible token.
+    """Returns the token in `path`. No message repeats a possible token.
 
     Raises `InvalidJob` unless only the owner can read the file (G2).
     """
@@ -80,14 +80,14 @@ Verdict = Literal["", "not understood", "another time", "repeated", "wrong"]
 
 
 def signing_key(token: str | bytes) -> bytes:
-    """Returns the key of a token's signatures: a different value, so that neither can stand for the other."""
+    """Returns the key of signatures, another value than `daemon_key`."""
     token = token.encode() if isinstance(token, str) else token
     return hmac.digest(token, b"barrier-runtime signing key", "sha256")
 
 
 @dataclass(frozen=True)
 class Call:
-    """The signed part of a call, as sent. `target`: path with query. `covered`: values of `SIGNED_HEADERS`."""
+    """Signed part of a call, as sent. `target`: path with query. `covered`: values of `SIGNED_HEADERS`."""
 
     method: str
     target: bytes
@@ -96,36 +96,33 @@ class Call:
 
 
 def covered(headers: Mapping[str, str]) -> tuple[bytes, ...]:
-    """Returns the values of `SIGNED_HEADERS`, empty for a missing header."""
     return tuple(headers.get(name, "").encode("ascii") for name in SIGNED_HEADERS)
 
 
 def signature(key: bytes, call: Call, time_ms: int, nonce: str) -> str:
-    """Returns the value of `Authorization`. `nonce`: random, new for each call."""
+    """`nonce`: random, new for each call."""
     return f"{SCHEME} {time_ms}:{nonce}:{_mac(key, call, time_ms, nonce)}"
 
 
 def masked(key: bytes, nonce: str, secret: bytes) -> bytes:
-    """Hides a secret of at most 32 bytes in the answer to the call with `nonce`, or reveals that secret."""
+    """Hides or reveals a secret of at most 32 bytes in an answer."""
     mask = hmac.digest(key, b"answer:" + nonce.encode(), "sha256")
     return bytes(each ^ other for each, other in zip(secret, mask, strict=True))
 
 
 def nonce_of(authorization: str) -> str:
-    """Returns the nonce of a signed call; empty for a call that is not signed."""
+    """Returns "" for a call that is not signed."""
     parts = _parts(authorization)
     return parts[1] if parts else ""
 
 
 class Signatures:
-    """Checks signatures for a token, and remembers the nonces of the window."""
-
     def __init__(self, token: bytes) -> None:
         self.key = signing_key(token)
         self._seen: OrderedDict[str, int] = OrderedDict()  # nonce -> time until which a repetition is refused
 
     def verdict(self, authorization: str, call: Call, now_ms: int) -> Verdict:
-        """Returns why the call is refused; empty: accepted, once."""
+        """Returns why the call is refused; "": accepted, once."""
         parts = _parts(authorization)
         if parts is None:
             return "not understood"

@@ -1,4 +1,4 @@
-"""Types of the REST interface besides `JobSpec` and `JobStatus`. Shared by server and client."""
+"""Types of the REST interface besides `JobSpec` and `JobStatus`."""
 
 import hashlib
 from typing import Literal
@@ -6,15 +6,16 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.summary import JobSummary as JobSummary
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
-LONGEST_WAIT_S = 3.0  # for a new status version; less than the timeout of any client
+LONGEST_WAIT_S = 3.0  # less than the timeout of any client
 
 
 def news_of(status: JobStatus) -> str:
-    """Returns the version of facts for drivers: condition, outcome, kills, requested slots, leader.
+    """Returns the version of facts that drivers act on.
 
-    A driver that repeats the version in `unless=` waits for an answer until the version changes.
+    A call with the version in `unless=` waits until the version changes.
     """
     moving = any(each.ended_ms is None for each in status.rescales)
     news = (
@@ -43,7 +44,7 @@ class SubmitReply(msgspec.Struct, frozen=True):
 
 
 class SavepointAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request of a savepoint. `id`: the same however often a client repeats the request."""
+    """`id`: the same however often a client repeats the request."""
 
     id: str
     url: str  # of the savepoint's folder
@@ -55,8 +56,6 @@ class StopRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RescaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request of a rescale. `id`: the same however often a client repeats the request."""
-
     id: str
     parallelism: int
     timeout_ms: int = 60_000
@@ -65,8 +64,8 @@ class RescaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReplaceAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Request to replace the program, or the answer with a loaded program. Never code.
 
-    `id`: the same however often a client repeats the request. With `spec` the program is loaded; otherwise the program
-    that runs the job loads `flow` ("app.py:flow"), and answers with the same id and `spec`, or with `error`.
+    `id`: the same however often a client repeats the request. With `spec` the program is loaded; otherwise the driver
+    loads `flow` ("app.py:flow"), and answers with the same id and `spec`, or with `error`.
     """
 
     id: str
@@ -82,25 +81,28 @@ class TriggerReply(msgspec.Struct, frozen=True):
     reason: str
 
 
-class JobSummary(msgspec.Struct, frozen=True):
-    job: str
-    run_id: str
-    phase: str
-    outcome: str | None
-    condition: str = ""
-    condition_reason: str = ""
-
-
 class LoginLinkReply(msgspec.Struct, frozen=True):
-    """Path of a page that logs in once, without the daemon's address.
-
-    Any holder can log in until the link is used: only the requesting person sees it, and it is never logged.
-    """
+    """Path of a page that logs in once. Any holder can log in until the link is used: never logged."""
 
     path: str
 
     def __repr__(self) -> str:
         return "LoginLinkReply(path=******)"
+
+
+class SlotLines(msgspec.Struct, frozen=True):
+    """Log records, stacks or rows of a slot, the likely secrets masked."""
+
+    slot: int
+    lines: tuple[str, ...]
+
+
+class RowsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of a preview. `slot`: None: the slot that reads the most rows of the step's chain."""
+
+    step: str
+    slot: int | None = None
+    rows: int = 10
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -109,11 +111,15 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class DaemonReply(msgspec.Struct, frozen=True):
-    """Address of this daemon for slots, and the storage whose jobs it can lead."""
+    """Address of this daemon for slots, and the storage whose jobs this daemon can lead.
+
+    `of_program`: the daemon ends with the program of a job, and does not return.
+    """
 
     control_host: str
     control_port: int
     storage: str
+    of_program: bool = False
 
 
 class ErrorReply(msgspec.Struct, frozen=True):

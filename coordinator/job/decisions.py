@@ -1,7 +1,4 @@
-"""Decisions of phases about the next phase, as values.
-
-`transitions` lists the legal decisions of each phase and makes the next phase, so no phase knows another.
-"""
+"""Decisions of phases. `transitions` makes the next phase, so no phase knows another."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -9,15 +6,13 @@ from typing import TypeAlias
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.log.records import Record
 from barrier_runtime.coordinator.log.restore_choice import RestoreFrom
+from barrier_runtime.coordinator.status.generation_status import GenerationKind
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """Progress of the start. `lost_races`: number of lost races for the log's head.
-
-    `missed`: key of a manifest that was missing although the log named it.
-    """
+    """`lost_races`: for the log's head. `missed`: key of a manifest that the store lacked."""
 
     lost_races: int = 0
     missed: str = ""
@@ -28,24 +23,24 @@ class Attempts:
 
 @dataclass(frozen=True)
 class LoadLog:
-    """Read the log again, because another process has written."""
+    """Read the log again: another process has written."""
 
     attempts: Attempts
 
 
 @dataclass(frozen=True)
 class TakeOver:
-    """Take over the newest generation, which is of this run: the slots may be alive."""
+    """The newest generation is of this run: the slots may be alive."""
 
     attempts: Attempts
 
 
 @dataclass(frozen=True)
 class BeginGeneration:
-    """Begin a generation. `choice`: the restore point; None: the run's newest after open appends.
+    """`choice`: the restore point; None: the run's newest, once the open append is answered.
 
-    `wait_ms`: back-off before slots are deployed. `spec`: the job from now on; None: unchanged. `keep`: see
-    `Job.go_on_as`. `visible`: see `HandOver`.
+    `wait_ms`: back-off before the deployment. `spec`: None: unchanged. `keep`: see `Job.go_on_as`. `visible`: see
+    `HandOver`.
     """
 
     choice: RestoreFrom | None
@@ -56,13 +51,14 @@ class BeginGeneration:
     spec: JobSpec | None = None
     keep: bool = False
     visible: bool = True
+    kind: GenerationKind = "recovery"
 
 
 @dataclass(frozen=True)
 class Restart:
     """End the generation; the next begins after the restart policy's delay.
 
-    `unavailable`: a server does not answer. Not `counted`: nothing failed, so the policy is not involved.
+    `unavailable`: a server does not answer. Not `counted`: nothing failed, so there is no delay.
     """
 
     reason: str
@@ -74,19 +70,20 @@ class Restart:
 class HandOver:
     """Begin the next generation as `spec`.
 
-    `keep`: the present slots stand by until that generation runs. `visible`: sources have stopped, and all their rows
-    are visible; if not, the newest checkpoint is restored as after a failure.
+    `keep`: the present slots stand by until that generation runs. `visible`: sources have stopped, and all rows are
+    visible; else the newest checkpoint is restored as after a failure.
     """
 
     spec: JobSpec
     reason: str
     keep: bool = False
     visible: bool = True
+    kind: GenerationKind = "recovery"
 
 
 @dataclass(frozen=True)
 class Gather:
-    """Wait for all slots after FENCE, and deploy from `deploy_from_ms` on."""
+    """Wait for all slots; deploy from `deploy_from_ms` on."""
 
     reason: str
     deploy_from_ms: int
@@ -94,21 +91,19 @@ class Gather:
 
 @dataclass(frozen=True)
 class Run:
-    """Run: every slot runs this generation."""
-
     reason: str
 
 
 @dataclass(frozen=True)
 class FinishJob:
-    """Finish: all input has been read, and all rows are visible."""
+    """All input has been read, and all rows are visible."""
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """End the job by the user's request. Only the leader drops checkpoints, and only on request.
+    """End the job by request. Only the leader drops checkpoints.
 
-    `visible`: checkpoint of the stop, whose rows all sinks show; 0: the job stops at once.
+    `visible`: checkpoint whose rows all sinks show; 0: the job stops at once.
     """
 
     visible: int = 0
@@ -116,21 +111,19 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Fail:
-    """Fail with a permanent error, if this process still leads."""
-
     error: str
 
 
 @dataclass(frozen=True)
 class FencedBy:
-    """Stop: `record` is at this process's log position, so another coordinator owns the job."""
+    """`record` is at this process's log position: another coordinator leads."""
 
     record: Record
 
 
 @dataclass(frozen=True)
 class EndJob:
-    """End at once. "failed": the job cannot continue, and only a person can change that."""
+    """End at once. "failed": only a person can make the job continue."""
 
     outcome: Outcome
     reason: str

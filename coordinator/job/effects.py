@@ -1,9 +1,7 @@
-"""Effects that `JobProtocol.handle` returns. The edge carries them out in order and answers.
+"""Effects of `JobProtocol.handle`. The edge carries them out in order.
 
-Answers: `ReadLog` → `LogRead` · `Append` → `AppendResult` · `ReadRecord` → `RecordRead` · `ReadManifest` →
-`ManifestRead` · `WriteManifest` → `ManifestWritten`/`ManifestFailed` · `ListForSweep` → `Listed` · `Delete` → `Deleted`
-· `DeleteAll` → `DeletedAll` · `CopySavepoint` → `SavepointCopied`/`SavepointNotCopied`. Instead of each of these, the
-answer may be `StoreRefused`.
+Each effect on the store is answered by an event; `Delete` and `Compact` by `Deleted`. Instead, the answer may be
+`StoreRefused`.
 """
 
 from dataclasses import dataclass
@@ -21,8 +19,6 @@ Outcome: TypeAlias = Literal["finished", "failed", "cancelled", "fenced", "repla
 
 @dataclass(frozen=True)
 class ReadLog:
-    """Read the log's facts, with every kept decision."""
-
     completes: int  # number of newest decisions
     restore: int | None  # and back to this checkpoint
     run_id: str
@@ -30,7 +26,7 @@ class ReadLog:
 
 @dataclass(frozen=True)
 class Append:
-    """Put these bytes at this log position if the position is empty. `attempt` > 1: wait a little first."""
+    """Put these bytes if the position is empty. `attempt` > 1: wait a little first."""
 
     position: int
     data: bytes
@@ -44,7 +40,7 @@ class ReadRecord:
 
 @dataclass(frozen=True)
 class ReadManifest:
-    """Read the manifest that `record` decided, from the record itself if the manifest is inside."""
+    """Read the manifest, from the record itself if inside."""
 
     record: Complete
 
@@ -61,28 +57,35 @@ class WriteManifest:
 
 @dataclass(frozen=True)
 class ListForSweep:
-    """List the job's manifests and data files, and read the manifests of these decisions."""
-
     manifests: tuple[Complete, ...]
 
 
 @dataclass(frozen=True)
 class Delete:
     permit: Permit
-    keys: tuple[str, ...]  # in this order
-    newest: int = 0  # the newest decided checkpoint that is dropped with them; 0: unknown
+    keys: tuple[str, ...]  # in this order: after a crash no manifest may lack files
+    newest: int = 0  # newest dropped checkpoint; 0: unknown
+
+
+@dataclass(frozen=True)
+class Compact:
+    """Delete log records below `base`. `kept`: positions of kept decisions."""
+
+    base: int
+    kept: frozenset[int]
+    first_sha256: str  # of the first record, which no other log has
 
 
 @dataclass(frozen=True)
 class DeleteAll:
-    """Delete all checkpoints and snapshot files on the user's request; never log or savepoints."""
+    """Delete all checkpoints and snapshot files, but never log or savepoints."""
 
     permit: Permit
 
 
 @dataclass(frozen=True)
 class CopySavepoint:
-    """Copy these objects of the job's store to the folder `url`, then write the savepoint there."""
+    """Copy these objects to `url`, then write the savepoint there."""
 
     url: str
     copy: SavepointCopy
@@ -101,9 +104,9 @@ class CloseLink:
 
 @dataclass(frozen=True)
 class KillSlotTask:
-    """Make the driver end this Spark task: the slot is silent or out of reach, and occupies a core.
+    """Make the driver end this task: the slot is silent or out of reach.
 
-    `avoid`: the slot lives, and is wanted on another host than this.
+    `avoid`: the slot lives; the replacement should be on another host.
     """
 
     slot: int
@@ -126,6 +129,7 @@ Effect: TypeAlias = (
     | WriteManifest
     | ListForSweep
     | Delete
+    | Compact
     | DeleteAll
     | CopySavepoint
     | SendTo

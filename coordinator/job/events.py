@@ -1,11 +1,11 @@
-"""Events of a job: the facts that go into `JobProtocol.handle`. Plain values; a link is a number."""
+"""Events of a job: facts for `JobProtocol.handle`."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
-from barrier_runtime.coordinator.log.decision_log import LogView
+from barrier_runtime.coordinator.log.decision_log import LogEntry, LogView
 from barrier_runtime.coordinator.status.health import State
 from barrier_runtime.coordinator.status.status import Room
 from barrier_runtime.coordinator.wire.messages import (
@@ -15,7 +15,7 @@ from barrier_runtime.coordinator.wire.messages import (
     JobSpec,
     Register,
     Restored,
-    ToCoordinator,
+    ToJob,
     Waiting,
 )
 from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
@@ -27,7 +27,7 @@ Link: TypeAlias = int
 
 @dataclass(frozen=True)
 class Begin:
-    """Start: the first event."""
+    """First event."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class LogRead:
-    """Answer to `ReadLog`. `history`: bytes; None if missing, or unread (`history_trouble`)."""
+    """Answer to `ReadLog`. `history`: None if missing, or unread (`history_trouble`)."""
 
     view: LogView
     history: bytes | None = None
@@ -46,16 +46,20 @@ class LogRead:
 
 @dataclass(frozen=True)
 class AppendResult:
-    """Answer to `Append`. `use`: requests of the coordinator to the job's store so far."""
+    """Answer to `Append`. `use`: the coordinator's store requests so far.
+
+    `overtaken`: a record far beyond the compacted position.
+    """
 
     position: int
     outcome: PutOutcome
     use: StoreCounts | None = None
+    overtaken: LogEntry | None = None
 
 
 @dataclass(frozen=True)
 class RecordRead:
-    """Answer to `ReadRecord`. None: the position is empty."""
+    """`data`: None if the position is empty."""
 
     position: int
     name: str
@@ -75,7 +79,7 @@ class ManifestWritten:
 
 @dataclass(frozen=True)
 class ManifestFailed:
-    """The store refused the manifest for good (the edge retries retryable errors)."""
+    """A permanent refusal; the edge retries other errors."""
 
     key: str
     error: str
@@ -90,7 +94,7 @@ class StoreRefused:
 
 @dataclass(frozen=True)
 class StoreRetried:
-    """A store call failed and will be retried. `what` names the operation and the object; for status only."""
+    """A store call failed and will be retried. For status only."""
 
     what: str
     error: str
@@ -99,8 +103,6 @@ class StoreRetried:
 
 @dataclass(frozen=True)
 class StoreAnswered:
-    """A retried call has been answered."""
-
     what: str
 
 
@@ -113,7 +115,7 @@ class SlotRegistered:
 @dataclass(frozen=True)
 class SlotMessage:
     link: Link
-    message: ToCoordinator
+    message: ToJob
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class SlotLost:
 
 @dataclass(frozen=True)
 class Listed:
-    """Answer to `ListForSweep`. `manifests`: key -> bytes; None: the object is missing."""
+    """Answer to `ListForSweep`. `manifests`: key -> bytes; None if missing."""
 
     objects: tuple[ObjectInfo, ...]
     manifests: tuple[tuple[str, bytes | None], ...]
@@ -140,15 +142,11 @@ class Deleted:
 
 @dataclass(frozen=True)
 class DeletedAll:
-    """`DeleteAll` is done as far as possible."""
-
     error: str = ""
 
 
 @dataclass(frozen=True)
 class SavepointCopied:
-    """Answer to `CopySavepoint`. `checkpoint`: the copied checkpoint."""
-
     id: str
     checkpoint: int
     bytes: int
@@ -156,7 +154,7 @@ class SavepointCopied:
 
 @dataclass(frozen=True)
 class SavepointNotCopied:
-    """The savepoint does not exist; some of the objects may be left in the folder."""
+    """The savepoint does not exist; some objects may be left in the folder."""
 
     id: str
     checkpoint: int
@@ -165,7 +163,7 @@ class SavepointNotCopied:
 
 @dataclass(frozen=True)
 class HistoryTrouble:
-    """The history could not be written. For status only: figures may be lost."""
+    """Figures may be lost. For status only."""
 
     error: str
 
@@ -177,15 +175,11 @@ class UserTrigger:
 
 @dataclass(frozen=True)
 class UserSavepoint:
-    """Copy a checkpoint to a folder."""
-
     request: SavepointRequest
 
 
 @dataclass(frozen=True)
 class ProgramLoaded:
-    """The driver's answer about a program to load: the description, or the error."""
-
     id: str  # of the request
     spec: JobSpec | None
     error: str = ""
@@ -193,14 +187,12 @@ class ProgramLoaded:
 
 @dataclass(frozen=True)
 class UserRescale:
-    """Continue with another number of slots."""
-
     request: RescaleRequest
 
 
 @dataclass(frozen=True)
 class SlotsStarting:
-    """Report of the program that runs the job's slots, about cores for them."""
+    """Report of the driver."""
 
     room: Room
 
@@ -208,7 +200,7 @@ class SlotsStarting:
 @dataclass(frozen=True)
 class UserStop:
     mode: Literal["checkpoint", "drain", "now"]
-    savepoint: SavepointRequest | None = None  # to stop with; if it is impossible, the job continues
+    savepoint: SavepointRequest | None = None  # if this savepoint fails, the job continues
 
 
 Event: TypeAlias = (
@@ -240,13 +232,12 @@ Event: TypeAlias = (
     | UserStop
 )
 
-# Events after which the condition of a job is judged anew; others cannot change the condition.
+# Other events cannot change the condition of a job.
 _KINDS = (Begin, Tick, AppendResult, RecordRead, ManifestFailed, StoreRetried, StoreAnswered, SlotsStarting)
 _HEALS: dict[State, type] = {"WAITING_SINK": Committed, "WAITING_SERVER": Restored}
 
 
 def may_change_progress(event: Event, state: State, *, slow_commits: bool) -> bool:
-    """Whether `event` may change the condition `state`. `slow_commits`: a sink commits too slowly."""
     if not isinstance(event, SlotMessage):
         return isinstance(event, _KINDS)
     message = event.message

@@ -1,4 +1,4 @@
-"""Facts of a running job, and steps that every phase needs. The phases (`phases/`) decide."""
+"""Facts of a running job, and steps that several phases need."""
 
 import enum
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from barrier_runtime.coordinator.checkpoints.commits import CommitTracker, Faili
 from barrier_runtime.coordinator.checkpoints.failures import FailureCounter, RestartPolicy
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, SweepPlan, Unsorted
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest, Savepoints
-from barrier_runtime.coordinator.job.effects import Append, ReadRecord
+from barrier_runtime.coordinator.job.effects import Append, Compact, ReadRecord
 from barrier_runtime.coordinator.job.events import LogRead
 from barrier_runtime.coordinator.job.generation import Generation
 from barrier_runtime.coordinator.job.links import Links
@@ -30,13 +30,14 @@ from barrier_runtime.coordinator.log.decision_log import (
     Repeat,
     complete_of,
 )
-from barrier_runtime.coordinator.log.manifest import DecidedManifest, Manifest, own_files
+from barrier_runtime.coordinator.log.manifest import DecidedManifest, Manifest
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Fence, Finish, Record, StopWish
 from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.coordinator.status.past_run import with_last_savepoint
 from barrier_runtime.coordinator.status.statistics import JobRecord
 from barrier_runtime.coordinator.status.status import CommitsStatus
+from barrier_runtime.coordinator.status.trend import TrendPoint, trend_point
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
     STABLE_KIND,
@@ -44,6 +45,8 @@ from barrier_runtime.coordinator.wire.messages import (
     CancelGeneration,
     Committed,
     JobSpec,
+    Probe,
+    Probed,
     Register,
     Registered,
     Shutdown,
@@ -56,7 +59,7 @@ from barrier_runtime.state.store.paths import Paths
 
 
 class Origin(enum.Enum):
-    SUBMITTED = "submitted"  # the driver submitted this run
+    SUBMITTED = "submitted"
     ADOPTED = "adopted"  # found in the log when a slot connected
 
 
@@ -67,8 +70,6 @@ class NotLeading(enum.Enum):
 
 @dataclass(frozen=True)
 class Leadership:
-    """This process leads a generation, by the newest record."""
-
     permit: Permit
     lineage: str
 
@@ -84,7 +85,7 @@ class Job:
         self.origin = origin
         self.paths = Paths(spec.job)
         self.slots = SlotTable(spec, self.heartbeat_ms)
-        self.slots.admit_any(spec.max_parallelism)  # until this process leads, and so knows the job's slots
+        self.slots.admit_any(spec.max_parallelism)  # until this process leads
         self.compatibility = Compatibility(identity.versions)
         self.links = Links(self.heartbeat_ms, spec.slot_timeout_ms)
         self.commits = CommitTracker(spec)
@@ -98,10 +99,11 @@ class Job:
         self.leadership: Leadership | NotLeading = NotLeading.YET
         self.generation = Generation(FailureCounter(spec.checkpoints.tolerable_failures))
         self.stop: Stop | None = None
-        self.decided: DecidedManifest | None = None  # newest manifest that this process wrote or verified
+        self.decided: DecidedManifest | None = None  # newest that this process wrote or verified
         self.retention: Retention | Unsorted = Unsorted()
         self.has_run = False  # all slots of this run were registered once
-        self.missed_ms = 0  # of missing slots, before this generation and since the last that ran
+        self.probing = False  # some slot has not answered the probe
+        self.missed_ms = 0  # of missing slots, summed over generations
         self._subtasks = _subtasks(spec)
         self._deletable = SweepPlan()
         self._append_attempts = 0
@@ -116,17 +118,38 @@ class Job:
             raise ProtocolViolation(f"job {self.spec.job}: done without leading: file a bug")
         return self.leadership
 
+    def probe(self) -> None:
+        """Probes slots that have not answered."""
+        peers, self.probing = self.slots.peers(), True
+        for slot in self.slots.connected:
+            if slot.probed is not None and slot.probed.unreached:  # the peers may be other processes now
+                slot.probed = None
+            if _is_unanswered(slot):
+                self.outbox.send(slot, Probe(peers))
+
+    def probe_again(self) -> None:
+        """Repeats the probe after a registration: lost links lose probes and answers."""
+        if self.probing and not self.slots.missing:
+            self.probe()
+
+    def take_facts(self, slot: RegisteredSlot, message: Register | Probed) -> None:
+        if isinstance(message, Probed):
+            slot.probed = message
+            self.probing = self.probing and any(map(_is_unanswered, self.slots))
+        else:
+            self.record.ignored["second Register on one link"] += 1
+
     def lead(self, appended: Appended) -> None:
-        """Records an append of this process, which leads generation `appended.permit.token`."""
         fence = self.log.fence
         assert fence is not None
         before, self.leadership = self.leadership, Leadership(appended.permit, fence.lineage)
+        if appended.compacts:
+            self.outbox.put(Compact(self.log.base, frozenset(self.log.kept), self.log.first_sha256))
         if before is NotLeading.YET:  # a predecessor might have rescaled since this process read the log
             self.rescales.know_description(self.spec)
             self.admit(f"job {self.spec.job} has no such slot")
 
     def lead_no_more(self) -> None:
-        """Ends leadership: no decisions and deletions any more."""
         if self.leads:
             self.leadership = NotLeading.ANY_MORE
 
@@ -137,11 +160,11 @@ class Job:
 
     @property
     def held(self) -> frozenset[int]:
-        """Completed checkpoints whose files global committers or copies must still read."""
+        """Completed checkpoints that global committers or savepoints still read."""
         return self.commits.held | self.savepoints.held
 
     def delete(self, plan: SweepPlan) -> None:
-        """Deletes `plan` as leader. Waits while an append is undecided (I9)."""
+        """Deletes once no append is undecided (I9)."""
         self._deletable = self._deletable.and_then(plan)
         if not self._deletable.keys or self.log.in_flight:
             return
@@ -159,7 +182,7 @@ class Job:
                 self.reconcile_commits(slot.register)
 
     def remember(self, read: LogRead, now_ms: int) -> None:
-        """Takes figures and slots of this run from the history. Damage is reported, and costs only these."""
+        """Damage of the history is only reported."""
         known, trouble = None, read.history_trouble
         if read.history is not None:
             try:
@@ -171,7 +194,7 @@ class Job:
         self.record.remember(known, read.view.completes)
         same_run = known is not None and known.run_id == self.spec.run_id
         self.rescales.remember(() if known is None else known.rescales, same_run=same_run)
-        # A savepoint to stop with is taken anew, unless the run ended with that savepoint.
+        # The next run takes a savepoint to stop with anew, unless the previous run ended with the savepoint.
         others = tuple(each for each in self.record.savepoints if not (each.stops and same_run))
         head = read.view.head
         if head is not None and isinstance(head.record, Finish):
@@ -180,12 +203,12 @@ class Job:
         if known is not None and same_run:
             self.commits.remember(_failing_commits(known.commits))
             for slot in known.slots:
-                self.slots.expect(slot, now_ms + self.spec.slot_timeout_ms)
+                self.slots.expect(slot, now_ms, now_ms + self.spec.slot_timeout_ms)
 
     def go_on_as(self, spec: JobSpec, *, keep: bool = False) -> None:
-        """Continues as `spec` of the newest FENCE: superfluous slots leave, standbys become slots.
+        """Continues as `spec` of the newest FENCE.
 
-        `keep`: slots of the previous program stand by, in case the new program does not start.
+        `keep`: slots of the previous program stand by for a failed start.
         """
         before, self.spec = self.spec, spec
         self.rescales.fallback_spec = before if keep else None
@@ -201,19 +224,18 @@ class Job:
         self.records.rescaled(self.spec)
 
     def admit(self, reason: str) -> None:
-        """Admits slots of the job and of an open rescale, in any phase; dismisses others with `reason`."""
+        """Admits slots of the job and of an open rescale; dismisses others."""
         rescale = self.rescales.before_moving
         spec = self.spec if rescale is None else rescale.after
         self.dismiss(self.slots.admit(spec.parallelism, spec.program), reason)
 
     def dismiss(self, slots: Iterable[RegisteredSlot], reason: str) -> None:
-        """Dismisses superfluous slots; their tasks end with success."""
+        """The slots' tasks end with success."""
         for slot in slots:
             self.outbox.send(slot, Shutdown("left", reason))
             self.outbox.close(slot)
 
     def fail_rescale(self, error: str, now_ms: int) -> None:
-        """Fails the rescale; the job continues with the present slots."""
         if self.rescales.before_moving is not None:
             self.rescales.fail(error, now_ms)
             self.record.revision += 1
@@ -235,6 +257,14 @@ class Job:
         else:
             self.outbox.put(ReadRecord(step.position))
 
+    def note_figures(self, now_ms: int) -> None:
+        def facts() -> TrendPoint:
+            connected = self.slots.connected
+            reports = {slot.index: slot.figures for slot in connected}
+            return trend_point(self.spec.chains, reports, (slot.sources for slot in connected), now_ms)
+
+        self.record.trend.look(facts, now_ms)
+
     def request_stop(self, mode: StopMode, savepoint: SavepointRequest | None, now_ms: int) -> None:
         self.stop = requested(self.stop, mode, savepoint)
         if savepoint is not None:
@@ -250,7 +280,7 @@ class Job:
 
     @property
     def stop_checkpoint(self) -> int | None:
-        """First checkpoint id that counts for the stop; None: the stop needs none."""
+        """First checkpoint that counts for the stop; None: not needed or not requested yet."""
         return self.stop.checkpoint if isinstance(self.stop, StopWithCheckpoint) else None
 
     @property
@@ -263,13 +293,11 @@ class Job:
 
     @property
     def stop_is_logged(self) -> bool:
-        """Returns whether the log contains all that a successor needs of the stop."""
         wanted, logged = self.stop_record, self.log.stop
         return wanted is None or (logged is not None and logged.savepoint == wanted.savepoint)
 
     @property
     def last_completed(self) -> int:
-        """Checkpoint whose transactions every sink may commit."""
         return self.log.completed
 
     @property
@@ -277,7 +305,7 @@ class Job:
         return max(50, min(1_000, self.spec.slot_timeout_ms // 5))
 
     def acknowledge_registration(self, slot: RegisteredSlot, token: int) -> None:
-        """Answers Register, once per connection."""
+        """Answers once per connection."""
         if self.slots.is_first_answer(slot):
             self.outbox.send(slot, Registered(token, self.last_completed, self.heartbeat_ms))
 
@@ -296,7 +324,7 @@ class Job:
 
     @property
     def awaits_decisions(self) -> bool:
-        """Returns whether all sources have ended, and `stable` steps need checkpoints to process the rest."""
+        """Returns whether sources have ended, but `stable` steps need checkpoints for last rows."""
         if self.all_ended or not any(STABLE_KIND in chain.kinds.values() for chain in self.spec.chains):
             return False
         sources = {chain.chain for chain in self.spec.chains if chain.is_source}
@@ -309,12 +337,11 @@ class Job:
         )
 
     def mark_ended(self, slot: RegisteredSlot, subtasks: Iterable[SubtaskId]) -> None:
-        """Marks ended subtasks of the reporting slot only."""
         own = (subtask for subtask in subtasks if subtask in self._subtasks and subtask.index == slot.index)
         self.generation.ended.update(own)
 
     def mark_committed(self, slot: RegisteredSlot, message: Committed) -> None:
-        """Marks commits of the slot's own sinks; by slot 0 also of global committers."""
+        """Global commits count only from slot 0."""
         by_global = message.subtask == GLOBAL_COMMITTER and slot.index == 0
         if message.subtask != slot.index and not by_global:
             self.record.ignored["commit of another slot's sink"] += 1
@@ -324,7 +351,7 @@ class Job:
             self.outbox.broadcast(Visible(self.led.token, message.checkpoint, message.operator))
 
     def reconcile_commits(self, register: Register) -> None:
-        """Takes a slot's report about commits, unless made under another number of slots."""
+        """Ignores reports made under another number of slots."""
         if register.parallelism in (0, self.spec.parallelism):
             self.commits.reconcile(register.slot, register.committed)
 
@@ -335,7 +362,7 @@ class Job:
         return max([self.log.checkpoint_floor, triggered, *seen])
 
     def kept(self, decided: DecidedManifest) -> Kept:
-        files = own_files(decided.manifest, self.paths.data_prefix)
+        files = decided.own_files(self.paths.data_prefix)
         return Kept(decided.manifest.checkpoint, decided.key, files, bool(decided.inside))
 
     def decided_as(self, entry: LogEntry, manifest: Manifest) -> DecidedManifest:
@@ -345,7 +372,6 @@ class Job:
 
 
 def _has_run(run_id: str, view: LogView) -> bool:
-    """Whether a generation of this run decided a checkpoint."""
     fence = None if view.fence is None else view.fence.record
     if not isinstance(fence, Fence) or fence.spec.run_id != run_id or not view.completes:
         return False
@@ -367,6 +393,10 @@ def _goes_on(before: JobSpec, spec: JobSpec) -> str:
     if before.program != spec.program:
         return "goes on with another program"
     return f"goes on with {spec.parallelism} slots"
+
+
+def _is_unanswered(slot: RegisteredSlot) -> bool:
+    return slot.register.facts is not None and slot.probed is None
 
 
 def _slots_of(spec: JobSpec) -> tuple[str, int, int]:

@@ -1,9 +1,4 @@
-"""Facts of a generation, made anew with each generation. Pure.
-
-`ReachedEventTimes` finds the lowest event time of all slots' sources, for jobs whose splits wait for slower splits
-(`max_drift`). A slot without a report may have the slowest split, so splits proceed only after reports of all slots. A
-lost message costs the time until the next.
-"""
+"""Facts of a generation, made anew with each generation. Pure."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -15,7 +10,7 @@ from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.wire.messages import HeldBack, SubtaskFailed, SubtaskId, Waiting
 
 UNKNOWN_MS = -(2**63)  # a split has had no row, or a slot has not reported
-NOBODY_MS = 2**63 - 1  # no split holds others back: all have ended or are idle
+NOBODY_MS = 2**63 - 1  # all splits have ended or are idle
 
 
 @dataclass
@@ -26,7 +21,10 @@ class ReachedEventTimes:
         self._of_slot[slot] = sources
 
     def lowest_ms(self, slots: int) -> int:
-        """Returns the lowest watermark that a split allows, in ms, once all of `slots` have reported."""
+        """Lowest watermark in ms, for splits that wait for slower splits (`max_drift`).
+
+        `UNKNOWN_MS` until all `slots` have reported: the last may have the slowest split.
+        """
         if len(self._of_slot) < slots:
             return UNKNOWN_MS
         return min(self._watermarks(), default=NOBODY_MS)
@@ -34,7 +32,7 @@ class ReachedEventTimes:
     def _watermarks(self) -> Iterator[int]:
         for sources in self._of_slot.values():
             for source in sources.values():
-                if source.split:  # all splits are idle
+                if source.split:  # else all splits are idle
                     yield UNKNOWN_MS if source.watermark_ms is None else source.watermark_ms
 
 
@@ -43,33 +41,32 @@ _APPENDED_KNOWN = 64
 
 @dataclass
 class Generation:
-    """A generation. `restored`: the manifest at the start; None: none, or unknown here."""
+    """`restored`: the manifest at the start; None: none, or unknown here."""
 
     failures: FailureCounter
     restored: DecidedManifest | None = None
     pending: PendingCheckpoints | None = None  # None: the slots do not run yet
-    # Highest checkpoint id that slots may know, from this process or earlier leaders.
+    # Highest checkpoint id that slots may know, also from earlier leaders.
     highest_announced: int = 0
-    # Begin of the last sweep; None before the first decision, when the age of files is unknown.
+    # Last sweep; None before the first decision, when the age of files is unknown.
     swept_ms: int | None = None
-    # Reported before this process led; a slot reports a failure once per connection.
+    # Kept until this process leads: slots report a failure once per connection.
     reported_failure: SubtaskFailed | None = None
-    written: DecidedManifest | None = None  # the manifest whose decision is in flight
-    # New objects of each decision of this process, and the highest checkpoint triggered until then; newest last.
+    written: DecidedManifest | None = None  # with the decision in flight
+    # New objects of this process's decisions, and the highest checkpoint triggered until then; newest last.
     appended: deque[tuple[frozenset[str], int]] = field(default_factory=lambda: deque(maxlen=_APPENDED_KNOWN))
     event_times: ReachedEventTimes = field(default_factory=ReachedEventTimes)
     ended: set[SubtaskId] = field(default_factory=set)
-    drained: bool = False  # the sources are ending early
-    ended_before: int = -1  # number of `ended` at the trigger of the last checkpoint that has not failed
-    final: int | None = None  # a completed checkpoint taken after all input ended
+    drained: bool = False
+    ended_before: int = -1  # number of `ended` at the last trigger that has not failed
+    final: int | None = None  # completed after all input ended
     waiting: dict[str, Waiting] = field(default_factory=dict)  # operators that cannot open, by operator and slot
     # Sink -> last request to the global committer (checkpoint, link).
     asked: dict[str, tuple[int, int | None]] = field(default_factory=dict)
-    wanted_manifest: str | None = None  # key of the manifest that is being read for the global committers
+    wanted_manifest: str | None = None  # being read for the global committers
 
     @property
     def checkpoints(self) -> PendingCheckpoints:
-        """Open checkpoints, once the slots of the generation run."""
         assert self.pending is not None, "a running job without its checkpoints"
         return self.pending
 

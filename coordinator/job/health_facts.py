@@ -1,4 +1,4 @@
-"""Collects the facts by which `status/health` judges a job. Reads only."""
+"""Facts for `status/health`."""
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import CheckpointPhase
 from barrier_runtime.coordinator.checkpoints.slowness import REPORT_AFTER_MS, CheckpointUploads, SubtaskUpload
@@ -85,7 +85,6 @@ def _activity(job: Job, phase: str, reason: str) -> str:
 
 
 def what_opens(slot: RegisteredSlot) -> list[str]:
-    """Returns operators that are still opening; other restoring slots wait for these to connect."""
     return [
         f"slot {slot.index} has been opening {name} for {in_seconds(round(seconds * 1000))}"
         for name, seconds in sorted(slot.opening.items())
@@ -94,10 +93,7 @@ def what_opens(slot: RegisteredSlot) -> list[str]:
 
 
 def _expects_checkpoint(job: Job) -> bool:
-    """Whether a further checkpoint is due.
-
-    False after the last checkpoint (all input has ended, or a stop only waits for the sinks), and while the job drains.
-    """
+    """No checkpoint is due after the last, or while the job drains."""
     draining = isinstance(job.stop, Drain) and not job.all_ended
     return job.generation.final is None and not job.stop_reached and not draining
 
@@ -134,7 +130,7 @@ def _appending(job: Job, phase: str) -> str:
 
 
 def _behind(job: Job) -> tuple[tuple[str, int], ...]:
-    """Returns sinks behind this generation's last checkpoint; restored ones were committed at opening."""
+    """Late sinks. Restored checkpoints were committed at opening."""
     restored, completed = job.generation.restored, job.last_completed
     if completed <= (0 if restored is None else restored.manifest.checkpoint):
         return ()
@@ -143,7 +139,7 @@ def _behind(job: Job) -> tuple[tuple[str, int], ...]:
 
 
 def _uploaded(job: Job) -> CheckpointUploads | None:
-    """Returns uploads of this generation only: after a restart the store may be fast again."""
+    """Uploads of this generation: after a restart the store may be fast again."""
     last = job.record.last_completed
     if last is None or last.token != job.log.token or not last.subtasks:
         return None
@@ -164,6 +160,6 @@ def _last_failure(job: Job) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Shortens to the end of the text: the end has the error, and a traceback is at the beginning."""
+    """A traceback ends with the error."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_REASON else f"… {line[-_LONGEST_REASON:]}"

@@ -1,13 +1,7 @@
 """Slots that do not hear each other although both reach the coordinator. Pure.
 
-Heartbeats name the peers that a slot has not heard for several heartbeats. A silence counts only while both slots send
-heartbeats in time: a slot whose loop is blocked by user code is silent towards everybody, without a fault of a link.
-States of a pair, and the move after a silence of `limit_ms`:
-
-    none      the generation runs       → failed once; a new generation begins
-    none      the slots connect         → failed once; slots try on by themselves
-    failed    as above, the same hosts  → apart: a slot of the pair is requested on another host
-    any       another process has registered for a slot of the pair, or no failure for `_FORGET_MS` → none
+A silence counts only while heartbeats of both slots arrive in time: a loop blocked by user code is not a fault of the
+link. Design: docs/design/several-hosts.md.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +16,7 @@ _FORGET_MS = 60_000
 @dataclass
 class _Pair:
     uuids: frozenset[str]
-    failed_ms: int  # last failure
+    failed_ms: int
     failures: int = 1
 
 
@@ -34,7 +28,7 @@ class Links:
 
     @property
     def limit_ms(self) -> int:
-        """Silence that counts as a failure: with the next heartbeat, noticed within the slot timeout."""
+        """Silence that counts as a failure, within the slot timeout."""
         return max(3 * self.heartbeat_ms, self.slot_timeout_ms - 2 * self.heartbeat_ms)
 
     def silent(self, slots: SlotTable, now_ms: int) -> tuple[SilentLink, ...]:
@@ -51,7 +45,7 @@ class Links:
         return tuple(found)
 
     def failed(self, slots: SlotTable, link: SilentLink, now_ms: int) -> bool:
-        """Records a failure, once per `limit_ms`. Returns whether the pair is apart: it failed before."""
+        """Records a failure, once per `limit_ms`. Returns whether the same processes failed before."""
         slot, peer = slots.at(link.slot), slots.at(link.peer)
         assert slot is not None, "a silent link of an unknown slot"
         assert peer is not None, "a silent link to an unknown slot"
@@ -65,14 +59,14 @@ class Links:
         return pair.failures > 1
 
     def _in_time_ms(self, slot: RegisteredSlot, now_ms: int) -> int:
-        """Returns since when the slot's heartbeats come without a gap; 0 during a gap."""
+        """Time of heartbeats without a gap; 0 during a gap."""
         if now_ms - slot.beat_ms > 3 * self.heartbeat_ms:
             return 0
         return now_ms - slot.in_time_since_ms
 
 
 def slot_to_move(slots: SlotTable, link: SilentLink) -> RegisteredSlot | None:
-    """Returns the slot to move: on the host with fewer slots, else with the higher number."""
+    """Returns the slot on the host with fewer slots; of two such slots, the higher number."""
     pair = [slot for slot in (slots.at(link.slot), slots.at(link.peer)) if slot is not None and slot.connected]
     hosts = [slot.register.host for slot in slots]
     return min(pair, key=lambda slot: (hosts.count(slot.register.host), -slot.index), default=None)

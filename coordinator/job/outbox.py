@@ -1,4 +1,4 @@
-"""Effects of a job in the order of execution, until the edge takes them."""
+"""Effects of a job in the order of execution."""
 
 from barrier_runtime.coordinator.checkpoints.retention import SweepPlan
 from barrier_runtime.coordinator.job.effects import CloseLink, Delete, DeleteAll, Effect, SendTo
@@ -17,7 +17,6 @@ class Outbox:
         self._effects.append(effect)
 
     def take(self) -> list[Effect]:
-        """Returns all effects since the last call."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -34,10 +33,10 @@ class Outbox:
         if link is not None:
             self.put(CloseLink(link))
 
-    # ------------------------------------------------------------ effects that need a permit
+    # effects that need a permit
 
     def complete(self, permit: Permit) -> None:
-        """Announces the completed checkpoint to every slot. New connections get the same in `Registered`."""
+        """Slots that connect later learn the checkpoint from `Registered`."""
         if permit.completed:
             self.broadcast(CheckpointComplete(permit.token, permit.completed))
 

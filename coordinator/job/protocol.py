@@ -4,8 +4,7 @@
     effects = protocol.handle(Begin(), now_ms)         # carry them out in order, report each answer as an event
     protocol.next_deadline()                           # and send Tick when this moment has come
 
-`Job` holds the facts, the phases (`phases/`) decide, `transitions` lists the legal moves. This module drops messages of
-other generations, replaced processes and old links, and brings all other events to the present phase.
+Messages of other generations, replaced processes and old links are dropped; the present phase gets the rest.
 """
 
 import msgspec
@@ -55,6 +54,7 @@ from barrier_runtime.coordinator.job.slot import Reconnected, Refused
 from barrier_runtime.coordinator.job.status_view import (
     commits_status,
     job_status,
+    job_summary,
     program_wanted,
     savepoint_statuses,
     standbys_wanted,
@@ -63,13 +63,15 @@ from barrier_runtime.coordinator.job.transitions import next_phase
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, ReadBack, Repeat
 from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.options import validated_spec
-from barrier_runtime.coordinator.status.health import Condition, ProgressWatch
+from barrier_runtime.coordinator.status.health import Condition, ProgressWatch, ended_in_words
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome
 from barrier_runtime.coordinator.status.status import JobStatus, StandbysWanted
+from barrier_runtime.coordinator.status.summary import JobSummary
 from barrier_runtime.coordinator.wire.messages import (
     Heard,
     Heartbeat,
     JobSpec,
+    Probed,
     Register,
     Shutdown,
     SubtaskFailed,
@@ -77,7 +79,8 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 STALL_MS = 1_000
-POLL_MS = 5_000  # interval of reads of the next position by a leader that appends nothing
+_TURN_MS = 100  # within this time, messages are judged by the same deadline, to save work per message
+POLL_MS = 5_000  # between reads of the next position by an idle leader
 
 
 class JobProtocol:
@@ -88,9 +91,10 @@ class JobProtocol:
         self._stood_still = False  # the last tick only reset waiting times
         self._forgave = False  # an event since the last tick reset waiting times
         self._watch = ProgressWatch()
-        self._poll_ms = 0  # while leading
-        self._polling = False  # the store has not answered yet
+        self._poll_ms = 0
+        self._polling = False
         self._deadline_ms: int | None = None
+        self._event_ms: int | None = None  # of the last event, if the deadline does not reflect the event
 
     @property
     def spec(self) -> JobSpec:
@@ -102,7 +106,6 @@ class JobProtocol:
 
     @property
     def outcome(self) -> Outcome | None:
-        """Outcome; None while the job lives."""
         return self._phase.outcome if isinstance(self._phase, Ended) else None
 
     @property
@@ -111,27 +114,31 @@ class JobProtocol:
 
     @property
     def condition(self) -> Condition:
-        """Condition as of the last event or `status`."""
         return self._watch.condition
 
     @property
     def slow_commits(self) -> tuple[SlowCommit, ...]:
-        """Sinks that commit too slowly, until caught up; as of the last event."""
         return self._watch.slow.known
 
     @property
     def slow_uploads(self) -> tuple[SlowUpload, ...]:
-        """Operators that upload too slowly, until caught up; as of the last event."""
         return self._watch.slow_uploads.known
 
     def status(self, now_ms: int) -> JobStatus:
         self._look(now_ms)
-        self._deadline_ms = self._deadline()
+        self._event_ms = now_ms
         return job_status(self._job, self._phase.name, self.outcome, self._phase.reason, self.condition, now_ms)
+
+    def summary(self, now_ms: int) -> JobSummary:
+        return job_summary(self._job, self._phase.name, self.outcome, self.condition, now_ms)
+
+    @property
+    def facts(self) -> Job:  # to read only
+        return self._job
 
     @property
     def news(self) -> tuple[object, ...]:
-        """Opaque version; changes whenever a driver should read the status again."""
+        """Opaque version; changes when drivers should read the status."""
         condition, job = self._watch.condition, self._job
         kills = job.slots.kills if job.leads else ()
         wanted = (standbys_wanted(job), program_wanted(job))
@@ -139,7 +146,7 @@ class JobProtocol:
 
     @property
     def lead_position(self) -> int | None:
-        """Position of the newest record by which this process leads; None without leadership."""
+        """Position of the record of leadership; None: this process does not lead."""
         return self._job.led.permit.position if self._job.leads else None
 
     @property
@@ -148,17 +155,16 @@ class JobProtocol:
 
     @property
     def token(self) -> int | None:
-        """Token of the log's generation; None: unknown."""
         return self._job.log.token
 
     def refuses(self, request: SavepointRequest) -> str:
-        """Returns why this savepoint is refused; "" if possible, or already known."""
+        """Returns why the savepoint is refused; "" if possible, or already known."""
         if self.outcome is not None:
             return self._has_ended("restore from its last checkpoint instead")
         return self._job.savepoints.refusal(request)
 
     def refuses_rescale(self, request: RescaleRequest) -> str:
-        """Returns why a rescale or replace is refused; "" if possible, or already known."""
+        """As `refuses`, for a rescale or replace."""
         if self.outcome is not None:
             return self._has_ended("start it with another parallelism instead")
         if self._job.stop is not None:
@@ -166,9 +172,10 @@ class JobProtocol:
         return unlike(request.replacement, self.spec) or self._job.rescales.refusal(request, self.spec.max_parallelism)
 
     def _has_ended(self, instead: str) -> str:
-        """Returns the reason of a failed job, which names the remedy, else `instead`."""
         done = self.outcome in ("finished", "cancelled")
-        return f"job {self.spec.job} has ended ({self.outcome}): {instead if done else self.reason}"
+        return (
+            f"job {self.spec.job} has ended ({ended_in_words(self.outcome or '')}): {instead if done else self.reason}"
+        )
 
     @property
     def standbys(self) -> StandbysWanted | None:
@@ -176,12 +183,10 @@ class JobProtocol:
 
     @property
     def undecided(self) -> bool:
-        """Returns whether an append is in flight."""
         return self._job.log.in_flight
 
     @property
     def next_position(self) -> int:
-        """Next position of the log, as far as known here."""
         return self._job.log.next_position
 
     @property
@@ -195,7 +200,6 @@ class JobProtocol:
 
     @property
     def known_slots(self) -> tuple[KnownSlot, ...]:
-        """Slots and their tasks, for a successor."""
         return self._job.slots.known()
 
     def history(self, outcome: RunOutcome | None = None) -> History:
@@ -206,7 +210,9 @@ class JobProtocol:
         return msgspec.structs.replace(history, rescales=rescales, savepoints=savepoints, commits=commits_status(job))
 
     def next_deadline(self) -> int | None:
-        """Returns when the next `Tick` is due (as `now_ms`); None: not before another event."""
+        """Time of the next `Tick`; None: not before another event."""
+        if self._event_ms is not None:
+            self._deadline_ms, self._event_ms = self._deadline(), None
         return self._deadline_ms
 
     def _deadline(self) -> int | None:
@@ -214,21 +220,22 @@ class JobProtocol:
             return None
         judged = self._job.slots.longest_unheard if self._phase.judges_silence else None
         silence = None if judged is None else judged.last_seen_ms + self._job.spec.slot_timeout_ms
-        poll = self._poll_ms if self._may_poll else None
-        moments = (silence, self._phase.deadline(self._job), self._watch.next_ms, poll)
+        moments = [silence, self._phase.deadline(self._job), self._watch.next_ms, *([self._poll_ms] * self._may_poll)]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         job = self._job
+        if not isinstance(event, SlotMessage) or (self._event_ms is not None and now_ms - self._event_ms > _TURN_MS):
+            self.next_deadline()
         before = (self._phase, self._phase.name)
         try:
             self._follow(self._dispatch(event, now_ms), now_ms)
         except (Corrupt, InvalidJob) as error:
             self._follow(EndJob("failed", str(error)), now_ms)
-        changes = may_change_progress(event, self.condition.state, slow_commits=bool(self._watch.slow.known))
+        changes = may_change_progress(event, self.condition.state, slow_commits=self._watch.slow.any)
         if (self._phase, self._phase.name) != before or changes:
             self._look(now_ms)
-        self._deadline_ms = self._deadline()
+        self._event_ms = now_ms
         return job.outbox.take()
 
     def _look(self, now_ms: int) -> None:
@@ -252,22 +259,16 @@ class JobProtocol:
             return self._on_registered(event.link, event.register, now_ms)
         if isinstance(event, SlotLost):
             slot = job.slots.lost(event.link, now_ms)
-            if slot is None or job.slots.stands_by(slot):  # a standby belongs to no generation
+            if slot is None or job.slots.stands_by(slot):
                 return None
             return phase.on_slot_lost(job, slot, now_ms)
         if isinstance(event, AppendResult):
             if event.use is not None:
                 job.record.store_used(event.use)
-            return self._on_log_step(job.log.on_put(event.position, event.outcome), now_ms)
+            return self._on_log_step(job.log.on_put(event.position, event.outcome, event.overtaken), now_ms)
         if isinstance(event, RecordRead):
             self._polling, self._poll_ms = False, now_ms + POLL_MS
             return self._on_log_step(job.log.on_read_back(event.position, event.name, event.data), now_ms)
-        if isinstance(event, StoreRetried):
-            job.record.store_retried(event.what, event.error, event.keeps_from)
-            return None
-        if isinstance(event, StoreAnswered):
-            job.record.store_retries.pop(event.what, None)
-            return None
         if isinstance(event, UserStop):
             job.request_stop(event.mode, event.savepoint, now_ms)
             return phase.on_stop(job, now_ms)
@@ -276,9 +277,6 @@ class JobProtocol:
             return self._on_rescale(now_ms) if new else None
         if isinstance(event, ProgramLoaded):
             return self._on_program(event, now_ms)
-        if isinstance(event, SlotsStarting):
-            job.slots.room = event.room
-            return None
         if isinstance(event, UserSavepoint):
             if job.savepoints.ask(event.request, job.stop_checkpoint or job.highest_checkpoint() + 1, now_ms):
                 return phase.on_savepoint(job, now_ms)
@@ -297,7 +295,7 @@ class JobProtocol:
         return self._on_rescale(now_ms)
 
     def _on_rescale(self, now_ms: int) -> Decision | None:
-        """Admits slots in any phase once this process leads, so that the driver starts them."""
+        """Slots are admitted in any phase, so the driver starts them."""
         if self._job.leads:
             self._job.rescales.end_fulfilled(now_ms)
             self._job.admit(f"job {self.spec.job} has no such slot")
@@ -322,7 +320,7 @@ class JobProtocol:
 
     @property
     def _may_poll(self) -> bool:
-        """Returns whether to poll the log; else a stalled leader could wait forever for a successor's slots."""
+        """Returns whether to poll: a deposed leader would wait for the successor's slots for ever."""
         return self._job.leads and not self._job.log.in_flight and not self._polling
 
     def _on_answer(self, event: Event, now_ms: int) -> Decision | None:
@@ -350,17 +348,20 @@ class JobProtocol:
         if isinstance(event, SavepointNotCopied):
             job.savepoints.not_copied(event.id, event.checkpoint, event.error, now_ms)
             return phase.on_savepoint(job, now_ms)
-        if isinstance(event, Deleted):
-            if event.error:  # the next sweep deletes the rest
-                job.record.ignored["deletes that failed; the next sweep makes up for them"] += 1
-            return None
-        if isinstance(event, HistoryTrouble):
-            job.record.ignored[event.error] += 1
-            return None
         if isinstance(event, UserTrigger):
             return phase.on_trigger(job, now_ms)
         if isinstance(event, StoreRefused):
             return phase.on_refused(job, event.error, now_ms)
+        if isinstance(event, Deleted) and event.error:  # the next sweep deletes the rest
+            job.record.ignored["deletes that failed; the next sweep makes up for them"] += 1
+        elif isinstance(event, HistoryTrouble):
+            job.record.ignored[event.error] += 1
+        elif isinstance(event, StoreRetried):
+            job.record.store_retried(event.what, event.error, event.keeps_from)
+        elif isinstance(event, StoreAnswered):
+            job.record.store_retries.pop(event.what, None)
+        elif isinstance(event, SlotsStarting):
+            job.slots.room = event.room
         return None
 
     def _on_registered(self, link: int, register: Register, now_ms: int) -> Decision | None:
@@ -407,14 +408,15 @@ class JobProtocol:
         if isinstance(message, Heartbeat):
             job.slots.heartbeat(slot, message, now_ms)
             if message.latency:
-                job.record.latency_hour.look([each.latency for each in (*job.slots.departed, *job.slots)], now_ms)
+                job.record.latency_hour.look([*job.slots.departed, *(each.latency for each in job.slots)], now_ms)
+            job.note_figures(now_ms)
             job.outbox.send(slot, Heard())
             links = job.links.silent(job.slots, now_ms) if slot.unheard and job.leads else ()
             if links:
                 return self._phase.on_silent_links(job, links, now_ms)
             return self._phase.on_rescale(job, now_ms) if job.rescales.open is not None else None
-        if isinstance(message, Register):
-            job.record.ignored["second Register on one link"] += 1
+        if isinstance(message, Register | Probed):
+            job.take_facts(slot, message)
             return None
         if message.token != (job.led.token if job.leads else self._phase.listens_to(job)):
             job.record.ignored[f"{type(message).__name__} of another generation"] += 1
@@ -431,7 +433,7 @@ class JobProtocol:
             if job.leads:
                 job.rescales.end_fulfilled(now_ms)
             if job.leads and after is None:
-                job.delete(SweepPlan())  # deletions that waited for this answer
+                job.delete(SweepPlan())  # deletions that waited
             return after
         if isinstance(step, Foreign):
             return self._phase.on_foreign(job, step, now_ms)

@@ -1,55 +1,13 @@
-"""Changes of a running job's parallelism (a rescale) or program (a replace), and their progress. Pure.
+"""Changes of a running job's parallelism (a rescale) or program (a replace). Pure.
 
     LOADING ─ the driver has described the new program ─► STARTING
-    STARTING ─ every new slot is there, and has fetched key groups, as have those that get more ─► STOPPING
+    STARTING ─ all new slots are registered, all slots have fetched their key groups ─► STOPPING
     STOPPING ─ checkpoint m is decided ─► COMMITTING ─ all of m is visible ─► MOVING
     MOVING ─ FENCE with the new description is appended, the new slots run ─► DONE
-        └────────────────────┴──────────────────────────┴─ the job goes on as it was ─► FAILED
+        └────────────────────┴──────────────────────────┴─ the job continues unchanged ─► FAILED
 
-Sources read nothing after the barrier of checkpoint m (`Trigger.pause`), so no row is read twice. The FENCE record
-alone says which slots of which program the job has. Design: docs/design/rescaling.md.
-
-| event                    | STARTING           | STOPPING             | COMMITTING             | MOVING           |
-|--------------------------|--------------------|----------------------|------------------------|------------------|
-| a new slot is lost       | waits for another  | -                    | FAILED, restart at m   | waits for it (*) |
-| it cannot run the program (replace) | FAILED  | -                    | -                      | -                |
-| state does not fit (replace) | FAILED         | -                    | FAILED, restart at m   | -                |
-| m ends undecided         | -                  | FAILED, sources go on | -                      | -                |
-| `timeout_ms` is over     | FAILED (§)         | m aborted, FAILED (+) | FAILED, restart at m  | - (*), or (&)    |
-| another change is requested | refused, or FAILED (§) | refused        | refused                | refused          |
-| the generation ends      | FAILED             | FAILED               | FAILED                 | goes on (&)      |
-| the job is to stop       | FAILED             | FAILED               | FAILED                 | goes on          |
-| the coordinator dies     | lost (#)           | lost (#)             | lost (#)               | the log decides  |
-| the same id is requested | -                  | -                    | -                      | -                |
-
-(*) As for any generation: `resource_wait_timeout`.
-(+) Unless COMPLETE of m is being appended: then the log decides.
-(#) The successor begins a generation as before; the client requests the change again under the same id.
-(§) A job's own request for all slots (`phases/width`) waits for new slots without end, and yields to any other request.
-(&) Replace only: if the new program's first generation ends before it runs, or does not run within `timeout_ms` of the
-deployment, another FENCE has the old description, and the old slots, which stood by, restore m: FAILED. A successor of
-the coordinator that made the move knows only the new program.
-
-A replace of a file begins in LOADING: like STARTING without slots, and ended by the driver's error about the file. Each
-decided checkpoint from the request on, and finally m, is checked against the new program.
-
-A client may request a change in any phase. New slots are admitted once this process leads, because the driver starts
-them once per request; the rest waits for a running generation, from which `timeout_ms` counts.
-
-**Fetching ahead** (`FetchingAhead`). In STARTING, slots that get key groups fetch them in rounds. A round names a
-checkpoint, and ends when every receiving slot has fetched that checkpoint's files, and no present slot merges or
-compacts databases. Later rounds fetch only newer files.
-
-| the slots have answered for …    | then                                                                     |
-|----------------------------------|--------------------------------------------------------------------------|
-| less than the round's checkpoint | wait                                                                     |
-| less than the newest             | another round, to the newest                                             |
-| the newest, or that of the fifth | a last round, to a checkpoint that begins now and writes all compacted   |
-|                                  | databases in full, so that the move's checkpoint need not                |
-| the checkpoint of the last round | the sources may stop: little is new                                      |
-
-After the last round's checkpoint only m follows (`holds_others`). A timeout ends any round: in the first the change
-fails, in later ones the sources stop.
+Sources read nothing after the barrier of checkpoint m (`Trigger.pause`). Events by state, and rounds of
+`FetchingAhead`: docs/design/rescaling-events.md.
 """
 
 import dataclasses
@@ -62,7 +20,7 @@ import msgspec
 from barrier_runtime.coordinator.status.status import RescaleStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
-RETURN = "full-width-"  # prefix of ids of the job's own requests, see `phases/width`
+RETURN = "full-width-"  # prefix of ids of a job's own requests
 _MOST_ROUNDS = 5
 
 
@@ -79,7 +37,7 @@ class FetchingAhead:
     is_last: bool = False
 
     def next(self, fetched: int, newest: int, late: bool = False) -> Next:
-        """Returns the next action. `fetched`: by all slots. `newest`: decided."""
+        """`fetched`: by all slots. `newest`: newest decided checkpoint."""
         if self.rounds == 0:
             self.rounds, self.checkpoint = 1, newest
         if fetched < self.checkpoint:
@@ -104,10 +62,10 @@ _OUTDATED = 20  # fingerprints in a description
 
 class RescaleState(enum.Enum):
     LOADING = "loading"
-    STARTING = "starting"  # for the new slots, and for all slots to fetch their key groups
-    STOPPING = "stopping"  # the last checkpoint of the old slots is pending
-    COMMITTING = "committing"  # that checkpoint is decided, and not visible yet
-    MOVING = "moving"  # the new slots restore that checkpoint
+    STARTING = "starting"
+    STOPPING = "stopping"
+    COMMITTING = "committing"
+    MOVING = "moving"
     DONE = "done"
     FAILED = "failed"
 
@@ -122,10 +80,10 @@ class RescaleState(enum.Enum):
 
 @dataclass(frozen=True)
 class RescaleRequest:
-    id: str  # the same for a repeated request
-    parallelism: int  # of a rescale; a replace keeps the job's
+    id: str
+    parallelism: int  # a replace keeps the job's
     timeout_ms: int = 60_000  # for each of: new slots, last checkpoint, commits, start of a new program
-    replacement: JobSpec | None = None  # the next program; None: unchanged, or still to be loaded
+    replacement: JobSpec | None = None  # next program; None: unchanged, or to be loaded
     flow: str = ""  # "app.py:flow"
     allow_non_restored: bool = False  # of a replace: drop state that the new program lacks
 
@@ -135,12 +93,12 @@ class RescaleRequest:
 
     @property
     def returns(self) -> bool:
-        """Returns whether the job itself requests the slots that stayed away."""
+        """Returns whether the job itself made this request, to return to full width."""
         return self.id.startswith(RETURN)
 
     def same_request(self, other: "RescaleRequest") -> bool:
         if self.replaces and other.replaces:
-            return not other.flow or self.flow == other.flow  # the driver's answer does not repeat the flow
+            return not other.flow or self.flow == other.flow  # the driver's answer has no flow
         return (self.parallelism, self.replaces) == (other.parallelism, other.replaces)
 
     def described(self, spec: JobSpec) -> JobSpec:
@@ -163,20 +121,18 @@ class RescaleRequest:
 
 @dataclass
 class Rescale:
-    """A request and the progress. Times are wall-clock milliseconds."""
-
     request: RescaleRequest
     before: JobSpec
     asked_ms: int
     state: RescaleState = RescaleState.STARTING
-    waits_since_ms: int | None = None  # since when a generation runs, if restoring at the request
-    barrier: int | None = None  # the first checkpoint with which sources stop
+    waits_since_ms: int | None = None  # begin of a generation, if none ran at the request
+    barrier: int | None = None  # first checkpoint with which sources stop
     paused_ms: int | None = None  # trigger of that checkpoint
     decided_ms: int | None = None
-    moved_ms: int | None = None  # everything was visible, and FENCE was requested
+    moved_ms: int | None = None  # FENCE was requested
     ended_ms: int | None = None
     error: str = ""
-    checked: str = ""  # manifest key that the new program can restore
+    checked: str = ""  # key of the last manifest that fits the new program
     ahead: FetchingAhead = field(default_factory=FetchingAhead)
 
     @property
@@ -188,7 +144,7 @@ class Rescale:
         return self.request.returns and self.state is RescaleState.STARTING
 
     def wait_for_slots(self, now_ms: int) -> None:
-        """Begins a return anew, because new slots are missing: checkpoints go on, and no time counts."""
+        """While new slots are missing, checkpoints go on, and the timeout begins anew."""
         if self.yields:
             self.waits_since_ms, self.ahead = now_ms, FetchingAhead()
 
@@ -221,13 +177,12 @@ class Rescale:
         return None
 
     def holds_checkpoints(self, decided: int) -> bool:
-        """Whether no checkpoint may follow m, which is imminent, pending or decided. `decided`: the newest."""
+        """Whether no checkpoint but m may begin. `decided`: the newest checkpoint."""
         if self.state is RescaleState.STARTING:
             return self.ahead.holds_others(decided)
         return self.paused_ms is not None and self.state.pausing
 
     def pauses(self, checkpoint: int) -> bool:
-        """Whether sources read nothing after this checkpoint."""
         return self.state.pausing and self.barrier is not None and checkpoint >= self.barrier
 
     @property
@@ -254,10 +209,10 @@ class Rescales:
     def __init__(self) -> None:
         self._entries: OrderedDict[str, Rescale] = OrderedDict()
         self._earlier: tuple[RescaleStatus, ...] = ()
-        self.fallback_spec: JobSpec | None = None  # the previous program, until the present program has run
+        self.fallback_spec: JobSpec | None = None  # previous program, until the present has run
 
     def remember(self, earlier: tuple[RescaleStatus, ...], *, same_run: bool) -> None:
-        """Takes predecessors' rescales, so that no ended request of this run is repeated."""
+        """Takes predecessors' rescales: no ended request of this run is repeated."""
         self._earlier = earlier
         found = self.open
         if same_run and found is not None and any(each.id == found.request.id for each in earlier):
@@ -269,7 +224,7 @@ class Rescales:
 
     @property
     def before_moving(self) -> Rescale | None:
-        """The open rescale, if the job may still continue without it."""
+        """Open rescale, while the job may continue unchanged."""
         found = self.open
         return None if found is None or found.state is RescaleState.MOVING else found
 
@@ -320,10 +275,10 @@ class Rescales:
         return ""
 
     def ask(self, request: RescaleRequest, spec: JobSpec, now_ms: int) -> bool:
-        """Adds a request. Returns whether it is new and not refused."""
+        """Returns whether the request is new and not refused."""
         if request.id in self._entries or self.refusal(request, spec.max_parallelism):
             return False
-        self.fail("another change was requested", now_ms)  # an open return
+        self.fail("another change was requested", now_ms)  # an open return yields
         entry = self._entries[request.id] = Rescale(request, spec, now_ms)
         if request.replaces and request.replacement is None:
             entry.state = RescaleState.LOADING
@@ -337,7 +292,6 @@ class Rescales:
         return tuple(each.ended_ms for each in self.statuses if each.id.startswith(RETURN) and each.ended_ms)
 
     def know_description(self, spec: JobSpec) -> None:
-        """Takes the description when this process begins to lead: another process may have changed it."""
         found = self.open
         if found is not None:
             found.before = spec
@@ -348,7 +302,6 @@ class Rescales:
             found.state, found.ended_ms = RescaleState.DONE, now_ms
 
     def loaded(self, id: str, replacement: JobSpec) -> bool:
-        """Takes the loaded program. Returns whether a request waited for it."""
         entry = self._in(RescaleState.LOADING)
         if entry is None or entry.request.id != id:
             return False
@@ -377,7 +330,7 @@ class Rescales:
             entry.state, entry.moved_ms = RescaleState.MOVING, now_ms
 
     def running(self, now_ms: int) -> bool:
-        """Records that a generation runs, so that a waiting rescale begins. Returns whether a rescale ends."""
+        """Returns whether a rescale is done."""
         entry = self.open
         if entry is not None and entry.state in (RescaleState.LOADING, RescaleState.STARTING):
             entry.waits_since_ms = now_ms
@@ -398,7 +351,7 @@ class Rescales:
 
 
 def unlike(program: JobSpec | None, spec: JobSpec) -> str:
-    """Returns why `program` cannot replace the running program, regardless of state; "" if it can."""
+    """Returns why `program` cannot replace the running program; else ""."""
     if program is None:
         return ""
     if program.job != spec.job:

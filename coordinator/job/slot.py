@@ -1,4 +1,4 @@
-"""Slot of a job as the coordinator knows the slot: process, contact, and the results of a registration. Pure."""
+"""Slot of a job in the coordinator. Pure."""
 
 import enum
 from collections import deque
@@ -9,23 +9,20 @@ from barrier_runtime.coordinator.job.events import Link
 from barrier_runtime.coordinator.status.latency import ReportedHistograms
 from barrier_runtime.coordinator.status.shares import ReportedFigures
 from barrier_runtime.coordinator.status.status import SlotDuring
-from barrier_runtime.coordinator.wire.messages import HeldBack, Register
+from barrier_runtime.coordinator.wire.messages import HeldBack, Probed, Register
 
 _KEPT = 32
-_STALL_MS = 150.0  # shorter delays of a heartbeat in the slot are not kept
-_SPARE_MS = 500  # beyond the interval of heartbeats; shorter times are not reported
+_STALL_MS = 150.0  # shorter delays are not kept
+_SPARE_MS = 500  # shorter silences (beyond the heartbeat interval) and delays are not reported
 
 
 class Contact:
-    """The last notable silences and stalls of a slot process, as evidence for slow checkpoints.
-
-    `heartbeat_ms`: interval of heartbeats.
-    """
+    """Notable silences and stalls of a slot process, as evidence for slow checkpoints."""
 
     def __init__(self, heartbeat_ms: int, now_ms: int) -> None:
         self._notable_ms = heartbeat_ms + _SPARE_MS
         self._heard_ms = now_ms
-        self._shortest_ms: int | None = None  # transfer time of a heartbeat; negative if clocks differ
+        self._shortest_ms: int | None = None  # shortest transfer of a heartbeat; negative if clocks differ
         self._silences: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # (end, duration)
         self._stalls: deque[tuple[int, float]] = deque(maxlen=_KEPT)
         self._delays: deque[tuple[int, float]] = deque(maxlen=_KEPT)
@@ -36,7 +33,7 @@ class Contact:
             self._silences.append((now_ms, silent_ms))
 
     def forgive(self, now_ms: int) -> None:
-        """Forgets the present silence, because the coordinator itself stalled."""
+        """For stalls of the coordinator itself."""
         self._heard_ms = now_ms
 
     def heartbeat(self, sent_at_ms: int, lag_ms: float, now_ms: int) -> None:
@@ -48,7 +45,6 @@ class Contact:
             self._delays.append((now_ms, float(way_ms - self._shortest_ms)))
 
     def during(self, slot: int, since_ms: int, now_ms: int) -> SlotDuring | None:
-        """Returns notable times that overlap `since_ms` to `now_ms`; None if there are none."""
         silences = [length for ended, length in self._silences if ended > since_ms]
         if now_ms - self._heard_ms >= self._notable_ms:
             silences.append(now_ms - self._heard_ms)
@@ -62,9 +58,9 @@ class Contact:
 class SlotState(enum.Enum):
     REGISTERED = "registered"  # connected, without a deployment of this generation
     RESTORING = "restoring"
-    READY = "ready"  # restored, waits for the others
+    READY = "ready"  # restored, waits for the other slots
     RUNNING = "running"
-    OUT_OF_REACH = "out of reach"  # the connection broke; the process may come back
+    OUT_OF_REACH = "out of reach"  # the process may come back
 
 
 @dataclass
@@ -75,23 +71,25 @@ class RegisteredSlot:
     last_seen_ms: int
     contact: Contact
     state: SlotState = SlotState.REGISTERED
-    deployed_token: int = 0  # the last generation that this process heard of
-    lost_ms: int | None = None
-    gone_ms: int | None = None  # as `lost_ms`, also when a stall of this coordinator restarts waiting times
+    deployed_token: int = 0  # newest generation of this process
+    lost_ms: int | None = None  # when the connection was lost
+    gone_ms: int | None = None  # `lost_ms`, unchanged by a stall of this coordinator
     metrics: dict[str, float] = field(default_factory=dict)
     latency: ReportedHistograms = field(default_factory=lambda: ReportedHistograms(began_empty=False))
-    opening: dict[str, float] = field(default_factory=dict)  # as in the last `Heartbeat` of this generation
+    opening: dict[str, float] = field(default_factory=dict)  # this and fields of the same name: see `Heartbeat`
     figures: ReportedFigures = field(default_factory=ReportedFigures)
-    sources: dict[str, HeldBack] = field(default_factory=dict)  # as in the last `Heartbeat`
-    blocked: str = ""  # as in the last `Heartbeat` with that field
+    sources: dict[str, HeldBack] = field(default_factory=dict)
+    blocked: str = ""
     blocked_reported_ms: int = 0
     blocked_reading: bool = False
     asked_to_prefetch: tuple[str, int] = "", 0  # move and checkpoint of the last Prefetch on this connection
-    prefetched: int = 0  # as in the last `Heartbeat` since the first Prefetch
-    unheard: dict[int, int] = field(default_factory=dict)  # as in the last `Heartbeat` of this generation
-    differs: str = ""  # how release or build differ from the coordinator's
-    beat_ms: int = 0  # the last heartbeat
-    in_time_since_ms: int = 0  # since then heartbeats come without a gap
+    prefetched: int = 0  # of the last `Heartbeat` since the first Prefetch
+    unheard: dict[int, int] = field(default_factory=dict)
+    differs: str = ""  # release or build, if other than the coordinator's
+    clock_ms: int | None = None  # ahead of the coordinator's, at the registration
+    probed: Probed | None = None
+    beat_ms: int = 0  # last heartbeat
+    in_time_since_ms: int = 0  # heartbeats have no gap since then
 
     @property
     def uuid(self) -> str:
@@ -102,7 +100,7 @@ class RegisteredSlot:
         return self.link is not None
 
     def is_to_prefetch(self, move: str, checkpoint: int) -> bool:
-        """Whether to send a Prefetch. Files fetched for another move do not count."""
+        """Files fetched for another move do not count."""
         before, self.asked_to_prefetch = self.asked_to_prefetch, (move, checkpoint)
         if before[0] != move:
             self.prefetched = 0
@@ -111,14 +109,12 @@ class RegisteredSlot:
 
 @dataclass(frozen=True)
 class Joined:
-    """A new process."""
-
     slot: RegisteredSlot
     replaced: RegisteredSlot | None
 
     @property
     def death(self) -> str:
-        """Cause of the previous process's death, if the new process knows it; else ""."""
+        """Cause of the previous process's death; "" if unknown."""
         if self.replaced is None or self.replaced.register.host != self.slot.register.host:
             return ""
         pid = self.replaced.register.pid
@@ -128,15 +124,13 @@ class Joined:
 
 @dataclass(frozen=True)
 class Reconnected:
-    """The same process on a new connection."""
-
     slot: RegisteredSlot
     old_link: Link | None
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The slot must leave. `reason`: for the log. `unneeded`: the job has fewer slots now."""
+    """The slot must leave. `unneeded`: the job has fewer slots now."""
 
     reason: str
     unneeded: bool = False

@@ -1,8 +1,8 @@
-"""Slots of a job in the coordinator, by index, with process, connection and state.
+"""Slots of a job in the coordinator, by index.
 
 A link is a connection, a uuid a process, a task attempt Spark's number for the process's task. A higher attempt of an
-index replaces a lower attempt; the same uuid on a new link is a survivor. A process fenced for silence is never
-accepted again: the coordinator orders it to leave, so that a stalled process ends on waking up.
+index replaces a lower attempt. A process fenced for silence is never accepted again: a stalled process ends on waking
+up.
 """
 
 from collections import OrderedDict
@@ -45,38 +45,34 @@ class SlotTable:
         self._heartbeat_ms = heartbeat_ms
         self._parallelism = spec.parallelism
         self._slots: dict[int, RegisteredSlot] = {}
-        self._standbys: dict[_Place, RegisteredSlot] = {}  # for a generation that includes them
+        self._standbys: dict[_Place, RegisteredSlot] = {}
         self._awaited: str | None = spec.program  # program of admitted standbys; None: any
         self._admitted = spec.parallelism  # of that program: slots below this
         self._by_link: OrderedDict[Link, RegisteredSlot] = OrderedDict()  # longest unheard first
-        self._cut_off: dict[str, RegisteredSlot] = {}  # uuid -> present or former slot that lost contact
+        self._cut_off: dict[str, RegisteredSlot] = {}  # by uuid; slots without a connection
         self._given_up: dict[str, str] = {}  # uuid -> reason
         self._kills: dict[int, KillSlotTask] = {}
-        self._moves: dict[int, KillSlotTask] = {}  # living slots wanted on another host
-        self._known: tuple[KnownSlot, ...] | None = None  # None: to be made from the slots
-        self._answered: dict[_Place, str] = {}  # uuid and link whose Register was answered
-        self.room = Room()  # last report of the driver
-        self.forgiven_ms = 0  # the last stall of this coordinator
-        self.departed: list[RegisteredSlot] = []  # replaced processes, kept for their latency histograms
+        self._moves: dict[int, KillSlotTask] = {}  # of living slots
+        self._known: tuple[KnownSlot, ...] | None = None
+        self._answered: dict[_Place, str] = {}  # process and link of the answered Register
+        self.room = Room()
+        self.forgiven_ms = 0  # last stall of this coordinator
+        self.departed: list[ReportedHistograms] = []
 
     def __iter__(self) -> Iterator[RegisteredSlot]:
         return iter(tuple(self._slots.values()))
 
     def is_first_answer(self, slot: RegisteredSlot) -> bool:
-        """Whether Register on the present connection was not answered before."""
         connection = f"{slot.uuid} {slot.link}"
         before, self._answered[_place(slot.register)] = self._answered.get(_place(slot.register)), connection
         return before != connection
 
     def admit_any(self, parallelism: int) -> None:
-        """Admits slots below `parallelism` of any program, while the log is unknown."""
+        """Admits slots of any program, until the log is known."""
         self._awaited, self._admitted = None, max(parallelism, self._parallelism)
 
     def admit(self, parallelism: int, program: str | None = None) -> tuple[RegisteredSlot, ...]:
-        """Admits slots below `parallelism` of `program` (None: the job's); new slots stand by.
-
-        Returns superfluous standbys.
-        """
+        """`program`: None: the job's. Returns superfluous standbys."""
         self._awaited = self._program if program is None else program
         self._admitted = max(parallelism, self._parallelism) if self._awaited == self._program else parallelism
         return self._unwanted_standbys()
@@ -89,7 +85,7 @@ class SlotTable:
         return tuple(self._standbys[place] for place in sorted(self._standbys))
 
     def missing_standbys(self, now_ms: int) -> tuple[int, ...]:
-        """Returns indices of standbys that are missing or silent for long."""
+        """Indices without a standby, or with a silent or broken standby."""
         longest_ms = 3 * self._heartbeat_ms
         there = {
             slot.index
@@ -100,10 +96,7 @@ class SlotTable:
         return tuple(index for index in range(first, self._admitted) if index not in there)
 
     def resize(self, parallelism: int, program: str = "", *, keep: bool = False) -> tuple[RegisteredSlot, ...]:
-        """Sets the job's slots and `program`. Returns the slots that leave.
-
-        With `keep`, slots of the previous program stand by.
-        """
+        """Returns the slots that leave. With `keep`, slots of the previous program stand by."""
         leaving: tuple[RegisteredSlot, ...] = ()
         awaited, admitted = program, parallelism
         if program != self._program:
@@ -156,12 +149,10 @@ class SlotTable:
 
     @property
     def longest_unheard(self) -> RegisteredSlot | None:
-        """Connected slot whose last message is the oldest."""
         return next((slot for slot in self._by_link.values() if self._slots.get(slot.index) is slot), None)
 
     @property
     def cut_off(self) -> tuple[RegisteredSlot, ...]:
-        """Registered slots without a connection now."""
         return tuple(slot for slot in self._cut_off.values() if self._slots.get(slot.index) is slot)
 
     @property
@@ -173,7 +164,7 @@ class SlotTable:
         )
 
     def absences(self) -> tuple[AbsentSlot, ...]:
-        """Returns the missing slots with their last host; "" and 0 if never registered here."""
+        """Missing slots; host "" and time 0 if never registered here."""
         found = []
         for index in self.missing:
             slot, kill = self._slots.get(index), self._kills.get(index)
@@ -220,6 +211,7 @@ class SlotTable:
         latency = ReportedHistograms(began_empty=register.token == 0)
         contact = Contact(self._heartbeat_ms, now_ms)
         slot = RegisteredSlot(index, register, link, now_ms, contact, deployed_token=register.token, latency=latency)
+        slot.clock_ms = None if register.facts is None else register.facts.clock_ms - now_ms
         if self._is_member(place):
             self._slots[index] = slot
             self._slots = dict(sorted(self._slots.items()))  # here, because iterating is frequent
@@ -230,11 +222,8 @@ class SlotTable:
             self._depart(existing)
         return Joined(slot, existing)
 
-    def expect(self, known: KnownSlot, until_ms: int) -> None:
-        """Adds a predecessor's process; lost if not registered by `until_ms`.
-
-        The leader may then request the end of the task.
-        """
+    def expect(self, known: KnownSlot, now_ms: int, until_ms: int) -> None:
+        """Adds a predecessor's process; lost if not registered by `until_ms`, so the task can be ended."""
         if known.program != self._program or not 0 <= known.slot < self._parallelism or known.slot in self._slots:
             return
         register = Register(
@@ -250,7 +239,7 @@ class SlotTable:
             program=known.program,
         )
         contact = Contact(self._heartbeat_ms, until_ms)
-        slot = RegisteredSlot(known.slot, register, None, until_ms, contact, SlotState.OUT_OF_REACH, lost_ms=until_ms)
+        slot = RegisteredSlot(known.slot, register, None, now_ms, contact, SlotState.OUT_OF_REACH, lost_ms=until_ms)
         slot.gone_ms, self._cut_off[slot.uuid] = until_ms, slot
         self._slots[known.slot] = slot
         self._slots, self._known = dict(sorted(self._slots.items())), None
@@ -267,12 +256,10 @@ class SlotTable:
         slot.contact.heard(now_ms)
 
     def during(self, since_ms: int, now_ms: int) -> tuple[SlotDuring, ...]:
-        """Returns the slots that were silent or stalled since `since_ms`."""
         seen = (slot.contact.during(slot.index, since_ms, now_ms) for slot in self)
         return tuple(each for each in seen if each is not None)
 
     def metrics(self) -> Iterator[tuple[str, Mapping[str, float]]]:
-        """Yields uuid and metrics of each process's last heartbeat."""
         return ((slot.uuid, slot.metrics) for slot in self)
 
     def heartbeat(self, slot: RegisteredSlot, message: Heartbeat, now_ms: int) -> None:
@@ -293,7 +280,7 @@ class SlotTable:
             slot.latency.tell(message.latency, now_ms)
 
     def lost(self, link: Link, now_ms: int) -> RegisteredSlot | None:
-        """Records a lost connection. Returns None for a link that is no slot's present connection."""
+        """Returns None if `link` is no slot's present connection."""
         slot = self._by_link.pop(link, None)
         if slot is not None:
             slot.link, slot.lost_ms, slot.state = None, now_ms, SlotState.OUT_OF_REACH
@@ -305,7 +292,7 @@ class SlotTable:
         return tuple(slot for slot in self.connected if now_ms - slot.last_seen_ms >= timeout_ms)
 
     def forgive(self, now_ms: int) -> None:
-        """Restarts all waiting times, because this coordinator stalled."""
+        """Restarts all waiting times after a stall of this coordinator."""
         self.forgiven_ms = now_ms
         for slot in (*self, *self._standbys.values()):
             slot.last_seen_ms = now_ms
@@ -315,28 +302,25 @@ class SlotTable:
                 slot.lost_ms = max(now_ms, slot.lost_ms)
 
     def give_up(self, slot: RegisteredSlot, reason: str) -> None:
-        """Fences a silent process: messages are ignored and a return is refused."""
         self._given_up[slot.uuid] = reason
 
     def to_be_killed(self) -> tuple[tuple[RegisteredSlot, int], ...]:
-        """Returns unreachable slots (and since when) without a requested kill.
+        """Unreachable slots, and when last heard (0: given up).
 
-        Kill only while leading: a stalled coordinator sees every slot gone, to the successor.
+        Kill only while leading: to a deposed coordinator all slots, now with the successor, seem gone.
         """
         return tuple(
-            (slot, 0 if slot.uuid in self._given_up else slot.lost_ms or 0)
+            (slot, 0 if slot.uuid in self._given_up else slot.last_seen_ms)
             for slot in self.cut_off
             if slot.index not in self._kills
         )
 
     def want_moved(self, slot: RegisteredSlot) -> KillSlotTask:
-        """Requests a replacement of a living slot on another host."""
         move = KillSlotTask(slot.index, slot.register.task_attempt, slot.uuid, slot.register.host)
         self._moves[slot.index] = move
         return move
 
     def stay(self) -> None:
-        """Withdraws all moves: the slots hear each other again."""
         self._moves.clear()
 
     def is_moving(self, index: int) -> bool:
@@ -348,7 +332,7 @@ class SlotTable:
         return kill
 
     def disconnect(self, slot: RegisteredSlot) -> Link | None:
-        """Forgets the connection, and returns the link for closing."""
+        """Returns the link, which the caller closes."""
         link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
         slot.gone_ms = slot.last_seen_ms
         self._cut(slot)
@@ -387,5 +371,5 @@ class SlotTable:
         self._cut_off.pop(slot.uuid, None)
         self._given_up.setdefault(slot.uuid, "a newer task attempt took its place")
         if slot.latency.newest:
-            self.departed.append(slot)
+            self.departed.append(slot.latency)
             del self.departed[:-64]

@@ -24,9 +24,12 @@ from barrier_runtime.coordinator.status.status import (
     SlotStatus,
     StandbysWanted,
 )
+from barrier_runtime.coordinator.status.summary import JobSummary
+from barrier_runtime.coordinator.status.trend import STEP_MS
+from barrier_runtime.coordinator.wire.preflight import Preflight, SlotFound, preflight
 
 _WATERMARK_NONE = -(2**63)
-_ENDED = "ended"  # state of a slot that left at the job's end: nobody waits for it
+_ENDED = "ended"  # state of a slot that left at the job's end
 
 
 def job_status(
@@ -36,8 +39,10 @@ def job_status(
     figures = [slot.metrics for slot in slots]
     watermark = over_slots(WATERMARK_MS, figures)
     restored = job.generation.restored
-    histograms = [slot.latency for slot in (*job.slots.departed, *slots)]
+    histograms = [*job.slots.departed, *(slot.latency for slot in slots)]
     over = outcome in ("finished", "failed", "cancelled")
+    reported = int(over_slots(RECORDS, figures) or 0)
+    covered = _covered_records(job) if over else None
     return JobStatus(
         job=job.spec.job,
         run_id=job.spec.run_id,
@@ -71,6 +76,7 @@ def job_status(
             )
             for slot in slots
         ),
+        preflight=_preflight(job),
         missing_slots=job.slots.missing,
         silent_links=job.links.silent(job.slots, now_ms) if job.leads else (),
         absences=job.slots.absences() if job.has_run else (),
@@ -78,7 +84,8 @@ def job_status(
         checkpoints=_checkpoints(job, condition.slow_uploads),
         recoveries=tuple(job.record.recoveries),
         watermark_ms=None if watermark is None or not _WATERMARK_NONE < watermark < 2**63 - 1 else int(watermark),
-        records=int(over_slots(RECORDS, figures) or 0),
+        records=max(reported, covered or 0),
+        records_after_checkpoint=_records_after(job, outcome, reported, covered),
         latency=latency.merged(each.newest for each in histograms),
         latency_last_minute=latency.last_minute(histograms, now_ms),
         commits=commits_status(job, condition.slow),
@@ -99,6 +106,69 @@ def job_status(
         taken_over=job.record.times_taken_over,
         storage_trouble="; ".join(f"{retry.what}: {retry.error}" for retry in job.record.store_retries.values()),
     )
+
+
+def job_summary(job: Job, phase: str, outcome: Outcome | None, condition: Condition, now_ms: int) -> JobSummary:
+    record, last = job.record, job.record.last_completed
+    trend = record.trend.newest if outcome is None else None
+    fresh = trend if trend is not None and 0 <= now_ms - trend.at_ms <= 2 * STEP_MS else None
+    began = record.recoveries[-1].running_ms if record.recoveries and phase == "running" else None
+    return JobSummary(
+        job=job.spec.job,
+        run_id=job.spec.run_id,
+        phase=phase,
+        outcome=outcome,
+        condition=condition.state,
+        condition_reason=condition.reason,
+        parallelism=job.spec.parallelism,
+        running_since_ms=began or 0,
+        ended_ms=condition.since_ms if outcome else 0,
+        rows_per_s=None if fresh is None else fresh.rows_per_s,
+        lag_ms=None if fresh is None else fresh.lag_ms,
+        latency_ms=None if outcome else record.latency_hour.worst_p99(now_ms),
+        checkpoint=0 if last is None else last.checkpoint,
+        checkpoint_ended_ms=0 if last is None else last.triggered_ms + last.duration_ms,
+        restarts=record.restarts,
+        program=job.spec.fingerprint[:8],
+        replaced=bool(job.spec.program),
+        at_ms=now_ms,
+    )
+
+
+def _covered_records(job: Job) -> int | None:
+    """Returns the records up to the checkpoint that this run's state is, or grew from; None: unknown."""
+    log = job.log
+    fence, finish = log.fence, log.finish
+    if fence is None or fence.spec.run_id != job.spec.run_id:  # the run has not begun
+        return None
+    if log.in_flight or (finish is not None and finish.discarded):
+        return None
+    if not log.completed:
+        return 0
+    if fence.restored_checkpoint == log.completed and job.spec.allow_non_restored:
+        return None  # dropped sources may have counted
+    known = job.record.completed_as(log.completed)
+    return None if known is None else known.records
+
+
+def _records_after(job: Job, outcome: Outcome | None, reported: int, covered: int | None) -> int | None:
+    """Returns how many records an ended run has at least read after the last checkpoint; None: unknown.
+
+    Reports of slots may be older than the checkpoint, so no reported record is no proof that there is none.
+    """
+    if outcome == "finished":
+        return 0
+    if covered is None:
+        return None
+    restored, last = job.generation.restored, job.stop_checkpoint
+    read_on = restored is not None and last is not None and restored.manifest.checkpoint >= last
+    if outcome == "cancelled" and job.stop_reached and not read_on:  # sources paused at that checkpoint
+        return 0
+    return reported - covered if reported > covered else None
+
+
+def _preflight(job: Job) -> Preflight:
+    return preflight([SlotFound(each.register, each.clock_ms, each.probed) for each in job.slots], job.spec.parallelism)
 
 
 def commits_status(job: Job, slow: tuple[SlowCommit, ...] = ()) -> CommitsStatus:
@@ -135,10 +205,9 @@ def savepoint_statuses(job: Job) -> tuple[SavepointStatus, ...]:
 
 
 def standbys_wanted(job: Job) -> StandbysWanted | None:
-    """Returns the slots that the driver has to start.
+    """Slots that the driver has to start; running slots stay.
 
-    A restarted coordinator may have dismissed the predecessor's standbys, so the request is new; the driver leaves
-    running slots alone.
+    A restarted coordinator makes a new request: standbys may have been dismissed.
     """
     rescale = job.rescales.open
     if rescale is None or not job.leads or rescale.state is RescaleState.LOADING:
@@ -151,7 +220,6 @@ def standbys_wanted(job: Job) -> StandbysWanted | None:
 
 
 def program_wanted(job: Job) -> ProgramWanted | None:
-    """Returns the program that the driver has to load."""
     rescale = job.rescales.open
     if rescale is None or not job.leads or rescale.state is not RescaleState.LOADING:
         return None

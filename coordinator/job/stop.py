@@ -1,4 +1,4 @@
-"""Requested end of a job: at once, with a last checkpoint, or drained. `None`: the job continues."""
+"""Requested end of a job."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -11,12 +11,12 @@ StopMode = Literal["checkpoint", "drain", "now"]
 
 @dataclass(frozen=True)
 class StopNow:
-    """End at once. No later request changes that."""
+    """No later request changes this stop."""
 
 
 @dataclass(frozen=True)
 class StopWithCheckpoint:
-    """Stop with a checkpoint. `checkpoint`: the first id that counts; None: not requested yet."""
+    """`checkpoint`: the first id that counts; None: not requested yet."""
 
     savepoint: SavepointRequest | None = None
     checkpoint: int | None = None
@@ -34,7 +34,7 @@ Stop: TypeAlias = StopNow | GentleStop
 
 
 def requested(before: Stop | None, mode: StopMode, savepoint: SavepointRequest | None) -> Stop:
-    """Returns the stop after another request, which never switches between draining and stopping."""
+    """A further request never switches between draining and stopping."""
     if mode == "now" or isinstance(before, StopNow):
         return StopNow()
     if before is None:
@@ -43,7 +43,7 @@ def requested(before: Stop | None, mode: StopMode, savepoint: SavepointRequest |
 
 
 def record_of(stop: Stop | None, savepoints: Savepoints) -> StopWish | None:
-    """Returns the entry about the stop in log records; None without a savepoint, or if it has failed."""
+    """Entry in log records; None without a savepoint, or if the savepoint has failed."""
     if stop is None or isinstance(stop, StopNow) or stop.savepoint is None:
         return None
     entry = savepoints.entry(stop.savepoint.id)

@@ -14,10 +14,10 @@
     FencedBy         Ended     Ended     Ended            Ended            Ended            Ended      Ended    -
     EndJob           Ended     Ended     Ended            Ended            Ended            Ended      Ended    Ended
 
-Of two phases, the restart policy chooses for `Restart`, and the user's option about checkpoints for `Cancel`. A job
-begins in Loading. `EndJob` in Ended reports damage found after the end. Until a program that replaced another one has
-run, WaitingForSlots falls back to the old program (`HandOver`) instead of restarting or failing. With `at_least`, it
-goes on with fewer slots (`HandOver`, see `width`).
+Where two phases are named, the restart policy (`Restart`) or the option `on_cancel` (`Cancel`) chooses. A job begins in
+Loading. `EndJob` in Ended reports damage found after the end. Until a program after a replace has run, WaitingForSlots
+falls back to the previous program (`HandOver`) instead of restarting or failing. With `at_least`, WaitingForSlots
+continues with fewer slots (`HandOver`, see `phases/width`).
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,6 @@ MOVES: dict[type[Phase], _Moves] = {
 
 
 def next_phase(job: Job, phase: Phase, wanted: Decision, now_ms: int) -> Phase:
-    """Returns the phase that follows `phase` after the decision `wanted`."""
     if isinstance(wanted, Restart | Fail) and isinstance(phase, WaitingForSlots):
         wanted = _taken_back(job, wanted)
     following = _made(job, wanted, now_ms)
@@ -97,8 +96,8 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
             return WaitingForSlots(reason, deploy_from_ms)
         case Run(reason):
             return Running(reason)
-        case HandOver(spec, reason, keep, visible):
-            return Fencing(BeginGeneration(None, reason, now_ms, spec=spec, keep=keep, visible=visible))
+        case HandOver(spec, reason, keep, visible, kind):
+            return Fencing(BeginGeneration(None, reason, now_ms, spec=spec, keep=keep, visible=visible, kind=kind))
         case Restart():
             return _restarted(job, wanted, now_ms)
         case FinishJob():
@@ -116,7 +115,7 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
 
 
 def _taken_back(job: Job, wanted: Restart | Fail) -> Restart | Fail | HandOver:
-    """Falls back to the previous program, if the new program has never run and the previous is available."""
+    """Falls back to the previous program, if the new program has never run."""
     if job.rescales.fallback_spec is None:
         return wanted
     why = wanted.reason if isinstance(wanted, Restart) else wanted.error

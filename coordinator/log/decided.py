@@ -1,9 +1,7 @@
-"""Place of a decided checkpoint's manifest, and how long the checkpoint may be restored. Pure.
+"""Decided checkpoints: their manifests, and how long they may be restored. Pure.
 
-A small manifest is inside the COMPLETE record: a single put stores decision and manifest (I2). A larger manifest is an
-object, stored before the record that names the manifest's hash. FENCE and COMPLETE list the positions of kept decisions
-(`kept`). A decision missing from the newest list is dropped for every reader, even if the manifest can still be read:
-its files may be gone.
+A small manifest is inside the COMPLETE record (I2). A larger manifest is an object, stored before the record with the
+manifest's hash. FENCE and COMPLETE list the positions of kept decisions (`kept`).
 
 | state of checkpoint n | shown by                                 | restored by | files of n                          |
 |-----------------------|------------------------------------------|-------------|-------------------------------------|
@@ -13,21 +11,12 @@ its files may be gone.
 | dropped               | that record does not list n's position   | nobody      | deleted once no slot can use them   |
 | discarded             | FINISH with `discarded`                  | nobody      | deleted at once                     |
 
-| move             | made by                         | a crash right before       | a crash right after                |
-|------------------|---------------------------------|----------------------------|------------------------------------|
-| pending → kept   | the put of COMPLETE n           | n never existed            | the successor restores n           |
-| kept → dropped   | the put of a later COMPLETE or  | n is kept, with all files  | the successor does not restore n,  |
-|                  | FENCE, and nothing else         |                            | and sweeps the files as orphans    |
-| files deleted    | the leader, after the answer to | dropped, with files: the   | dropped, some files gone: the same |
-|                  | that put, with a permit that is | sweep finds them           |                                    |
-|                  | checked again                   |                            |                                    |
-
 A list only loses positions and gains the record's own: a dropped checkpoint never comes back. A put with an unknown
-outcome drops nothing yet (I9). A reader that pinned a checkpoint (`pins`) may read on after the drop; no job starts
-there.
+outcome drops nothing yet (I9). A reader that pinned a checkpoint (`pins`) may read on after the drop. Moves and crash
+points: docs/design/leadership.md.
 
-Earlier releases list nothing: checkpoints are kept as long as their manifests are stored. They refuse a log with newer
-records (`Format`), so no record without a list follows a record with a list.
+Records of earlier releases list nothing: their checkpoints are kept while the manifests are stored. No such record
+follows a list.
 """
 
 import zlib
@@ -37,12 +26,12 @@ from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
 from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Record
 from barrier_runtime.state.errors import Corrupt
 
-INLINE_BYTES = 16 << 10  # compressed, because records are never deleted
-_UNPACKED_BYTES = 256 << 10  # decompressed: less than a message carries, so slots read no object
+INLINE_BYTES = 16 << 10  # compressed: the log keeps thousands of records
+_UNPACKED_BYTES = 256 << 10  # decompressed: less than a message carries
 
 
 def packed(data: bytes) -> bytes:
-    """Returns a manifest's bytes for a record; empty if too large."""
+    """Returns b"" for a manifest too large for a record."""
     if len(data) > _UNPACKED_BYTES:
         return b""
     compressed = zlib.compress(data)
@@ -50,7 +39,7 @@ def packed(data: bytes) -> bytes:
 
 
 def inline_data(record: Complete) -> bytes | None:
-    """Returns the manifest's bytes inside the record; None: an object. Raises `Corrupt`."""
+    """Returns None if the manifest is an object. Raises `Corrupt`."""
     if not record.inline:
         return None
     unpacking = zlib.decompressobj()
@@ -71,7 +60,7 @@ def _damaged(record: Complete, why: str) -> Corrupt:
 
 
 def manifest_data(record: Complete, read: Callable[[str], bytes | None]) -> bytes | None:
-    """Returns unverified bytes of the manifest that `record` decided; None if `read` finds none.
+    """Unverified bytes; None if `read` finds none.
 
     The checkpoint may have been dropped: see `is_kept`.
     """
@@ -80,13 +69,12 @@ def manifest_data(record: Complete, read: Callable[[str], bytes | None]) -> byte
 
 
 def load_manifest(record: Complete, read: Callable[[str], bytes | None]) -> Manifest | None:
-    """Returns the verified manifest that `record` decided; None if the object is gone."""
+    """Returns None if the object is gone."""
     data = manifest_data(record, read)
     return None if data is None else verified_manifest(record.manifest, data, record.sha256)
 
 
 def decided_data(record: Complete, read: Callable[[str], bytes | None]) -> tuple[str, bytes | None]:
-    """Returns the manifest's key and unverified bytes."""
     try:
         return record.manifest, manifest_data(record, read)
     except Corrupt:
@@ -94,7 +82,7 @@ def decided_data(record: Complete, read: Callable[[str], bytes | None]) -> tuple
 
 
 def kept_after(position: int, record: Record) -> tuple[int, ...] | None:
-    """Returns the positions of the decisions kept after `record`, the last FENCE or COMPLETE of a log.
+    """Positions kept after `record`, the last FENCE or COMPLETE.
 
     None: by an earlier release; the store shows which manifests exist.
     """
@@ -110,9 +98,9 @@ def is_kept(position: int, kept: Container[int] | None) -> bool:
 
 
 def kept_by_fence(known: Sequence[int], restored: int, retained: int) -> tuple[int, ...]:
-    """Returns the positions that a new generation keeps of `known`: the last of them, then `restored`.
+    """The last positions of `known`, then `restored`.
 
-    The newest decision is always kept, because a later start may continue from that decision.
+    The newest decision is always kept: a later start may need it.
     """
     others = [position for position in known if position != restored]
     room = retained if restored == NO_RECORD else retained - 1
@@ -123,7 +111,6 @@ def kept_by_fence(known: Sequence[int], restored: int, retained: int) -> tuple[i
 
 
 def kept_by_complete(known: Sequence[int], retained: int) -> tuple[int, ...]:
-    """Returns the positions of `known` that the next decision keeps besides the new position."""
     return tuple(known)[len(known) - min(len(known), retained - 1) :]
 
 

@@ -1,19 +1,17 @@
-"""Decision log of a job for the single writer: derived facts, and one append at a time. Sans-io, without a clock.
-
-An append is a small state machine, because a put has three outcomes:
+"""Decision log of a job for the single writer. Sans-io, without a clock.
 
     propose → put → CREATED              → Appended
                   → UNKNOWN             → Repeat the same bytes at the same position (nothing else may happen meanwhile)
                   → EXISTS → read it: own put_id → Appended · other put_id → Foreign · gone → Repeat
 
-An idle leader reads the next position from time to time (`ReadBack` without a proposal), and so learns of a successor.
 `Foreign`: another writer owns the position. A leader is then fenced and stops; a process about to start a generation
-reads the log again and tries the next position. Invariants: I1 positions are contiguous, I3 tokens never decrease, I9
-an unknown outcome blocks deciding.
+reads the log again. Invariants: I1 positions are contiguous, I3 tokens never decrease, I9 an unknown outcome blocks
+deciding.
 """
 
 from dataclasses import dataclass
 
+from barrier_runtime.coordinator.log.compaction import base_after, base_of, is_due
 from barrier_runtime.coordinator.log.decided import is_discarded, kept_after, kept_by_complete, kept_by_fence
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.laws import Before, broken_laws
@@ -36,26 +34,26 @@ from barrier_runtime.state.store.object_store import PutOutcome
 class LogEntry:
     position: int
     record: Record
-    sha256: str  # of the record's bytes
+    sha256: str
 
 
 @dataclass(frozen=True)
 class LogView:
-    """Facts of a reading of the log. All None or empty: no log, and only then no state."""
+    """All None or empty: no log, and only then no state."""
 
     head: LogEntry | None = None
-    fence: LogEntry | None = None  # FENCE of the head's generation
-    completes: tuple[LogEntry, ...] = ()  # newest first, as requested
-    restored: LogEntry | None = None  # COMPLETE that the generation started from
-    earlier_runs: tuple[LogEntry, ...] = ()  # last FENCE of each earlier run, newest first, as requested
-    other_kept: tuple[LogEntry, ...] = ()  # kept decisions that are not among `completes`, if requested
-    first_sha256: str = ""  # of the first record's bytes; empty: not read
+    fence: LogEntry | None = None  # of the head's generation
+    completes: tuple[LogEntry, ...] = ()  # newest first
+    restored: LogEntry | None = None  # COMPLETE that the generation restored
+    earlier_runs: tuple[LogEntry, ...] = ()  # last FENCE of each earlier run, newest first
+    other_kept: tuple[LogEntry, ...] = ()  # kept decisions besides `completes`, if requested
+    first_sha256: str = ""  # empty: not read
 
     @property
     def kept(self) -> tuple[int, ...] | None:
         """Positions of the decisions that may be restored, the first to be dropped first.
 
-        None: an earlier release wrote the log, and the store shows which manifests exist.
+        None: an earlier release wrote the log; the store shows which manifests exist.
         """
         if self.head is None or is_discarded(self.head.record):
             return ()
@@ -65,7 +63,6 @@ class LogView:
 
     @property
     def kept_entries(self) -> tuple[LogEntry, ...]:
-        """Kept decisions that were read, in the order of `kept`."""
         read = {entry.position: entry for entry in (*self.completes, *self.other_kept)}
         kept = sorted(read) if self.kept is None else self.kept
         return tuple(read[position] for position in kept if position in read)
@@ -73,7 +70,7 @@ class LogView:
 
 @dataclass(frozen=True)
 class Permit:
-    """Proof of an append of generation `token` at `position`; required to announce and to delete.
+    """Proof of an append; required to announce and to delete.
 
     `completed`: the checkpoint that the generation's state is, or grew from; 0: none. Only `DecisionLog` makes permits.
     """
@@ -85,29 +82,28 @@ class Permit:
 
 @dataclass(frozen=True)
 class Appended:
+    """`compacts`: the record raised the base."""
+
     entry: LogEntry
     permit: Permit
+    compacts: bool = False
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """Another writer's record is at the position."""
+    """Another writer's record, at the position, or far beyond a compacted position."""
 
     entry: LogEntry
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """Put exactly these bytes at the position again."""
-
     position: int
     data: bytes
 
 
 @dataclass(frozen=True)
 class ReadBack:
-    """Read the record at the position: something is there."""
-
     position: int
 
 
@@ -128,8 +124,9 @@ class DecisionLog:
         self._kept_at_start = view.kept_entries
         self._kept = tuple(entry.position for entry in self._kept_at_start) if view.kept is None else view.kept
         self._first_sha256 = view.first_sha256
+        self._decisions = {_checkpoint_of(each): each.position for each in (*self._kept_at_start, *view.completes)}
         self._in_flight: _InFlight | None = None
-        self._asked_back = False  # the record at the in-flight position is being read
+        self._asked_back = False
 
     @property
     def next_position(self) -> int:
@@ -137,7 +134,7 @@ class DecisionLog:
 
     @property
     def first_sha256(self) -> str:
-        """Hash of the first record, which identifies the log; empty if unread."""
+        """Hash that identifies the log; empty if unread."""
         return self._first_sha256
 
     @property
@@ -146,7 +143,6 @@ class DecisionLog:
 
     @property
     def token(self) -> int | None:
-        """Token of the newest FENCE."""
         return None if self._fence is None else self._fence.position
 
     @property
@@ -155,12 +151,12 @@ class DecisionLog:
 
     @property
     def last_complete(self) -> LogEntry | None:
-        """Newest decision in the log, also if the present generation did not grow from it."""
+        """Newest decision, even if the generation restored another."""
         return self._last_complete
 
     @property
     def restore_point(self) -> LogEntry | None:
-        """Decision that the present generation's state is, or grew from."""
+        """Decision that the generation's state is, or grew from."""
         last, fence = self._last_complete, self._fence
         if last is not None and fence is not None and last.position > fence.position:
             return last
@@ -168,7 +164,7 @@ class DecisionLog:
 
     @property
     def completed(self) -> int:
-        """Checkpoint whose transactions every sink may commit; 0 for none."""
+        """Checkpoint whose transactions every sink may commit; 0: none."""
         return 0 if self.restore_point is None else _checkpoint_of(self.restore_point)
 
     @property
@@ -192,24 +188,32 @@ class DecisionLog:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Positions of the kept decisions, the first to be dropped first."""
         return self._kept
 
     def kept_at_start(self, retained: int) -> tuple[LogEntry, ...]:
-        """Returns the decisions kept when the log was read, the first to be dropped first."""
         return self._kept_at_start[-retained:]
 
     def kept_by_fence(self, restored: int, retained: int) -> tuple[int, ...]:
-        """Returns the positions kept after a FENCE that restores the decision at `restored`."""
         return kept_by_fence(self._kept, restored, retained)
 
     def kept_by_complete(self, retained: int) -> tuple[int, ...]:
-        """Returns the positions that the next decision keeps besides the new position."""
         return kept_by_complete(self._kept, retained)
 
     @property
+    def base(self) -> int:
+        """Lowest position in reach; lower records may have been deleted."""
+        return base_of(None if self._head is None else self._head.record)
+
+    def next_base(self, committed: int) -> int:
+        """`committed`: every sink has committed this checkpoint."""
+        if not is_due(self.base, self.next_position):
+            return self.base
+        positions = [position for checkpoint, position in self._decisions.items() if checkpoint <= committed]
+        return base_after(self.base, self.next_position, max(positions, default=NO_RECORD))
+
+    @property
     def checkpoint_floor(self) -> int:
-        """Highest checkpoint id that may ever have been used, as far as the log shows."""
+        """Highest checkpoint id that may have been used, as far as the log shows."""
         floors = [0]
         if self._last_complete is not None:
             floors.append(_checkpoint_of(self._last_complete))
@@ -219,7 +223,7 @@ class DecisionLog:
         return max(floors)
 
     def propose(self, record: Record) -> Repeat:
-        """Begins to append `record` at the next position: put these bytes, then report the outcome."""
+        """Put the returned bytes, then report the outcome."""
         if self._in_flight is not None:
             raise ProtocolViolation(
                 f"job {self._job}: append of {type(record).__name__} while position {self._in_flight.position} is "
@@ -236,11 +240,19 @@ class DecisionLog:
         self._in_flight = _InFlight(position, record, data)
         return Repeat(position, data)
 
-    def on_put(self, position: int, outcome: PutOutcome) -> Appended | Repeat | ReadBack | None:
-        """Returns the next action after a put's outcome. None: that put was resolved before."""
+    def on_put(
+        self, position: int, outcome: PutOutcome, overtaken: LogEntry | None = None
+    ) -> Appended | Foreign | Repeat | ReadBack | None:
+        """Returns the next action. None: that put was resolved before.
+
+        `overtaken`: a record far beyond proves that the position had been compacted.
+        """
         flight = self._in_flight
         if flight is None or flight.position != position:
             return None
+        if overtaken is not None:
+            self._in_flight = None
+            return Foreign(overtaken)
         if outcome is PutOutcome.CREATED:
             return self._appended(flight)
         if outcome is PutOutcome.EXISTS:
@@ -249,10 +261,7 @@ class DecisionLog:
         return Repeat(flight.position, flight.data)
 
     def on_read_back(self, position: int, name: str, data: bytes | None) -> Appended | Foreign | Repeat | None:
-        """Interprets the record at the in-flight position, or, without a put in flight, at a leader's next position.
-
-        In the second case a record is foreign.
-        """
+        """Without a put in flight, the next position's record is foreign: an idle leader is deposed."""
         flight = self._in_flight
         if flight is None:
             if data is None or position != self.next_position:
@@ -280,7 +289,7 @@ class DecisionLog:
         return Foreign(LogEntry(position, record, sha256_hex(data)))
 
     def accept(self, foreign: Foreign) -> None:
-        """Makes the record of a faster predecessor the head. Not for the leader."""
+        """A faster predecessor's record becomes the head. Not for the leader."""
         if foreign.entry.position != self.next_position or self._in_flight is not None:
             raise ProtocolViolation(
                 f"job {self._job}: log record {foreign.entry.position} is not the next one: file a bug"
@@ -290,26 +299,28 @@ class DecisionLog:
             self._last_complete = foreign.entry
 
     def _appended(self, flight: _InFlight) -> Appended:
-        entry = LogEntry(flight.position, flight.record, sha256_hex(flight.data))
+        entry, base = LogEntry(flight.position, flight.record, sha256_hex(flight.data)), self.base
         if entry.position == FIRST_POSITION:
             self._first_sha256 = entry.sha256
         if isinstance(flight.record, Fence):
-            # The new generation grows from the checkpoint that it restored, or from nothing.
             wanted = flight.record.restored_position
             self._restored = self._known(wanted) if wanted != NO_RECORD else None
             self._fence = entry
         elif isinstance(flight.record, Complete):
             self._last_complete = entry
+            self._decisions[flight.record.checkpoint] = entry.position
         self._head = entry
+        if self.base > base:
+            self._decisions = {each: at for each, at in self._decisions.items() if at >= self.base}
         kept = kept_after(entry.position, entry.record)
         self._kept = self._kept if kept is None else kept
         self._in_flight = None
         token = self.token
         assert token is not None, "a record was appended to a log without a FENCE"
-        return Appended(entry, Permit(token, entry.position, self.completed))
+        return Appended(entry, Permit(token, entry.position, self.completed), self.base > base)
 
     def choose_restore(self, entry: LogEntry | None) -> None:
-        """Makes known an older decision that the next FENCE will name (a requested replay)."""
+        """The next FENCE restores `entry`, which may be old (a replay)."""
         self._chosen = entry
 
     _chosen: LogEntry | None = None
@@ -333,16 +344,15 @@ class DecisionLog:
             finish=self.finish,
             checkpoint_floor=self.checkpoint_floor,
             kept=frozenset(self._kept),
+            base=self.base,
             checkpoint_at=self._checkpoint_at,
         )
 
     def _checkpoint_at(self, position: int) -> int | None:
-        """None: not read, or not remembered."""
         known = (self._last_complete, self._restored, self._chosen, *self._kept_at_start)
         return next((_checkpoint_of(each) for each in known if each is not None and each.position == position), None)
 
     def _check(self, position: int, record: Record) -> None:
-        """Checks token and parent. A broken law is a bug of this code or the store: no workaround."""
         token = self.token
         if isinstance(record, Fence):
             legal = record.token == position
@@ -356,11 +366,7 @@ class DecisionLog:
         self._check_parent(position, record)
 
     def _check_foreign(self, position: int, record: Record) -> None:
-        """Checks a foreign record, the parent first.
-
-        If a record was removed, this writer's record fills the hole, and the next record has another parent through no
-        error of its writer.
-        """
+        """Parent first: a removed record raises `Corrupt`, and is no bug of the other writer."""
         self._check_parent(position, record)
         self._check(position, record)
 

@@ -1,4 +1,4 @@
-"""sha256 of stored bytes, and the one error for damaged bytes."""
+"""sha256 of stored bytes, and the error for damaged bytes."""
 
 import hashlib
 
@@ -12,13 +12,13 @@ def sha256_hex(data: bytes) -> str:
 def stamp_of(data: bytes, stamp: str) -> str:
     """Returns the sha256 of a record's bytes without `stamp`, the value of the field `check`.
 
-    Takes the bytes as stored: a release with fewer fields may have written them.
+    A release with fewer fields may have written `data`.
     """
     return sha256_hex(data.replace(f'"check":"{stamp}"'.encode(), b'"check":""', 1))
 
 
 def check_sha256(name: str, data: bytes, expected: str) -> None:
-    """Raises `Corrupt` with the object's name and both hashes unless `data` hashes to `expected`."""
+    """Raises `Corrupt` unless `data` hashes to `expected`."""
     found = sha256_hex(data)
     if found != expected:
         raise Corrupt(

@@ -1,18 +1,15 @@
-"""Whether a job's step can continue with the state that a snapshot has under the step's name. Pure.
+"""Whether a job's step can continue with a snapshot's state. Pure.
 
-Every snapshot of a manifest names the kind of the writing step (`KIND`), a sink's snapshot also the target (`TARGET`).
-The code that makes a manifest adds both (`with_kinds`), so no operator can forget them.
+Each snapshot names the kind of the writing step (`KIND`), a sink's also the target (`TARGET`).
 
 | the snapshot's kind                    | the job's step of that name          | result                              |
 |----------------------------------------|--------------------------------------|-------------------------------------|
 | the same kind                          |                                      | continues                           |
-| unknown: an earlier release wrote the  | keeps state                          | continues (definitions, keys and    |
-| snapshot, and no value shows the kind  |                                      | states are compared all the same)   |
+| unknown (earlier releases)             | keeps state                          | continues                           |
 | unknown                                | keeps none, such as a map            | refused                             |
 | a source without the name of a system  | any source                           | continues, as far as splits allow   |
-| a sink                                 | a sink of another kind or target     | continues if no transaction may     |
-|                                        |                                      | still have to be committed and the  |
-|                                        |                                      | sink keeps no row; else refused     |
+| a sink                                 | a sink of another kind or target     | continues if the sink keeps no row, |
+|                                        |                                      | and every transaction is visible    |
 | any other                              | another kind                         | refused                             |
 """
 
@@ -35,8 +32,8 @@ from barrier_runtime.state.snapshots.snapshot import (
 
 SOURCE, SINK = "source", "sink"
 _JOINS = frozenset(("join", "window_join", "asof_join", "table_join"))
-# Values and tables that identify the kind in earlier releases' snapshots. Users' functions have tables of any name, and
-# always a table of timers.
+# Values and tables that identify the kind in earlier releases' snapshots. Users' functions have tables of any name,
+# always with timers.
 _BY_VALUE = {
     "splits": frozenset((SOURCE,)),
     "lookup-rows": frozenset(("lookup",)),
@@ -52,10 +49,7 @@ _SINK_VALUES = ("sink", PENDING)
 
 
 def with_kinds(chains: Sequence[ChainSpec], snapshots: Iterable[OperatorSnapshot]) -> Iterator[OperatorSnapshot]:
-    """Yields the snapshots with kinds and targets of their steps, and types of columns in state.
-
-    Snapshots without state, or with only rows in flight, stay as they are.
-    """
+    """Adds kinds, targets and column types to snapshots with state."""
     said = {name: {KIND: kind.encode()} for chain in chains for name, kind in chain.kinds.items()}
     for chain in chains:
         for name, target in chain.targets.items():
@@ -73,14 +67,13 @@ def _has_state(snapshot: OperatorSnapshot) -> bool:
 
 @dataclass(frozen=True)
 class ChangedKind:
-    """Kinds before and now, for people. `pending`: refused because of open transactions."""
+    """For people. `pending`: refused because of possibly invisible transactions."""
 
     before: str
     now: str
     pending: bool = False
 
     def refusal(self, what: str, operator: str) -> str:
-        """Returns why checkpoint or savepoint `what` cannot be restored, and the remedy."""
         if self.pending:
             return (
                 f"{what} has transactions of {operator!r} as {self.before}, which are decided and may not be visible "
@@ -97,7 +90,7 @@ class ChangedKind:
 def changed_kind(
     chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, *, settled: bool = False
 ) -> ChangedKind | None:
-    """Returns the kinds of state and step if the step cannot continue with the state; else None.
+    """Returns None if the step can continue with the state.
 
     `settled`: all transactions of the checkpoint are visible.
     """
@@ -116,7 +109,7 @@ def changed_kind(
             return changed if _holds_rows(snapshot, settled) else None
         return ChangedKind(_shown(before), _shown((now,)))
     if not now and not before:
-        return None  # both unknown
+        return None
     return ChangedKind(_shown(before) or "a step with state", f"{_shown((now,)) if now else 'a step'} without state")
 
 
@@ -130,7 +123,7 @@ def _changed_target(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, set
 
 
 def changed_column(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot) -> tuple[str, str, str] | None:
-    """Returns a changed column in the state, and the types before and now, if both are known.
+    """Returns a changed column, and the types before and now.
 
     State without rows depends on no column.
     """
@@ -143,7 +136,7 @@ def changed_column(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot) -> t
 
 
 def _kinds_before(snapshot: OperatorSnapshot) -> frozenset[str]:
-    """Returns the kinds of step that may have written the snapshot; empty if nothing identifies them."""
+    """Possible kinds of the writing step; empty if unknown."""
     kind = snapshot.values.get(KIND)
     if kind is not None:
         return frozenset((kind.decode(errors="replace"),))
@@ -188,7 +181,7 @@ def _kind_of_sink(value: bytes) -> str:
 
 
 def _holds_rows(snapshot: OperatorSnapshot, settled: bool) -> bool:
-    """Whether a sink's snapshot lists possibly invisible transactions, or rows that the sink keeps."""
+    """Whether a sink's snapshot has possibly invisible transactions, or kept rows."""
     if any(name.startswith(OWN) for name in (*snapshot.values, *snapshot.objects)):
         return True
     if settled:
@@ -207,7 +200,6 @@ def _family(kind: str) -> str:
 
 
 def _shown(kinds: Iterable[str]) -> str:
-    """Returns "a source of Kafka", "a kafka sink", "a process step"."""
     said: Sequence[str] = [_shown_kind(kind) for kind in sorted(kinds)]
     return " or ".join(said)
 

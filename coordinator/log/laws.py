@@ -1,13 +1,13 @@
-"""Laws of the decision log: required content of a record, given the records before it. Pure.
+"""Required content of a log record, given the records before. Pure.
 
-The writer (`DecisionLog`) refuses a record that breaks a law, and `fsck` reports each broken law of a stored log. Both
-know the log only as far as they have read it; a law is not judged if its facts are unknown. The hash chain is separate:
-code that has the bytes compares `parent_sha256`.
+`DecisionLog` refuses to write a record that breaks a law; `fsck` reports broken laws. A law is not judged if its facts
+are unknown. The hash chain is checked elsewhere.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from barrier_runtime.coordinator.log.compaction import base_of
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, Complete, Fence, Finish, Record
 from barrier_runtime.state.store.paths import Paths
 
@@ -20,18 +20,19 @@ class BrokenLaw:
 
 @dataclass(frozen=True)
 class Before:
-    """The log before the record at `position`. None, or a False `*_known`: unknown."""
+    """None: unknown."""
 
     job: str
     position: int
     token: int | None  # of the previous record
     prior_complete: int | None  # required back link of the record
-    fence: Fence | None  # the newest FENCE
-    fence_known: bool  # no newer FENCE can have been missed
-    finish: Finish | None  # the previous record, if it is a FINISH
+    fence: Fence | None
+    fence_known: bool  # no newer FENCE was missed
+    finish: Finish | None  # the previous record, if a FINISH
     checkpoint_floor: int
-    kept: frozenset[int] | None  # positions that the newest FENCE or COMPLETE lists as kept
-    checkpoint_at: Callable[[int], int | None]  # checkpoint that an earlier record decides; 0: none
+    kept: frozenset[int] | None
+    base: int | None
+    checkpoint_at: Callable[[int], int | None]  # decided by an earlier record; 0: none
 
 
 def broken_laws(before: Before, record: Record) -> Iterator[BrokenLaw]:
@@ -53,10 +54,12 @@ def broken_laws(before: Before, record: Record) -> Iterator[BrokenLaw]:
         yield from _complete_laws(before, record)
     if isinstance(record, Fence | Complete):
         yield from _kept_laws(before, record)
+    if before.base is not None:
+        yield from _base_laws(before.position, before.base, record)
 
 
 def next_prior_complete(position: int, record: Record) -> int:
-    """Returns the back link of the record after `record`. Discarded checkpoints stay out of reach."""
+    """Discarded checkpoints stay out of reach."""
     if isinstance(record, Complete):
         return position
     return NO_RECORD if isinstance(record, Finish) and record.discarded else record.prior_complete
@@ -93,7 +96,7 @@ def _complete_laws(before: Before, record: Complete) -> Iterator[BrokenLaw]:
 
 
 def _kept_laws(before: Before, record: Fence | Complete) -> Iterator[BrokenLaw]:
-    """Checks that a list only loses positions: a dropped checkpoint never comes back."""
+    """A list only loses positions: a dropped checkpoint never comes back."""
     for each in record.kept:
         if not FIRST_POSITION <= each < before.position or before.checkpoint_at(each) == 0:
             yield BrokenLaw("positions of decisions as kept", str(each))
@@ -103,6 +106,14 @@ def _kept_laws(before: Before, record: Fence | Complete) -> Iterator[BrokenLaw]:
     restored = NO_RECORD if isinstance(record, Complete) else record.restored_position
     if record.lists_kept and restored not in (NO_RECORD, *record.kept):
         yield BrokenLaw(f"as kept also {restored}, which it restores", str(record.kept))
+
+
+def _base_laws(position: int, before: int, record: Record) -> Iterator[BrokenLaw]:
+    base = base_of(record)
+    if not isinstance(record, Complete):
+        yield from _equal("base", before, base, " (only COMPLETE raises the base)")
+    elif not before <= base < max(position, before + 1):
+        yield BrokenLaw(f"a base from {before} up to {position - 1}", str(base))
 
 
 def _equal(name: str, expected: object, found: object, why: str = "") -> Iterator[BrokenLaw]:

@@ -1,9 +1,7 @@
-"""Lease of a job: the expected leader, judged without comparing clocks. For liveness only.
+"""Lease of a job, judged without comparing clocks. For liveness only.
 
-The decision log alone decides who leads. The lease keeps a standby from fencing a healthy leader because a slot lost
-the connection. The leader rewrites the lease, a single object, every third of the term; a missing, damaged or wrong
-lease costs time, never state. A daemon measures silence with a steady clock, from the first sight of the present
-content.
+The lease protects a healthy leader when a slot loses the connection. A missing, damaged or wrong lease costs time,
+never state. A daemon measures silence with a steady clock, from the first sight of the content.
 
 Judgement of a lease (`LeaseWatch`)
 
@@ -16,9 +14,6 @@ Judgement of a lease (`LeaseWatch`)
 | something unreadable                   | as another's of our own term                                  |
 | a lease of a newer release             | HELD     | waits: only that release knows for how long        |
 
-If the log names a run and no lease does, another daemon may just be starting that run, because the first lease follows
-the FENCE: takeover waits a whole term in that state (`may_take`).
-
 Work of a leader every third of the term (`LeaseKeeper`)
 
 | found                                             | slots                       | move        |
@@ -28,8 +23,8 @@ Work of a leader every third of the term (`LeaseKeeper`)
 | OURS, of another run with a higher position       | any                         | leave       |
 | any                                               | none for a whole term       | let lapse   |
 
-`position`: newest log record that the writer put (or intends to put). Positions are totally ordered, so a leader whose
-lease a predecessor overwrote knows that the leader's record is newer.
+`position`: newest log record that the writer put, or intends to put. So a leader whose lease a predecessor overwrote
+knows that the leader's record is newer.
 """
 
 import enum
@@ -50,13 +45,13 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     version: int = LEASE_VERSION
     job: str
     run_id: str
-    leader: str  # daemon id, which survives a restart at the same address
+    leader: str  # daemon id, the same after a restart
     control: str  # "host:port" for slots
     http: str  # URL of the REST interface
     position: int
     sequence: int  # rises with every write, to change the content
     lease_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_LEASE_MS)]
-    released: bool = False  # orderly shutdown: any daemon may lead at once
+    released: bool = False  # any daemon may lead at once
 
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -74,17 +69,12 @@ def encode_lease(lease: Lease) -> bytes:
 
 
 def decode_lease(name: str, data: bytes) -> Lease:
-    """Returns the lease `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes.
-
-    Neither error stops a leader.
-    """
+    """Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
     return _DECODER.decode(data, name)
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Identity of a daemon in leases."""
-
     daemon: str
     control: str
     http: str
@@ -101,7 +91,7 @@ class LeaseState(enum.Enum):
 class Judgement:
     state: LeaseState
     lease: Lease | None = None  # None: missing or unreadable
-    trouble: str = ""  # why the lease is unreadable
+    trouble: str = ""
 
 
 class LeaseWatch:
@@ -115,10 +105,9 @@ class LeaseWatch:
         self._unsigned: tuple[str, int] | None = None  # a run without a lease, and the first sight of that
 
     def judge(self, data: bytes | None, asked_ms: int, answered_ms: int) -> Judgement:
-        """Judges `data`, found by a read between these times.
+        """`data` was read between these times.
 
-        Content counts as new from the end of the read that found the content, and as unchanged up to the beginning of
-        the last read: both make expiry later.
+        New content counts from the end of the read, unchanged content from the beginning: expiry is never early.
         """
         if self._since_ms is None or data != self._data:
             self._data, self._since_ms = data, answered_ms
@@ -139,7 +128,10 @@ class LeaseWatch:
         return Judgement(LeaseState.FREE if expired else LeaseState.HELD, lease, trouble)
 
     def may_take(self, found: Judgement, run_id: str, now_ms: int) -> bool:
-        """Whether run `run_id`, the log's newest, may be taken over after the judgement `found`."""
+        """Whether the log's newest run, `run_id`, may be taken over.
+
+        A run without a lease may be starting at another daemon: wait a whole term.
+        """
         if found.state is LeaseState.HELD:
             return False
         if found.lease is not None and found.lease.run_id == run_id:
@@ -150,8 +142,6 @@ class LeaseWatch:
 
 
 class LeaseKeeper:
-    """Leases that the leader of a run writes, and the end of writing."""
-
     def __init__(self, holder: Holder, job: str, run_id: str) -> None:
         self._holder = holder
         self._job = job
@@ -161,7 +151,7 @@ class LeaseKeeper:
         self.displaced = False  # another lease has the same or a higher position
 
     def renewal(self, found: Judgement, position: int, slots: int, now_ms: int) -> Lease | None:
-        """Returns the lease to write now, or None. `slots`: connected slots."""
+        """Lease to write now, or None. `slots`: number of connected slots."""
         if slots:
             self._slots_seen_ms = now_ms
         self.displaced = found.state is LeaseState.HELD and found.lease is not None and found.lease.position >= position
@@ -172,7 +162,7 @@ class LeaseKeeper:
         return self._lease(found, position)
 
     def release(self, found: Judgement, position: int) -> Lease | None:
-        """Returns the released lease, if this daemon holds it."""
+        """Returns None if this daemon does not hold the lease."""
         if found.state is not LeaseState.OURS or self._overtaken(found, position):
             return None
         if found.lease is not None and found.lease.position > position:
@@ -180,7 +170,7 @@ class LeaseKeeper:
         return msgspec.structs.replace(self._lease(found, position), released=True)
 
     def _overtaken(self, found: Judgement, position: int) -> bool:
-        """Whether this daemon leads a newer run of the job; the older runner will learn that from the log."""
+        """Whether this daemon leads a newer run; the older runner learns that from the log."""
         lease = found.lease
         if found.state is not LeaseState.OURS or lease is None:
             return False

@@ -1,10 +1,10 @@
-"""Manifest of a checkpoint: every operator's snapshot, and the log position. Canonical JSON.
+"""Manifest of a checkpoint. Canonical JSON.
 
-A manifest only counts if a COMPLETE record names the key and sha256; a manifest alone is an orphan.
+A manifest counts only if a COMPLETE record names the key and sha256.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -31,30 +31,34 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     parallelism: int
     max_parallelism: int
     operators: tuple[OperatorSnapshot, ...]
-    ended: tuple[SubtaskId, ...] = ()  # subtasks that had reached the end of their input
-    parent_position: int  # head of the log when the manifest was written
+    ended: tuple[SubtaskId, ...] = ()  # subtasks at the end of their input
+    parent_position: int  # head of the log at the write
     parent_sha256: str
     options: CheckpointOptions = CheckpointOptions()
-    drained: str | msgspec.UnsetType = msgspec.UNSET  # run that had ended the sources early; see `drained_by`
+    drained: str | msgspec.UnsetType = msgspec.UNSET  # see `drained_by`
 
     @property
     def drained_by(self) -> str:
-        """Run that ended the input early, so that windows and timers fired before their time; "": none."""
+        """Run that ended the sources early; "": none."""
         return self.drained if isinstance(self.drained, str) else ""
 
 
 @dataclass(frozen=True)
 class DecidedManifest:
-    """A manifest whose bytes hash to the value in the COMPLETE record."""
-
     key: str
     sha256: str
     manifest: Manifest
-    inside: str = ""  # key of the log record that holds the manifest; "": the manifest is an object
+    inside: str = ""  # key of the log record with the manifest; "": the manifest is an object
+    _own_files: dict[str, frozenset[str]] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def own_files(self, data_prefix: str) -> frozenset[str]:
+        """Computed once: a wide job has thousands of files."""
+        if data_prefix not in self._own_files:
+            self._own_files[data_prefix] = own_files(self.manifest, data_prefix)
+        return self._own_files[data_prefix]
 
     @property
     def ref(self) -> ManifestRef:
-        """Object that slots read the manifest from."""
         return ManifestRef(self.inside or self.key, self.sha256)
 
 
@@ -69,20 +73,20 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(key: str, data: bytes) -> Manifest:
-    """Returns the manifest `key`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
+    """Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
     return _DECODER.decode(data, key)
 
 
 def verified_manifest(key: str, data: bytes, sha256: str) -> Manifest:
-    """Decodes a manifest after checking the hash. Raises `Corrupt` with name and both hashes."""
+    """As `decode_manifest`, and raises `Corrupt` for another hash."""
     check_sha256(key, data, sha256)
     return decode_manifest(key, data)
 
 
 def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
-    """Raises `Corrupt` if a file of the manifest `key` has an invalid name or another owner.
+    """Raises `Corrupt` if a file of the manifest has an invalid name or another owner.
 
-    Each file is inside the manifest or an object of this job. A restore reads, links and opens no other object.
+    A restore reads, links and opens only files inside the manifest and objects of this job.
     """
     for snapshot in manifest.operators:
         for ref, named in _with_names_checked(snapshot):
@@ -98,7 +102,6 @@ def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
 
 
 def _with_names_checked(snapshot: OperatorSnapshot) -> Iterator[tuple[FileRef, bool]]:
-    """Yields each file of the snapshot, and whether the name is valid for the content."""
     for ref in () if snapshot.keyed is None else snapshot.keyed.files:
         yield ref, is_snapshot_file(ref.name)
     for each in snapshot.in_flight:
@@ -112,7 +115,7 @@ def _is_own(paths: Paths, key: str) -> bool:
 
 
 def own_files(manifest: Manifest, data_prefix: str) -> frozenset[str]:
-    """Returns the keys of snapshot files under `data_prefix`, without a foreign savepoint's files."""
+    """Keys of snapshot files, without a foreign savepoint's."""
     return frozenset(
         ref.key
         for snapshot in manifest.operators

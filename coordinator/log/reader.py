@@ -1,25 +1,24 @@
-"""Reading a job's log: find the head, then read only the records behind the facts. Blocking.
+"""Reads only the head of a job's log, and records behind facts. Blocking.
 
-Positions are contiguous and immutable, so galloping and bisecting over `get` finds the head: from a known position,
-from the hint, or from the beginning (about 2·log2(n) reads), never by LIST. Back links lead to all other records; FENCE
-and COMPLETE also list positions behind several links, for parallel reads. No clock, no retry: errors of the store are
-raised.
+Galloping and bisecting over `get` finds the head, never LIST: from a known position, from the hint, or from the
+beginning (about 2·log2(n) reads). Below the base only milestones are certain (`compaction`).
 
-The hint is an object beside the log: a recent position, and the FENCE of the generation, fetched in parallel. A
-missing, old or wrong hint only costs requests. The writer rewrites the hint every few records, off the critical path.
+The hint is an object with a recent position and the FENCE. A missing, old or wrong hint only costs requests.
 
-A process that lost a race for the head reads again while the winner continues to append. A `LogReader` therefore
-requests only new records: rereading all could never catch up with a fast leader.
+A repeated read requests only new records: rereading all could never catch up with a fast leader.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import msgspec
 
-from barrier_runtime.coordinator.log.decided import is_discarded
-from barrier_runtime.coordinator.log.decision_log import LogEntry, LogView
+from barrier_runtime.coordinator.log import compaction
+from barrier_runtime.coordinator.log.compaction import base_of, milestone_after
+from barrier_runtime.coordinator.log.decided import is_discarded, kept_after
+from barrier_runtime.coordinator.log.decision_log import LogEntry, LogView, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, Complete, Fence, decode_record
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt
@@ -30,6 +29,7 @@ from barrier_runtime.state.store.paths import Paths
 MAX_RUNS_BACK = 64  # a run taken over longer ago counts as unknown
 EVERY = 8  # records between two writes of the hint
 READ_AHEAD = EVERY + 1  # positions read in parallel, from the hint on
+_READINGS = 4  # attempts, if records in reach are deleted between two reads
 
 
 class Hint(msgspec.Struct, frozen=True):
@@ -42,27 +42,22 @@ _DECODER = msgspec.json.Decoder(Hint)
 
 
 class HeadHint:
-    """Hint of a log, stored under `key`. Blocking."""
-
     def __init__(self, store: ObjectStore, key: str) -> None:
         self._store = store
         self._key = key
         self._written = NO_RECORD
 
     def read(self) -> int:
-        """Returns the position in the hint; `NO_RECORD` if missing or invalid."""
         return max(NO_RECORD, self.found().position)
 
     def found(self) -> Hint:
-        """Returns the stored hint; `NO_HINT` if missing or invalid."""
         try:
             data = get_or_none(self._store, self._key)
             return NO_HINT if data is None else _DECODER.decode(data)
         except (BarrierRuntimeError, OSError, msgspec.MsgspecError):
-            return NO_HINT  # reading the log itself reports errors of the store
+            return NO_HINT  # reading the log reports errors of the store
 
     def follow(self, position: int, token: int = NO_RECORD) -> None:
-        """Stores a record's position, if the hint is `EVERY` records behind. `token`: of the generation."""
         if position < self._written + EVERY:
             return
         self._written = position
@@ -71,27 +66,57 @@ class HeadHint:
 
 
 def find_head(
-    exists: Callable[[int], bool], known: int = NO_RECORD, hint: int = NO_RECORD, at_once: int = READ_AHEAD
+    exists: Callable[[int], bool],
+    known: int = NO_RECORD,
+    hint: int = NO_RECORD,
+    at_once: int = READ_AHEAD,
+    exists_now: Callable[[int], bool] | None = None,
 ) -> int:
-    """Returns the highest existing position of a contiguous log, or `NO_RECORD`.
+    """Highest existing position, or `NO_RECORD`.
 
-    `known`: certainly exists. `hint`: may exist; from there on `at_once` positions are read in parallel, so that a
-    fresh hint costs a single wait.
+    `known`: certainly existed. `hint`: may exist; from there on `at_once` positions are read in parallel. `exists_now`:
+    a new read of the next milestone; if missing, the position after the head was never written (else perhaps
+    compacted).
     """
+    head = known
     if hint > known:
         found = in_parallel(exists, range(hint, hint + READ_AHEAD), at_once)
         if found[0]:
-            known = hint + (found.index(False) if False in found else READ_AHEAD) - 1
-            if False in found:
-                return known
-    if known == NO_RECORD and not exists(FIRST_POSITION):
-        return NO_RECORD
-    low, step = max(known, FIRST_POSITION), 1
+            head = hint + (found.index(False) if False in found else READ_AHEAD) - 1
+    if head == NO_RECORD:
+        if not exists(FIRST_POSITION):
+            return NO_RECORD
+        head = _from_the_beginning(exists)
+    elif head == known or head - hint == READ_AHEAD - 1:
+        head = _gallop(exists, head)
+    while (exists_now or exists)(milestone := milestone_after(head)):
+        head = _gallop(exists, _gallop(exists, milestone, compaction.STEP))
+    return head
+
+
+def _from_the_beginning(exists: Callable[[int], bool]) -> int:
+    low = FIRST_POSITION
+    while exists(2 * low):
+        low *= 2
+    high, step = 2 * low, compaction.STEP
+    if low >= step:
+        low = _bisect(exists, low, high, step)
+        high = min(high, low + step)
+    return _bisect(exists, low, high)
+
+
+def _gallop(exists: Callable[[int], bool], low: int, unit: int = 1) -> int:
+    """Highest existing position in steps of `unit` from `low`, as long as all exist."""
+    step = unit
     while exists(low + step):
         low, step = low + step, step * 2
-    high = low + step  # does not exist
-    while high - low > 1:
-        middle = (low + high) // 2
+    return _bisect(exists, low, low + step, unit)
+
+
+def _bisect(exists: Callable[[int], bool], low: int, high: int, unit: int = 1) -> int:
+    """As `_gallop`, up to `high`, which does not exist."""
+    while high - low > unit:
+        middle = low + (high - low) // unit // 2 * unit
         if exists(middle):
             low = middle
         else:
@@ -107,45 +132,82 @@ def read_log(
     restore: int | None = None,
     run_id: str = "",
     kept: bool = False,
+    dropped: bool = False,
 ) -> LogView:
-    """Reads the log once; see `LogReader.read`."""
-    return LogReader(store, paths).read(completes=completes, restore=restore, run_id=run_id, kept=kept)
+    reader = LogReader(store, paths)
+    return reader.read(completes=completes, restore=restore, run_id=run_id, kept=kept, dropped=dropped)
 
 
 class LogReader:
-    """Reads a job's log, repeatedly if needed. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(self, store: ObjectStore, paths: Paths) -> None:
         self._store = store
         self._paths = paths
         self._hint = HeadHint(store, paths.log_hint)
-        self._known: dict[int, LogEntry] = {}  # used by the last reading
+        self._known: dict[int, LogEntry] = {}
         self._first_sha256 = ""
 
-    def read(self, *, completes: int = 1, restore: int | None = None, run_id: str = "", kept: bool = False) -> LogView:
-        """Returns the facts of the log. Raises `Corrupt` for an unreadable or inconsistent log.
+    def read(
+        self,
+        *,
+        completes: int = 1,
+        restore: int | None = None,
+        run_id: str = "",
+        kept: bool = False,
+        dropped: bool = False,
+    ) -> LogView:
+        """Raises `Corrupt` for an unreadable or inconsistent log.
 
-        Reads the `completes` newest decisions (and back to checkpoint `restore`), and earlier runs' fences back to
-        `run_id`; with `kept` also every kept decision and the hash of the first record.
+        Reads the `completes` newest decisions, checkpoint `restore` if kept (with `dropped` also if dropped), and
+        earlier runs' fences back to `run_id`; with `kept` also every kept decision and the hash of the first record.
         """
+        wanted = _Wanted(completes, restore, dropped)
+        for _ in range(_READINGS - 1):
+            with contextlib.suppress(RecordGone):  # perhaps compacted meanwhile
+                return self._read(wanted, run_id, kept)
+        return self._read(wanted, run_id, kept)
+
+    def _read(self, wanted: "_Wanted", run_id: str, kept: bool) -> LogView:
         reading = _Reading(self._store, self._paths.log_record, self._known)
         known = max(self._known, default=NO_RECORD)
         self._known = {}  # a failed reading is no basis for the next
         hint = self._hint.found() if known == NO_RECORD else NO_HINT
         if hint.position > known:
-            first = hint.position - 1  # the head's predecessor is read, too
+            first = hint.position - 1  # the head's predecessor, too
             beginning = (FIRST_POSITION,) if kept else ()
             reading.fetch((*beginning, hint.token, *range(first, hint.position + READ_AHEAD)), READ_AHEAD + 3)
-        head_position = find_head(reading.exists, known, hint.position, side_by_side(self._store, READ_AHEAD))
-        view = _facts(reading, head_position, completes, restore, run_id, kept)
+        at_once = side_by_side(self._store, READ_AHEAD)
+        head_position = find_head(reading.exists, known, hint.position, at_once, reading.exists_now)
+        view = _facts(reading, head_position, wanted, run_id, kept)
         self._known = reading.used
         self._first_sha256 = reading.first_sha256() or self._first_sha256
         return dataclasses.replace(view, first_sha256=self._first_sha256)
 
 
-def _facts(
-    reader: "_Reading", head_position: int, completes: int, restore: int | None, run_id: str, all_kept: bool
-) -> LogView:
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    newest: int
+    restore: int | None
+    dropped: bool
+
+
+class RecordGone(Corrupt):
+    """A record that the log's head needs is missing."""
+
+
+def is_behind(store: ObjectStore, paths: Paths, position: int) -> LogEntry | None:
+    """Returns the next milestone, if any: the log then goes on beyond `position`.
+
+    Call after the read or put of `position`: with a milestone, an empty position was compacted.
+    """
+    milestone = milestone_after(position)
+    key = paths.log_record(milestone)
+    data = get_or_none(store, key)
+    return None if data is None else LogEntry(milestone, decode_record(key, data), sha256_hex(data))
+
+
+def _facts(reader: "_Reading", head_position: int, wanted: _Wanted, run_id: str, all_kept: bool) -> LogView:
     key_of = reader.key_of
     if head_position == NO_RECORD:
         return LogView()
@@ -159,15 +221,17 @@ def _facts(
             f"log record {key_of(fence.position)} should be the FENCE of generation {head.record.token} and is "
             f"{type(fence.record).__name__}: the log was changed by hand; restore it from a backup of the store"
         )
-    reader.fetch((fence.record.restored_position, *_kept(fence, all_kept), *_earlier(fence, run_id)))
+    restored_position, listed = fence.record.restored_position, _kept(fence, all_kept)
+    if isinstance(head.record, Complete) or head.record.prior_complete > fence.position:
+        listed = ()  # that decision lists what is kept, and the restored decision may be gone
+        restored_position = restored_position if restored_position >= base_of(head.record) else NO_RECORD
+    reader.fetch((restored_position, *listed, *_earlier(fence, run_id)))
     restored = None
-    if fence.record.restored_position != NO_RECORD:
-        restored = reader.complete(fence.record.restored_position)
+    if restored_position != NO_RECORD:
+        restored = reader.complete(restored_position)
     if is_discarded(head.record):
         return LogView(head, fence, (), None, reader.earlier_runs(fence, run_id))
-    view = LogView(
-        head, fence, reader.completes(head, completes, restore), restored, reader.earlier_runs(fence, run_id)
-    )
+    view = LogView(head, fence, reader.completes(head, fence, wanted), restored, reader.earlier_runs(fence, run_id))
     if not all_kept:
         return view
     read = {entry.position for entry in view.completes}
@@ -180,13 +244,18 @@ def _kept(entry: LogEntry, wanted: bool) -> tuple[int, ...]:
 
 
 def _earlier(fence: LogEntry, run_id: str) -> tuple[int, ...]:
-    """Returns the positions of earlier runs' FENCEs to read in search of run `run_id`."""
     record = fence.record
     return record.earlier if isinstance(record, Fence) and record.spec.run_id != run_id else ()
 
 
+def _listed(fence: LogEntry, newest: LogEntry) -> tuple[int, ...] | None:
+    """Returns None for a log of an earlier release."""
+    listing = max(fence, newest, key=lambda each: each.position)
+    return kept_after(listing.position, listing.record)
+
+
 class _Reading:
-    """Reads each position at most once, and none in `known`. `used`: the records behind the facts."""
+    """Reads each position at most once. `used`: the records behind the facts."""
 
     def __init__(self, store: ObjectStore, key_of: Callable[[int], str], known: dict[int, LogEntry]) -> None:
         self._store = store
@@ -194,7 +263,7 @@ class _Reading:
         self.known = known
         self.used: dict[int, LogEntry] = {}
         self._found: dict[int, bytes] = {}
-        self._absent: set[int] = set()  # when read
+        self._absent: set[int] = set()
 
     def fetch(self, positions: Iterable[int], at_once: int = READ_AHEAD) -> None:
         wanted = {each for each in positions if each >= FIRST_POSITION}
@@ -207,6 +276,10 @@ class _Reading:
         if position in self._absent:
             return False
         return position in self.known or self._bytes_at(position) is not None
+
+    def exists_now(self, position: int) -> bool:
+        self._absent.discard(position)
+        return self._bytes_at(position) is not None
 
     def _bytes_at(self, position: int) -> bytes | None:
         if position not in self._found:
@@ -233,7 +306,7 @@ class _Reading:
             key = self.key_of(position)
             data = self._bytes_at(position)
             if data is None:
-                raise Corrupt(
+                raise RecordGone(
                     f"log record {key} is missing below the log's head: restore it from a backup of the store"
                 )
             entry = LogEntry(position, decode_record(key, data), sha256_hex(data))
@@ -257,19 +330,41 @@ class _Reading:
                 f"found {parent.sha256}: restore it from a backup of the store"
             )
 
-    def completes(self, head: LogEntry, wanted: int, restore: int | None) -> tuple[LogEntry, ...]:
-        found: list[LogEntry] = []
+    def completes(self, head: LogEntry, fence: LogEntry, wanted: _Wanted) -> tuple[LogEntry, ...]:
+        """Newest first. A list of kept decisions limits the search for `restore`."""
+        decisions = self._backwards(head, fence)
+        found = list(islice(decisions, wanted.newest))
+        restore = wanted.restore
+        if restore is None or not found or complete_of(found[-1]).checkpoint <= restore:
+            return tuple(found)
+        listed = _listed(fence, found[0])
+        for position in sorted((each for each in listed or () if each < found[-1].position), reverse=True):
+            entry = self.complete(position)
+            if complete_of(entry).checkpoint == restore:
+                return (*found, entry)
+        if listed is None or wanted.dropped:
+            for entry in decisions:
+                found.append(entry)
+                if complete_of(entry).checkpoint <= restore:
+                    break
+        return tuple(found)
+
+    def _backwards(self, head: LogEntry, fence: LogEntry) -> Iterator[LogEntry]:
+        """From the base on all decisions, below only kept decisions."""
+        newest: LogEntry | None = None
+        above = head.position + 1
         position = head.position if isinstance(head.record, Complete) else head.record.prior_complete
+        base = base_of(head.record)
         while position != NO_RECORD:
             entry = self.complete(position)
-            assert isinstance(entry.record, Complete)
-            if found and entry.position >= found[-1].position:
+            if entry.position >= above:
                 raise Corrupt(f"log record {self.key_of(position)} links forward: the log was changed by hand")
-            found.append(entry)
-            if len(found) >= wanted and (restore is None or entry.record.checkpoint <= restore):
-                break
+            newest, above = newest or entry, entry.position
+            yield entry
             position = entry.record.prior_complete
-        return tuple(found)
+            if NO_RECORD < position < base:
+                kept = _listed(fence, newest) or ()
+                position = max((each for each in kept if each < entry.position), default=NO_RECORD)
 
     def earlier_runs(self, fence: LogEntry, run_id: str) -> tuple[LogEntry, ...]:
         found: list[LogEntry] = []

@@ -1,4 +1,4 @@
-"""Builder of a process's log records, with writer, back links and unique put ids."""
+"""Builder of a process's log records."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +9,8 @@ import msgspec
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, complete_of
 from barrier_runtime.coordinator.log.reader import MAX_RUNS_BACK
 from barrier_runtime.coordinator.log.records import (
+    BASE_FROM,
+    FIRST_POSITION,
     LISTS_FROM,
     NO_RECORD,
     STOP_VERSION,
@@ -27,10 +29,7 @@ from barrier_runtime.state.errors import ProtocolViolation
 
 @dataclass(frozen=True)
 class Predecessor:
-    """The process that this process replaces. `ended`: name and end, as "process 71 died of SIGKILL".
-
-    `ended_ms`: time of the end by the wall clock.
-    """
+    """Replaced process. `ended`: as "process 71 died of SIGKILL"."""
 
     ended: str
     ended_ms: int
@@ -38,9 +37,9 @@ class Predecessor:
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of this coordinator. `leader`: unique to the process. `predecessor`: None if unknown.
+    """`leader`: unique to the process. `predecessor`: None if unknown.
 
-    `versions`: of the process, see `wire.versions`; empty: unknown."""
+    `versions`: see `wire.versions`; empty: unknown."""
 
     leader: str
     host: str
@@ -49,8 +48,6 @@ class Identity:
 
 
 class _Head(TypedDict):
-    """Common first fields of every record."""
-
     version: int
     put_id: str
     parent_sha256: str
@@ -59,11 +56,10 @@ class _Head(TypedDict):
     wall_ms: int
     prior_complete: int
     stop: StopWish | msgspec.UnsetType
+    base: int | msgspec.UnsetType
 
 
 class RecordBuilder:
-    """Builds records for the next position of `log`. `stop`: the requested end of the job."""
-
     def __init__(self, spec: JobSpec, identity: Identity, stop: Callable[[], StopWish | None] = lambda: None) -> None:
         self._spec = spec
         self._identity = identity
@@ -71,13 +67,12 @@ class RecordBuilder:
         self._put_ids = 0
 
     def rescaled(self, spec: JobSpec) -> None:
-        """Uses `spec` for the following records."""
         self._spec = spec
 
     def fence(
         self, log: DecisionLog, choice: RestoreFrom, reason: str, floor: int, now_ms: int, spec: JobSpec | None = None
     ) -> Fence:
-        """Builds a FENCE. `floor`: the highest checkpoint id ever seen. `spec`: None if unchanged."""
+        """`floor`: the highest checkpoint id ever seen. `spec`: None if unchanged."""
         head = self._head(log, log.next_position, now_ms, LISTS_FROM)
         previous = log.fence
         if choice.lineage is Lineage.SAME and previous is not None:
@@ -121,10 +116,14 @@ class RecordBuilder:
         manifest: ManifestRef,
         now_ms: int,
         inline: bytes = b"",
+        committed: int = 0,
     ) -> Complete:
-        """Builds a COMPLETE. `inline`: the packed manifest; empty: the manifest is the object `manifest.key`."""
+        """`inline`: the packed manifest; empty: an object.
+
+        `committed`: every sink has committed this checkpoint; 0: unknown, nothing is compacted.
+        """
         return Complete(
-            **self._head(log, self._token(log), now_ms, LISTS_FROM),
+            **self._head(log, self._token(log), now_ms, LISTS_FROM, log.next_base(committed)),
             checkpoint=checkpoint,
             lineage=lineage,
             manifest=manifest.key,
@@ -143,7 +142,7 @@ class RecordBuilder:
         discarded: bool = False,
         visible: int = 0,
     ) -> Finish:
-        """Builds a FINISH. `visible`: checkpoint through which all rows are visible; 0: unknown."""
+        """`visible`: all rows through this checkpoint are visible; 0: unknown."""
         return Finish(
             **self._head(log, self._token(log), now_ms, VISIBLE_FROM if visible else 1),
             outcome=outcome,
@@ -152,12 +151,13 @@ class RecordBuilder:
             visible=visible or msgspec.UNSET,
         )
 
-    def _head(self, log: DecisionLog, token: int, now_ms: int, version: int = 1) -> _Head:
-        """Builds the common fields. `version`: the lowest version that has the record's fields."""
+    def _head(self, log: DecisionLog, token: int, now_ms: int, version: int = 1, base: int | None = None) -> _Head:
+        """`version`: the lowest version that has the record's fields."""
         self._put_ids += 1
-        stop = self._stop()
+        stop, base = self._stop(), log.base if base is None else base
+        version = version if stop is None else max(version, STOP_VERSION)
         return _Head(
-            version=version if stop is None else max(version, STOP_VERSION),
+            version=version if base == FIRST_POSITION else BASE_FROM,
             put_id=f"{self._identity.leader}-{self._put_ids}",
             parent_sha256=log.head_sha256,
             token=token,
@@ -165,6 +165,7 @@ class RecordBuilder:
             wall_ms=now_ms,
             prior_complete=log.prior_complete,
             stop=stop or msgspec.UNSET,
+            base=msgspec.UNSET if base == FIRST_POSITION else base,
         )
 
     def _token(self, log: DecisionLog) -> int:

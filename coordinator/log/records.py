@@ -1,17 +1,12 @@
-"""Records of the decision log and their canonical bytes.
+"""Records of the decision log and their canonical bytes (JSON).
 
-Every record carries a unique `put_id` (a writer recognises the record after a lost answer), the sha256 of the previous
-record's bytes (the log is a chain) and back links, so that a few reads show all facts: `token` is the position of the
-generation's FENCE, `prior_complete` that of the last COMPLETE before, `prior_run` that of the last FENCE of an earlier
-run. Bytes are canonical JSON; wall times are for people.
+A unique `put_id` lets a writer recognise its record after a lost answer. Each record has the sha256 of the previous
+record, and back links: `token` to the generation's FENCE, `prior_complete` to the last COMPLETE, `prior_run` to the
+last FENCE of an earlier run. `check` is the sha256 of the bytes without `check`: no later record has the newest
+record's hash yet.
 
-While a job is to stop with a savepoint, every record says so (`stop`); a record without `stop` revokes the request. The
-head alone decides.
-
-`kept` and `inline`: see `decided`.
-
-`check` is the sha256 of the record's bytes without `check`. The newest record has no child with a parent hash: without
-`check`, the next record would store the hash of a misread record forever.
+While a job is to stop with a savepoint, every record says so (`stop`); a record without `stop` revokes the request.
+`kept` and `inline`: see `decided`; `base`: see `compaction`.
 """
 
 from typing import Literal, TypeAlias
@@ -23,38 +18,39 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-RECORD_VERSION = 4  # adds FINISH with `visible`
+RECORD_VERSION = 5  # a record has the lowest version with all of the record's fields
 STOP_VERSION = 2  # adds `stop`
 LISTS_FROM = 3  # FENCE and COMPLETE list kept decisions
-VISIBLE_FROM = 4  # FINISH names the checkpoint through which all rows are visible
-NO_RECORD = -1  # a back link to nothing
+VISIBLE_FROM = 4  # adds `visible` to FINISH
+BASE_FROM = 5  # adds `base`
+NO_RECORD = -1
 FIRST_POSITION = 1  # so that token 0 can mean "no generation"
 
 
 class StopWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Request that the job ends with a savepoint. In FINISH: the job has ended with that savepoint."""
+    """Request to end with a savepoint. In FINISH: the job has ended so."""
 
     mode: Literal["checkpoint", "drain"]
     savepoint: str
     url: str
-    checkpoint: int = 0  # in FINISH: checkpoint of the savepoint
-    bytes: int = 0  # in FINISH: size of the savepoint
+    checkpoint: int = 0  # only in FINISH
+    bytes: int = 0  # only in FINISH
 
 
 class _Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True, kw_only=True):
     version: int = 1
     put_id: str
-    parent_sha256: str  # hash of the bytes at position - 1; "" at the first position
-    token: int  # of the generation that wrote the record
-    writer: str  # host and submitter, for people
+    parent_sha256: str  # of the bytes at position - 1; "" at the first position
+    token: int
+    writer: str  # for people
     wall_ms: int  # for people
     prior_complete: int = NO_RECORD
     check: str = ""
     stop: StopWish | msgspec.UnsetType = msgspec.UNSET
+    base: int | msgspec.UnsetType = msgspec.UNSET  # lower records may be deleted
 
     @property
     def lists_kept(self) -> bool:
-        """Returns whether the record, a FENCE or COMPLETE, lists the kept decisions."""
         return self.version >= LISTS_FROM
 
     @property
@@ -63,12 +59,12 @@ class _Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fiel
 
 
 class Fence(_Record, frozen=True, tag="FENCE", kw_only=True):
-    """Starts generation `token`, the record's own position. Earlier writers must stop."""
+    """Starts generation `token`, the record's position. Earlier writers must stop."""
 
     reason: str
     restored_checkpoint: int  # 0: nothing
     restored_position: int = NO_RECORD  # of the COMPLETE record
-    lineage: str  # of all state that grew from the same start; a replay of older state begins a new lineage
+    lineage: str  # of all state from the same start; a replay of older state begins a new lineage
     prior_run: int = NO_RECORD
     checkpoint_floor: int  # below all ids of this generation: a job's ids always rise
     spec: JobSpec
@@ -77,7 +73,7 @@ class Fence(_Record, frozen=True, tag="FENCE", kw_only=True):
 
 
 class Lead(_Record, frozen=True, tag="LEAD", kw_only=True):
-    """A restarted coordinator continues generation `token`; the next append of the previous leader fails."""
+    """Another process leads the generation; the previous leader's next append fails."""
 
     leader: str
 
@@ -87,29 +83,26 @@ class Stop(_Record, frozen=True, tag="STOP", kw_only=True):
 
 
 class Complete(_Record, frozen=True, tag="COMPLETE", kw_only=True):
-    """The decision: checkpoint `checkpoint` is complete, and the manifest has this hash."""
-
     checkpoint: int
     lineage: str
-    manifest: str  # key; no such object exists if `inline`
+    manifest: str  # key; no object if `inline`
     sha256: str  # of the manifest's bytes
-    inline: bytes = b""  # the compressed manifest; empty: an object
+    inline: bytes = b""  # compressed manifest; empty: an object
     kept: tuple[int, ...] = ()  # as in FENCE, besides this decision, which is dropped last
 
 
 class Finish(_Record, frozen=True, tag="FINISH", kw_only=True):
-    """The job is over. `discarded`: the user dropped the checkpoints, and a later run starts empty.
+    """The job is over. `discarded`: the user dropped the checkpoints; a later run starts empty.
 
-    `visible`: if stopped with a checkpoint, every sink shows all rows through that checkpoint.
+    `visible`: sinks show all rows through this last checkpoint.
     """
 
     outcome: Literal["finished", "cancelled", "failed"]
-    reason: str = ""  # error of a failed job
+    reason: str = ""
     discarded: bool = False
     visible: int | msgspec.UnsetType = msgspec.UNSET
 
     def shows(self, checkpoint: int) -> bool:
-        """Returns whether all rows through the decided `checkpoint` are certainly visible."""
         return self.outcome == "finished" or checkpoint <= (self.visible or 0)
 
 
@@ -136,7 +129,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(name: str, data: bytes) -> Record:
-    """Returns the record `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
+    """Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
     try:
         record = _DECODER.decode(data, name)
     except InvalidJob:  # a misread version field must raise Corrupt

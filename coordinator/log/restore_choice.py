@@ -1,23 +1,20 @@
-"""Choice of a generation's restore point, and checks that the user permits it and the job fits. Pure.
+"""Choice of a generation's restore point, and checks of user consent and job. Pure.
 
-"No state" requires an empty log or the user's explicit request; any start older than the last decision would show rows
-twice, so it needs `allow_replay`.
+"No state" requires an empty log or the user's request. A start older than the last decision would show rows twice, and
+needs `allow_replay`.
 
 Meaning of `restore=<savepoint>`:
 
 | the job's log                                                    | result                                           |
 |------------------------------------------------------------------|--------------------------------------------------|
-| no completed checkpoint                                          | the savepoint becomes the first one              |
-| the newest checkpoint is the copied one                          | the job continues from it, without a copy        |
+| no completed checkpoint                                          | the savepoint becomes the first checkpoint       |
+| the newest checkpoint is the copied one                          | the job continues without a copy                 |
 | the newest checkpoint grew from this savepoint                   | the job continues from the newest checkpoint: a  |
 |                                                                  | supervisor repeats the command of a program      |
 | … and the user allows a replay, and newer checkpoints exist      | the savepoint becomes the newest checkpoint      |
-|                                                                  | again, as with `restore=<number>`                |
-| anything else, also a job that began with this savepoint and     | refused, unless the user allows a replay: later  |
-| later restored another state                                     | rows would be written again                      |
+| anything else                                                    | refused, unless the user allows a replay         |
 
-Each import begins a lineage whose id carries a mark of the savepoint, so the newest checkpoint's lineage names the
-savepoint of the origin, whatever runs and imports lie between.
+Each import begins a lineage whose id carries a mark of the savepoint.
 """
 
 import enum
@@ -47,6 +44,8 @@ from barrier_runtime.state.snapshots.snapshot import (
 )
 from barrier_runtime.state.store.paths import Paths
 
+_SHOWN = 10
+
 
 class Lineage(enum.Enum):
     INHERIT = "the restored checkpoint's"
@@ -58,7 +57,7 @@ class Lineage(enum.Enum):
 class RestoreFrom:
     entry: LogEntry | None  # None: start empty
     lineage: Lineage
-    settled: bool = False  # the log proves that all transactions of the decision are visible
+    settled: bool = False  # all transactions of the decision are visible
 
     @property
     def checkpoint(self) -> int:
@@ -70,7 +69,7 @@ def continue_run(log: DecisionLog) -> RestoreFrom:
 
 
 def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
-    """Returns the requested start of a run. Raises `InvalidJob` if impossible."""
+    """Raises `InvalidJob` if the requested start is impossible."""
     newest = view.completes[0] if view.completes else None
     if newest is None:
         if spec.restore not in ("latest", "none"):
@@ -94,10 +93,10 @@ def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
     if wanted == last:
         return RestoreFrom(newest, Lineage.INHERIT, settled)
     found = next((entry for entry in view.completes if complete_of(entry).checkpoint == wanted), None)
-    if found is not None and not is_kept(found.position, view.kept):
-        raise InvalidJob(not_kept(spec.job, wanted))
+    if not is_kept(found.position, view.kept) if found is not None else wanted < last and view.kept is not None:
+        raise InvalidJob(not_kept(spec.job, wanted, view))
     if found is None:
-        ids = ", ".join(str(complete_of(entry).checkpoint) for entry in view.completes[:10])
+        ids = ", ".join(str(complete_of(entry).checkpoint) for entry in view.completes[:_SHOWN])
         raise InvalidJob(f"job {spec.job} has no completed checkpoint {wanted} (newest: {ids}): choose one of them")
     if not spec.allow_replay:
         raise InvalidJob(
@@ -107,15 +106,24 @@ def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
     return RestoreFrom(found, Lineage.NEW)
 
 
-def not_kept(job: str, checkpoint: int) -> str:
+def not_kept(job: str, checkpoint: int, view: LogView | None = None) -> str:
     return (
-        f"checkpoint {checkpoint} of job {job} is not kept any more: restore the latest one or a savepoint, and keep "
-        "more checkpoints with retained="
+        f"checkpoint {checkpoint} of job {job} is not kept any more{shown_kept(view)}: restore the latest one or a "
+        "savepoint, and keep more checkpoints with retained="
     )
 
 
+def shown_kept(view: LogView | None) -> str:
+    """Newest kept checkpoints in brackets; "" if not all kept decisions were read."""
+    entries = () if view is None else view.kept_entries
+    if view is None or not entries or len(entries) < len(view.kept or ()):
+        return ""
+    kept = sorted(complete_of(entry).checkpoint for entry in entries)
+    return f" (kept: {', '.join(map(str, kept[-_SHOWN:]))})"
+
+
 def _check_program(spec: JobSpec, view: LogView) -> None:
-    """Refuses a program that was replaced while the job ran, as after a machine's restart."""
+    """Refuses a program that was replaced while the job ran."""
     fence = None if view.fence is None else view.fence.record
     if isinstance(fence, Fence) and spec.fingerprint in outdated_after(fence.spec, spec):
         raise InvalidJob(
@@ -137,14 +145,12 @@ def _check_mode(spec: JobSpec, view: LogView) -> None:
 
 
 def outdated_after(before: JobSpec, spec: JobSpec) -> tuple[str, ...]:
-    """Returns fingerprints of replaced programs, for a run of `spec` after a run of `before`."""
     if spec.allow_outdated:
         return tuple(each for each in before.outdated if each != spec.fingerprint)
     return before.outdated
 
 
 def _is_settled(view: LogView) -> bool:
-    """Whether every sink shows all rows of the last checkpoint: the run finished, or stopped with a checkpoint."""
     head = None if view.head is None else view.head.record
     if not isinstance(head, Finish) or not view.completes:
         return False
@@ -154,7 +160,7 @@ def _is_settled(view: LogView) -> bool:
 def check_manifest(
     spec: JobSpec, record: Complete, manifest: Manifest, *, settled: bool = False
 ) -> tuple[OperatorSnapshot, ...]:
-    """Returns the snapshots to restore. Raises `Corrupt` or `InvalidJob` if manifest or job do not fit."""
+    """Raises `Corrupt` or `InvalidJob` if manifest or job do not fit."""
     if (manifest.job, manifest.checkpoint, manifest.token) != (spec.job, record.checkpoint, record.token):
         raise Corrupt(
             f"manifest {record.manifest} is of job {manifest.job} checkpoint {manifest.checkpoint} generation "
@@ -165,9 +171,9 @@ def check_manifest(
 
 
 def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> tuple[OperatorSnapshot, ...]:
-    """Returns the snapshots of `manifest` to restore. Raises `InvalidJob` if the job does not fit.
+    """Raises `InvalidJob` if the job does not fit.
 
-    `what`: checkpoint or savepoint, for messages. `settled`: all transactions of the checkpoint are visible.
+    `what`: for messages. `settled`: all transactions of the checkpoint are visible.
     """
     if manifest.max_parallelism != spec.max_parallelism:
         raise InvalidJob(
@@ -202,7 +208,7 @@ def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = 
 
 
 def _check_definitions(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
-    """Checks that definitions of state are unchanged; older releases recorded none."""
+    """Older releases recorded no definitions."""
     for snapshot in restored:
         changed = changed_definition(spec, snapshot)
         if changed is not None:
@@ -262,7 +268,7 @@ def changed_key(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | 
 
 
 def begin_at_zero(spec: JobSpec, manifest: Manifest) -> str:
-    """Returns text on aggregates that the checkpoint lacks; empty if none."""
+    """Describes aggregates that the checkpoint lacks; "" if none."""
     states = {name: declared for chain in spec.chains for name, declared in chain.states.items()}
     found: dict[str, list[str]] = {}
     for snapshot in manifest.operators:
@@ -277,11 +283,11 @@ def begin_at_zero(spec: JobSpec, manifest: Manifest) -> str:
 def snapshots_for_slot(
     snapshots: tuple[OperatorSnapshot, ...], slot: int, parallelism: int
 ) -> tuple[OperatorSnapshot, ...]:
-    """Returns the snapshots that a slot restores.
+    """With unchanged parallelism a slot restores the slot's own snapshots, otherwise all.
 
-    With unchanged parallelism the slot's own, otherwise all. Small state (positions of sources, committables) always
-    includes all subtasks, because a changed list of splits moves splits. Of other subtasks with keyed state the slot
-    gets the shared values (`SHARED`), never those that one subtask alone continues with (`OWN`).
+    Small state (positions of sources, committables) always includes all subtasks, because a changed list of splits
+    moves splits. Of other subtasks with keyed state the slot gets the shared values (`SHARED`), never those of a single
+    subtask (`OWN`).
     """
     wanted: list[OperatorSnapshot] = []
     for each in snapshots:
@@ -310,30 +316,26 @@ def _names(names: set[str]) -> str:
 
 
 _IMPORT = "savepoint-"
-_MARK = 16  # of the mark
+_MARK = 16
 
 
 @dataclass(frozen=True)
 class Import:
-    """Make the savepoint checkpoint `checkpoint` of the job."""
-
     checkpoint: int
 
 
 @dataclass(frozen=True)
 class GoOn:
-    """Continue from the job's newest checkpoint."""
-
     why: str
 
 
 def import_run_id(savepoint_id: str) -> str:
-    """Returns the id of the run that only imports the savepoint into a job's log."""
+    """Id of the run that only imports the savepoint."""
     return f"{_IMPORT}{savepoint_id}"
 
 
 def import_leader(savepoint_id: str, random: str) -> str:
-    """Returns the importing process's id, which names the new lineage. `random`: unique hex."""
+    """Importing process's id, which names the new lineage. `random`: unique hex."""
     return _mark_of(savepoint_id) + random[:_MARK]
 
 
@@ -351,7 +353,7 @@ def grew_from(view: LogView, savepoint_id: str) -> bool:
 
 
 def grew_from_any(view: LogView) -> bool:
-    """Whether the job's newest checkpoint grew from any savepoint, for claims that name no savepoint."""
+    """As `grew_from`, for claims that name no savepoint."""
     newest = _newest(view)
     return newest is not None and any(
         fence.spec.run_id.startswith(_IMPORT) and fence.lineage == newest.lineage for fence in _fences(view)
@@ -361,7 +363,7 @@ def grew_from_any(view: LogView) -> bool:
 def savepoint_choice(spec: JobSpec, savepoint: Savepoint, view: LogView) -> Import | GoOn:
     """Chooses by the module's table. Raises `InvalidJob` if rows would be written again.
 
-    `view`: read back to the run `import_run_id`.
+    `view`: as in `grew_from`.
     """
     taken = savepoint.taken
     newest = _newest(view)
@@ -389,7 +391,7 @@ def _newest(view: LogView) -> Complete | None:
 
 
 def _moved_on(newest: Complete) -> bool:
-    """Whether a later process than the import wrote the newest checkpoint."""
+    """Whether a process after the import wrote the newest checkpoint."""
     return newest.put_id.rpartition("-")[0] != newest.lineage.rpartition("-")[0]
 
 

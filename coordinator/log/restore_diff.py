@@ -1,4 +1,4 @@
-"""Effect of a restore on a job's state, by names of operators and states, for people who decide. Pure."""
+"""Effect of a restore on a job's state, for people."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, OperatorSnapshot
 
 
 class RestoreDiff:
-    """Effect of a restore. `lines`: per operator and state. `refused`: why `run` would not start, or ""."""
+    """`lines`: per operator and state. `refused`: why `run` would not start, or ""."""
 
     def __init__(self, spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> None:
         """`settled`: all transactions of the checkpoint are visible."""
@@ -53,7 +53,6 @@ def _lines(spec: JobSpec, manifest: Manifest, settled: bool) -> Iterable[str]:
 
 
 def _changed(spec: JobSpec, stored: list[OperatorSnapshot], settled: bool) -> str:
-    """Returns the reason why `check_fits` refuses an operator's state; else empty."""
     another = next(filter(None, (changed_kind(spec.chains, snapshot, settled=settled) for snapshot in stored)), None)
     if another is not None:
         return f"kind changed: {another.before} -> {another.now}"
@@ -90,7 +89,7 @@ def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot
 
 
 def _aggregates(declared: dict[str, StateDescription], described: dict[str, StateDescription]) -> Iterable[str]:
-    """Yields lines for aggregates and columns of state; checkpoints of older releases name none."""
+    """Checkpoints of older releases name no aggregates."""
     if any(what.kind in COME_AND_GO for what in described.values()):
         for name in sorted({*declared, *described}):
             now, before = declared.get(name), described.get(name)

@@ -1,14 +1,9 @@
-"""Savepoint: a completed checkpoint of a job, copied to a self-contained folder. Pure.
+"""Savepoint: a visible checkpoint, copied to a self-contained folder. Pure.
 
     <savepoint>/data/<checkpoint>-<token>-<id>/<number>     snapshot files, as the checkpoint had them
     <savepoint>/savepoint.json                              written last: without this file no savepoint
 
-File names are relative to that folder, so a copy of the folder is a copy of the savepoint. The savepoint shares no
-object with the job, and the job's recovery never restores a savepoint. All rows of the copied checkpoint are visible,
-so there are no transactions to agree on.
-
-A starting job first copies the savepoint to the job's folder as a checkpoint (`imported`); then the savepoint may be
-deleted. Design: docs/design/savepoints.md.
+File names are relative: a copy of the folder is a copy of the savepoint. Design: docs/design/savepoints.md.
 """
 
 import re
@@ -31,30 +26,31 @@ _OBJECT = re.compile(r"data/[0-9]+-[0-9]+-[A-Za-z0-9][A-Za-z0-9_.-]{0,127}/[0-9]
 
 
 class Savepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A savepoint. `taken`: the checkpoint, with file names relative to the savepoint's folder."""
+    """A savepoint's file. `final`: the job stopped with it.
+
+    `taken`: the checkpoint, with file names relative to the savepoint's folder.
+    """
 
     version: int = SAVEPOINT_VERSION
     id: str  # of the answered request; never used twice
     taken: Manifest
-    final: bool = False  # the job stopped with this savepoint
+    final: bool = False
     drained: bool | msgspec.UnsetType = msgspec.UNSET  # of the first releases; now in the manifest
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Owner of a savepoint: the job `job` whose checkpoints are in `store`.
+    """Owner of a savepoint; `store`: of the owner's checkpoints.
 
-    `savepoint`: id, by which the job's log shows whether the job began with the savepoint. Earlier releases stored the
-    job's name alone.
+    `savepoint`: id; the job's log shows whether the job began with that savepoint.
     """
 
     version: int = 1
     job: str
-    store: str = ""  # URL, as named by the store
+    store: str = ""  # URL; empty in claims of earlier releases, as `savepoint`
     savepoint: str = ""
 
     @property
     def place(self) -> str:
-        """Location of the job's checkpoints, as the end of a message."""
         return f" (its checkpoints are in {shown(self.store)})" if self.store else ""
 
     def __str__(self) -> str:
@@ -63,10 +59,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class SavepointCopy:
-    """Plan of a copy: key in the job's store -> key in the savepoint's folder.
-
-    `savepoint` is valid once all objects are there.
-    """
+    """Plan of a copy: key in the job's store -> key in the savepoint's folder."""
 
     objects: Mapping[str, str]
     savepoint: Savepoint
@@ -86,7 +79,7 @@ def encode_claim(claim: Claim) -> bytes:
 
 
 def decode_claim(data: bytes) -> Claim:
-    """Returns the claim in `CLAIM_FILE`; other bytes are a job's name, which has no braces."""
+    """Other bytes are a job's name, by an earlier release."""
     try:
         return _CLAIM.decode(data)
     except msgspec.MsgspecError:
@@ -98,7 +91,7 @@ def encode_savepoint(savepoint: Savepoint) -> bytes:
 
 
 def decode_savepoint(where: str, data: bytes) -> Savepoint:
-    """Decodes a savepoint. Raises `InvalidJob` for a newer release's, `Corrupt` for invalid bytes."""
+    """Raises `InvalidJob` for a newer release's savepoint, `Corrupt` for invalid bytes."""
     savepoint = _DECODER.decode(data, where)
     MANIFEST_FORMAT.check(savepoint.taken.version, where)
     if savepoint.drained is True and not savepoint.taken.drained_by:
@@ -117,7 +110,7 @@ def decode_savepoint(where: str, data: bytes) -> Savepoint:
 
 
 def savepoint_copy(manifest: Manifest, sinks: Collection[str], id: str, *, final: bool = False) -> SavepointCopy:
-    """Plans the copy of a complete, visible checkpoint. `sinks`: operators that commit."""
+    """`sinks`: operators that commit."""
     settled = tuple(_settled(snapshot) if snapshot.operator in sinks else snapshot for snapshot in manifest.operators)
     keys = sorted({ref.key for snapshot in settled for ref in snapshot.files if ref.key is not None})
     folder = f"{DATA_PREFIX}{manifest.checkpoint}-{manifest.token}-{id}/"  # another attempt has other names
@@ -129,9 +122,9 @@ def savepoint_copy(manifest: Manifest, sinks: Collection[str], id: str, *, final
 def imported(
     savepoint: Savepoint, objects: Mapping[str, str], job: str, checkpoint: int, token: int, lineage: str, wall_ms: int
 ) -> Manifest:
-    """Returns the savepoint as checkpoint `checkpoint` of `job`, written by the job's generation `token`.
+    """Returns the savepoint as a checkpoint of `job`.
 
-    `objects`: present keys of the savepoint's files in the job's store.
+    `objects`: present keys of the files in the job's store.
     """
     return msgspec.structs.replace(
         savepoint.taken,
@@ -157,7 +150,6 @@ def with_keys(snapshot: OperatorSnapshot, objects: Mapping[str, str]) -> Operato
 
 
 def in_savepoint(key: str) -> bool:
-    """Whether a savepoint's folder can have an object of this name."""
     return key in (SAVEPOINT_FILE, CLAIM_FILE) or _OBJECT.fullmatch(key) is not None
 
 
@@ -171,7 +163,7 @@ def files_by_object(manifest: Manifest) -> dict[str, set[FileRef]]:
 
 
 def object_sizes(manifest: Manifest) -> dict[str, int]:
-    """Returns the minimum size of each object of the manifest, in bytes."""
+    """Minimum size of each object in bytes."""
     sizes: dict[str, int] = {}
     for snapshot in manifest.operators:
         for ref in snapshot.files:

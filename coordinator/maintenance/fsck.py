@@ -1,11 +1,8 @@
-"""Judgement of a job's stored objects for `fsck`: damaged, missing and left-over objects. Pure.
+"""Judgement of a job's stored objects for `fsck`. Pure.
 
-`LogWalk` takes every record of the decision log, in order, and judges each by the writer's laws (`log/laws`) and the
-hash chain. The walk follows which checkpoints coordinators kept: `must_exist` holds in every possible course,
-`in_reach` is the most that they may still keep. A missing checkpoint of `must_exist` is damage; neither set is ever
-left over. For earlier releases' records kept checkpoints are inferred.
-
-`retention` classifies left-over objects, as in the job's sweep; this package explains the verdicts.
+`LogWalk` judges each log record by the writer's laws (`log/laws`) and the hash chain, and follows which checkpoints
+coordinators kept. A missing checkpoint of `must_exist` is damage; no checkpoint `in_reach` is left over. For earlier
+releases' records kept checkpoints are inferred.
 """
 
 from array import array
@@ -16,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from barrier_runtime.coordinator.log.compaction import base_of
 from barrier_runtime.coordinator.log.decided import inline_data
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.laws import Before, broken_laws, next_prior_complete
@@ -44,8 +42,6 @@ State = Literal["orphan", "deleted", "kept", "unknown"]
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A damaged or missing object."""
-
     object: str
     expected: str
     found: str
@@ -59,17 +55,17 @@ class UnreferencedObject(msgspec.Struct, frozen=True):
     """
 
     key: str
-    size: int  # bytes
+    size: int
     state: State
     reason: str
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     job: str
-    records: int  # of the log
+    records: int
     generation: int
     checkpoint: int  # newest complete checkpoint; 0: none
-    verified: tuple[int, ...] = ()  # checkpoints
+    verified: tuple[int, ...] = ()
     files: int = 0  # hashed ranges of objects, and files inside manifests
     bytes: int = 0
     damage: tuple[Damage, ...] = ()
@@ -105,7 +101,10 @@ class Decided:
 
 
 class LogWalk:
-    """Walk through the log: `feed` every record from the first on. `again` rereads a record."""
+    """Walk through the log: `feed` every record from the base on. `again` rereads a record.
+
+    Records below the base may be missing, except the FENCE of the generation and kept decisions.
+    """
 
     def __init__(self, paths: Paths, again: Callable[[int], bytes | None]) -> None:
         self._paths = paths
@@ -117,16 +116,18 @@ class LogWalk:
         self.damage: list[Damage] = []
         self._previous_sha256: str | None = ""  # None: that record was missing or unreadable
         self._expected_token = 0
-        self._expected_complete = NO_RECORD  # as prior_complete of the next record
+        self._expected_complete = NO_RECORD
         # per position: decided checkpoint, 0: none, or _UNREADABLE
         self._checkpoint_at = array("q")
         self._token_at = array("q")
         self._floor = 0
-        self._chain: deque[Decided] = deque(maxlen=_RECENT)  # the newest decisions, oldest first
+        self._chain: deque[Decided] = deque(maxlen=_RECENT)
         self._kept: list[Decided] = []  # in the order in which the coordinator drops them
         self._must: list[Decided] = []
         self._restore_point: Decided | None = None
         self._lists = False  # the newest FENCE or COMPLETE lists kept decisions
+        self._listed: tuple[int, ...] = ()
+        self._base = self._first = FIRST_POSITION  # of the newest record, and of the walk
 
     @property
     def retained(self) -> int:
@@ -143,13 +144,12 @@ class LogWalk:
 
     @property
     def in_reach(self) -> tuple[Decided, ...]:
-        """Checkpoints that a coordinator may keep or fall back to, oldest first. Includes `must_exist`."""
+        """Checkpoints that a coordinator may keep or restore, oldest first. Includes `must_exist`."""
         inferred = () if self._lists else self._newest_of_chain()
         all_of_them = {each.position: each for each in (*self._must, *self._kept, *inferred)}
         return tuple(all_of_them[position] for position in sorted(all_of_them))
 
     def dropped(self, most: int) -> tuple[Decided, ...]:
-        """Returns the newest decisions out of reach."""
         reach = {each.position for each in self.in_reach}
         return tuple(each for each in self._chain if each.position not in reach)[-most:]
 
@@ -158,8 +158,29 @@ class LogWalk:
         asked = frozenset(wanted)
         return frozenset(pair for pair in zip(self._checkpoint_at, self._token_at, strict=True) if pair in asked)
 
+    def begin_at(self, base: int) -> None:
+        self._base = self._first = base
+        self.head, self._previous_sha256 = base - 1, None
+
+    def _know_fence(self, position: int) -> None:
+        data, key = self._again(position), self._paths.log_record(position)
+        try:
+            record = None if data is None else decode_record(key, data)
+        except Corrupt as error:
+            self._harm(key, "a FENCE", str(error), BACKUP)
+            return
+        if isinstance(record, Fence) and record.token == position:
+            self.fence, self._floor = record, record.checkpoint_floor
+        else:
+            self._harm(key, "the FENCE of a generation", "nothing" if record is None else type(record).__name__, BACKUP)
+
+    def lost(self) -> Iterator[Damage]:
+        for position in self._listed:
+            if position < self._first and self._lookup(position) is None:
+                yield Damage(self._paths.log_record(position), "a kept decision", "nothing", BACKUP)
+
     def feed(self, data: bytes | None) -> None:
-        """Takes the bytes at the next position. None: empty, although later positions are not."""
+        """`data`: None if the position is empty, although later positions are not."""
         self.head = position = self.head + 1
         key = self._paths.log_record(position)
         self._checkpoint_at.append(_UNREADABLE)
@@ -173,7 +194,7 @@ class LogWalk:
             record = decode_record(key, data)
         except Corrupt as error:
             self._harm(key, "a log record that this release can read", str(error), BACKUP)
-            self._previous_sha256 = None  # reported already
+            self._previous_sha256 = None
             return
         if previous is not None and record.parent_sha256 != previous:
             before = self._paths.log_record(position - 1) if position > FIRST_POSITION else key
@@ -181,18 +202,17 @@ class LogWalk:
                 before, f"sha256 {record.parent_sha256 or '(none)'}, says its successor", f"sha256 {previous}", BACKUP
             )
         self._checkpoint_at[-1] = 0
+        if self.fence is None and record.token < self._first:
+            self._know_fence(record.token)
         for law in broken_laws(self._before(position, previous is not None), record):
             self._harm(key, law.expected, law.found, CHANGED)
-        self._expected_token = record.token
+        self._expected_token, self._base = record.token, base_of(record)
         self._expected_complete = next_prior_complete(position, record)
         self._follow(position, record)
 
     def _before(self, position: int, seen: bool) -> Before:
-        """Returns the facts before a record. `seen`: whether the previous record was readable.
-
-        After an unreadable record, the next is accepted once.
-        """
-        kept = frozenset(each.position for each in self._kept) if self._lists and seen else None
+        """After an unreadable record (not `seen`), the next record is accepted once."""
+        kept = frozenset(self._listed) if self._lists and seen else None
         return Before(
             job=self._paths.job,
             position=position,
@@ -203,11 +223,14 @@ class LogWalk:
             finish=self.finish if seen else None,
             checkpoint_floor=self._floor,
             kept=kept,
+            base=self._base if seen else None,
             checkpoint_at=self._decides,
         )
 
     def _decides(self, position: int) -> int | None:
-        found = self._checkpoint_at[position - FIRST_POSITION]
+        if position < self._first:
+            return None
+        found = self._checkpoint_at[position - self._first]
         return None if found == _UNREADABLE else found
 
     def _follow(self, position: int, record: Record) -> None:
@@ -225,7 +248,7 @@ class LogWalk:
             self.finish = record
             if record.discarded:
                 self.newest = self._restore_point = None
-                self._kept, self._must = [], []
+                self._kept, self._must, self._listed = [], [], ()
                 self._chain.clear()
                 self._lists = False
                 self._floor = 0 if self.fence is None else self.fence.checkpoint_floor
@@ -245,7 +268,7 @@ class LogWalk:
             self._must.append(restored)
 
     def _completed(self, decided: Decided) -> None:
-        index = decided.position - FIRST_POSITION
+        index = decided.position - self._first
         self._checkpoint_at[index], self._token_at[index] = decided.checkpoint, decided.record.token
         self._floor = max(self._floor, decided.checkpoint)
         self._chain.append(decided)
@@ -259,11 +282,9 @@ class LogWalk:
         self.newest = self._restore_point = decided
 
     def _keep(self, positions: tuple[int, ...]) -> None:
-        """Takes the log's list of kept decisions.
-
-        An earlier release may have dropped the manifest of a decision outside `must_exist`.
-        """
+        """An earlier release may have dropped the manifest of a decision outside `must_exist`."""
         had_to_be = {each.position for each in self._must}
+        self._listed = positions
         self._kept = [each for each in map(self._lookup, positions) if each is not None]
         restored = None if self._restore_point is None else self._restore_point.position
         self._must = [
@@ -278,7 +299,7 @@ class LogWalk:
         return [self._chain[index - count] for index in range(count)]
 
     def _lookup(self, position: int) -> Decided | None:
-        """Returns the decision at `position`; None: absent, and reported."""
+        """Returns None for absent or damaged records, reported elsewhere."""
         if position == NO_RECORD or not FIRST_POSITION <= position <= self.head:
             return None
         known = next((each for each in (*self._must, *self._chain) if each.position == position), None)
@@ -289,7 +310,7 @@ class LogWalk:
             return None
         try:
             record = decode_record(self._paths.log_record(position), data)
-        except Corrupt:  # reported there
+        except Corrupt:
             return None
         return Decided(position, record) if isinstance(record, Complete) else None
 
@@ -312,7 +333,6 @@ class FileRange:
     sha256: str
 
     def damage(self, size: int, sha256: str) -> Damage | None:
-        """Returns the damage, if any, after a read of `size` bytes with this hash."""
         if (size, sha256) == (self.size, self.sha256):
             return None
         place = f" from byte {self.offset}" if self.offset else ""
@@ -328,7 +348,7 @@ class FileRange:
 
 
 def read_manifest(paths: Paths, decided: Decided, data: bytes | None) -> Manifest | Damage:
-    """Returns the manifest of a decision, or the damage if `data` contradicts the log."""
+    """Returns the damage if `data` contradicts the log."""
     record, key = decided.record, decided.key
     if data is None:
         return Damage(key, f"the manifest of checkpoint {record.checkpoint}", "nothing", OTHER_CHECKPOINT)
@@ -354,7 +374,7 @@ def read_manifest(paths: Paths, decided: Decided, data: bytes | None) -> Manifes
 
 
 def inline_manifest(decided: Decided) -> Manifest | None:
-    """Returns the manifest inside a record, for a decision out of reach; None: missing or unreadable."""
+    """Returns None if missing or unreadable."""
     try:
         data = inline_data(decided.record)
         return None if data is None else decode_manifest(decided.key, data)
@@ -368,7 +388,6 @@ def file_refs(manifest: Manifest) -> Iterator[FileRef]:
 
 
 def inline_damage(key: str, ref: FileRef) -> Damage | None:
-    """Returns the damage of a file inside the manifest `key`, if any."""
     data = ref.inline or b""
     found = (len(data), sha256_hex(data))
     if found == (ref.size, ref.sha256):

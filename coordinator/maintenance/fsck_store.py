@@ -1,8 +1,7 @@
-"""Reads a store for `fsck`, and deletes orphans on request. The edge around `fsck`, which judges.
+"""Reads a store for `fsck`, and deletes orphans on request.
 
-Checks write nothing. Files are read and hashed in chunks, never held whole. The job may run meanwhile: the log is read
-again after each round, and missing files of a checkpoint dropped since are no damage. Deletion needs a log without new
-records.
+Checks write nothing. Files are hashed in chunks, never held whole. The job may run meanwhile: the log is read again
+after each round, and missing files of a checkpoint dropped since are no damage.
 """
 
 import hashlib
@@ -20,9 +19,8 @@ from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, R
 from barrier_runtime.coordinator.log.decided import decided_data
 from barrier_runtime.coordinator.log.lease import decode_lease
 from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest, own_files
-from barrier_runtime.coordinator.log.records import FIRST_POSITION
+from barrier_runtime.coordinator.log.reader import is_behind
 from barrier_runtime.coordinator.maintenance.fsck import (
-    BACKUP,
     Damage,
     Decided,
     FileRange,
@@ -42,6 +40,7 @@ from barrier_runtime.coordinator.maintenance.left_over import (
     recognised,
     staged_rows_left,
 )
+from barrier_runtime.coordinator.maintenance.stored_log import StoredLog
 from barrier_runtime.coordinator.pins import pins_of
 from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.coordinator.store_calls import delete_in_order
@@ -52,7 +51,6 @@ from barrier_runtime.state.store.paths import Paths
 
 _CHUNK = 4 << 20
 _PARALLEL = 8
-_WINDOW = 512  # log records read concurrently
 _ROUNDS = 5
 _EXPLAINED = 500  # limit of manifests out of reach that are read to explain files
 
@@ -61,13 +59,13 @@ _Out = TypeVar("_Out")
 
 
 class CheckProgress(Protocol):
-    """Callback for progress; `done` and `total` in records, files or objects."""
+    """`done` and `total`: records, files or objects."""
 
     def __call__(self, what: str, done: int, total: int) -> None: ...
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """Shows no progress, for non-interactive use."""
+    """Shows no progress."""
 
 
 @dataclass
@@ -80,10 +78,10 @@ class CheckedJob:
 def check_store(
     store: ObjectStore, job: str | None, min_age_ms: int, wall_ms: int, progress: CheckProgress = no_progress
 ) -> list[CheckedJob]:
-    """Checks every job below the store's root, or one.
+    """Checks every job below the store's root, or a single job.
 
     Raises `InvalidJob` if there is none, or a newer release wrote the requested job; `Unavailable` if the store does
-    not answer: then no object is judged.
+    not answer.
     """
     listed = _listed(store, job, progress)
     jobs = {name: objects for name, objects in listed.items() if _is_job(name, objects)}
@@ -123,7 +121,8 @@ def _delete(store: ObjectStore, checked: CheckedJob, sleep: Callable[[float], No
     left = set(checked.sweep.keys)
 
     def check() -> None:
-        if get_or_none(store, paths.log_record(checked.head + 1)) is not None:
+        grown = get_or_none(store, paths.log_record(checked.head + 1)) is not None
+        if grown or is_behind(store, paths, checked.head) is not None:
             raise Fenced(
                 f"the log of job {paths.job} grew beyond {checked.head} records: it runs, and sweeps for itself"
             )
@@ -153,11 +152,7 @@ def _noted(checked: CheckedJob, note: str) -> CheckedJob:
     return CheckedJob(report, checked.sweep, checked.head)
 
 
-# ---------------------------------------------------------------- which jobs
-
-
 def _listed(store: ObjectStore, job: str | None, progress: CheckProgress) -> dict[str, list[ObjectInfo]]:
-    """Returns all objects below the root, by the first segment of the key."""
     if job is not None:
         check_job_id(job)
     by_name: dict[str, list[ObjectInfo]] = defaultdict(list)
@@ -186,9 +181,6 @@ def _why_none(store: ObjectStore, job: str | None, listed: dict[str, list[Object
     return f"there is no job below {store.url}: give the URL that the job has as checkpoints="
 
 
-# ---------------------------------------------------------------- one job
-
-
 @dataclass
 class _Check:
     store: ObjectStore
@@ -207,12 +199,22 @@ class _Check:
     def __post_init__(self) -> None:
         self.paths = Paths(self.job)
         self.savepoints = KeptSavepoints(self.store, self.objects)
-        self.walk = LogWalk(self.paths, lambda position: get_or_none(self.store, self.paths.log_record(position)))
+        self.log = StoredLog(self.store, self.paths, self._all, self.progress)
+
+    @property
+    def walk(self) -> LogWalk:
+        return self.log.walk
 
     def run(self, min_age_ms: int, wall_ms: int) -> CheckedJob:
-        self._read_log()
+        self.log.read(found.key for found in self.objects)
         settled = self._verify()
-        damage = [*self.walk.damage, *self._still_damaged(), *self._others_damaged(), *self.savepoints.damage()]
+        damage = [
+            *self.walk.damage,
+            *self.walk.lost(),
+            *self._still_damaged(),
+            *self._others_damaged(),
+            *self.savepoints.damage(),
+        ]
         self.notes += self.savepoints.notes
         plan, unreferenced = SweepPlan(), self._unknown_objects()
         if not settled:
@@ -242,40 +244,14 @@ class _Check:
             notes=tuple(self.notes),
         )
 
-    # ---- the log
-
-    def _read_log(self) -> None:
-        positions = [self.paths.log_position(found.key) for found in self.objects]
-        last = max((position for position in positions if position is not None), default=FIRST_POSITION - 1)
-        if last < FIRST_POSITION:
-            key = self.paths.log_record(FIRST_POSITION)
-            remedy = f"the whole log is gone: {BACKUP}; delete the job's folder if the job is not wanted any more"
-            self.walk.damage.append(Damage(key, "a log record, because there are checkpoints", "nothing", remedy))
-            return
-        for start in range(FIRST_POSITION, last + 1, _WINDOW):
-            window = range(start, min(start + _WINDOW, last + 1))
-            for data in self._all(lambda position: get_or_none(self.store, self.paths.log_record(position)), window):
-                self.walk.feed(data)
-            self.progress(f"{self.job}: log records", self.walk.head, last)
-        self._catch_up()
-
-    def _catch_up(self) -> bool:
-        """Reads records appended since. True if there were any."""
-        before = self.walk.head
-        while (data := get_or_none(self.store, self.paths.log_record(self.walk.head + 1))) is not None:
-            self.walk.feed(data)
-        return self.walk.head > before
-
-    # ---- checkpoints
-
     def _verify(self) -> bool:
-        """Verifies all checkpoints in reach. False: the job runs, and new checkpoints keep coming."""
+        """False: the job runs, and new checkpoints keep coming."""
         for _ in range(_ROUNDS):
             due = [each for each in self.walk.in_reach if each.position not in self.manifests]
             must = {each.position for each in self.walk.must_exist}
             for decided in due:
                 self._verify_checkpoint(decided, decided.position in must)
-            if not self._catch_up():
+            if not self.log.catch_up():
                 return True
         return not any(self._is_due(each) for each in self.walk.in_reach)
 
@@ -335,15 +311,13 @@ class _Check:
         return wanted.damage(read, digest.hexdigest())
 
     def _still_damaged(self) -> Iterator[Damage]:
-        """Yields damage of checkpoints in reach; others were dropped during the check."""
+        """Leaves out checkpoints that were dropped during the check."""
         reach = {each.position for each in self.walk.in_reach}
         for position in sorted(self.damaged):
             if position in reach:
                 yield from self.damaged[position]
             else:
                 self.notes.append(f"the checkpoint of log position {position} was dropped while it was being verified")
-
-    # ---- other objects
 
     def _others_damaged(self) -> Iterator[Damage]:
         present = {found.key for found in self.objects}
@@ -361,8 +335,6 @@ class _Check:
         except Corrupt as error:
             yield Damage(key, "readable", str(error), "delete it: it is written anew, and no decision rests on it")
 
-    # ---- unreferenced
-
     def _unrecognised(self) -> list[ObjectInfo]:
         return [
             found
@@ -379,7 +351,6 @@ class _Check:
         return [each for each in explanations if each is not None]
 
     def _unreferenced(self, min_age_ms: int, wall_ms: int) -> tuple[SweepPlan, list[UnreferencedObject]]:
-        """Returns the sweep of the newest generation, and why other objects stay."""
         walk, paths = self.walk, self.paths
         kept = [
             Kept(
@@ -409,7 +380,6 @@ class _Check:
     def _named_by(
         self, manifests: dict[str, tuple[int, int]], decided: frozenset[tuple[int, int]]
     ) -> dict[str, NamedBy]:
-        """Returns the manifest out of reach that names each file. Unreadable manifests name none."""
         named: dict[str, NamedBy] = {}
         newest = sorted(manifests, key=lambda key: manifests[key])[-_EXPLAINED:]
         for key, data in zip(newest, self._all(lambda key: get_or_none(self.store, key), newest), strict=True):

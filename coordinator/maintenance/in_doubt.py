@@ -1,11 +1,8 @@
 """Generation without slots, to resolve a dead job's transactions by hand. Blocking; used by a single thread.
 
-The resolution begins with a FENCE after the log that was read. An unnoticed leader of the job loses the next append; a
-process that starts the job takes a higher token, or was faster, and then nothing is resolved. No coordinator adopts the
-resolution, a run without slots from the last run's restore point: a start of the job restores the same checkpoint as
-before.
-
-A FINISH follows. Dying before FINISH only changes the text for people.
+The resolution begins with a FENCE: an unnoticed leader of the job loses the next append; if another process was faster,
+nothing is resolved. A later start of the job restores the same checkpoint as before. Dying before FINISH only changes
+the text for people.
 """
 
 import time
@@ -23,10 +20,7 @@ from barrier_runtime.state.store.object_store import ObjectStore
 
 
 class InDoubtResolution:
-    """Resolution by hand. `view`: the log as read, not empty. `leader`: unique to this process.
-
-    `host`, `submitter`: for people.
-    """
+    """`view`: the log as read, not empty. `leader`: unique to this process. `host`, `submitter`: for people."""
 
     def __init__(
         self,
@@ -49,7 +43,7 @@ class InDoubtResolution:
         self._sleep = sleep
 
     def begin(self) -> int:
-        """Fences every earlier generation, and returns the new token.
+        """Returns the new token.
 
         Raises `InvalidJob` if another process has the log's next record, `Unavailable` if that is unknown.
         """
@@ -66,9 +60,9 @@ class InDoubtResolution:
         return appended.permit.token
 
     def finish(self, how: str) -> None:
-        """Records the end, with `how` the transactions were resolved, unless the job had ended before.
+        """Appends FINISH: the end that the job had before, or the resolution (`how`).
 
-        Writes nothing if the job has been started meanwhile: the log belongs to the successor.
+        Writes nothing if the job has been started meanwhile.
         """
         if self._ended is not None:
             outcome, reason, visible = self._ended.outcome, self._ended.reason, self._ended.visible or 0

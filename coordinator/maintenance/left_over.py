@@ -1,6 +1,6 @@
-"""Objects in a job's folder besides the log and kept checkpoints, for `fsck`: left-over ones, and savepoints.
+"""Explanations for `fsck` of objects in a job's folder besides the log and kept checkpoints.
 
-`retention` classifies left-over objects, as in the job's own sweep; this module explains the verdict.
+`retention` classifies these objects, as in the job's own sweep.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from barrier_runtime.state.store.paths import Paths
 
 @dataclass(frozen=True)
 class NamedBy:
-    """A manifest of a checkpoint out of reach, which names a file."""
+    """A manifest out of reach that names a file."""
 
     checkpoint: int
     token: int
@@ -24,7 +24,7 @@ class NamedBy:
 
 
 def recognised(paths: Paths, key: str) -> str:
-    """Returns the kind of an object that is no manifest or snapshot file; "" for unknown objects."""
+    """Returns "" for unknown objects."""
     if paths.log_position(key) is not None:
         return "a log record"
     if key in (paths.lease, paths.history, paths.log_hint):
@@ -45,7 +45,7 @@ def recognised(paths: Paths, key: str) -> str:
 def explained(
     paths: Paths, found: ObjectInfo, verdict: RetentionVerdict, walk: LogWalk, decided: bool, named_by: NamedBy | None
 ) -> UnreferencedObject | None:
-    """Returns why an object is left over; None: needed. `decided`: a manifest that the log decided."""
+    """Returns None if the object is needed. `decided`: a manifest that the log decided."""
     if verdict is RetentionVerdict.NEEDED:
         return None
     if verdict is RetentionVerdict.NOT_OURS:
@@ -75,10 +75,7 @@ def explained(
 
 
 def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> UnreferencedObject | None:
-    """Returns rows that a write-ahead sink staged in an earlier generation; None: another object.
-
-    They are never orphans: only the sink knows which rows are undelivered.
-    """
+    """Rows that a write-ahead sink staged are never orphans: only the sink knows which are undelivered."""
     origin = paths.staged_rows_origin(found.key)
     if origin is None or origin[0] >= walk.token:
         return None
@@ -96,16 +93,15 @@ def _dropped(walk: LogWalk) -> str:
 
 
 class KeptSavepoints:
-    """Savepoints in a job's folder: intact or damaged, and no objects of the job."""
+    """Savepoints in a job's folder, which are no objects of the job."""
 
     def __init__(self, store: ObjectStore, objects: Sequence[ObjectInfo]) -> None:
-        """`objects`: all objects of the job in the store."""
         self._store = store
         self._sizes = {found.key: found.size for found in objects}
         self._folders = tuple(
             key.removesuffix(SAVEPOINT_FILE) for key in self._sizes if key.endswith(f"/{SAVEPOINT_FILE}")
         )
-        self.notes: list[str] = []  # of savepoints that `damage` has found readable
+        self.notes: list[str] = []
 
     def has(self, key: str) -> bool:
         return any(key.startswith(each) and in_savepoint(key.removeprefix(each)) for each in self._folders)

@@ -1,10 +1,7 @@
 """SVG charts of a job: the graph of operator chains, and latencies. Pure.
 
-**Graph**: a box per operator chain. A box's layer is the longest path from a source; the order by inputs in a layer
-avoids most crossings. Time is linear in chains and edges.
-
-**Latencies**: over the last hour, and their distribution, on a logarithmic axis, because the slowest of a thousand rows
-is a hundred times the median.
+A chain's layer is the longest path from a source; sorting a layer by inputs avoids most crossings. The axis of
+latencies is logarithmic, because the slowest of a thousand rows takes a hundred times the median.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,16 +10,18 @@ from math import log10
 
 from markupsafe import Markup
 
-from barrier_runtime.coordinator.page.figures import duration, number, rate, share, time_of_day
+from barrier_runtime.coordinator.page.figures import duration, number, rate, share, time_ticks
 from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, ChainStatus, LatencyPoint, LatencyStatus
 
-_BOX_W, _GAP_X, _GAP_Y, _LINE = 232, 56, 22, 16
+_BOX_W, _GAP_Y, _LINE = 232, 22, 16
+_GAPS = 84, 190  # between columns, with room for the rate of an edge
+_ROOM = 1_160  # of a wide window
 _NAMES_SHOWN = 6
 _WARM, _HOT = 0.5, 0.8  # busy or backpressured share
 
 
 def layers(chains: Sequence[ChainStatus]) -> list[list[ChainStatus]]:
-    """Returns chains by the longest path from a source. Ignores unknown inputs, cuts cycles."""
+    """Returns chains by layer. Ignores unknown inputs, cuts cycles."""
     by_id = {chain.chain: chain for chain in chains}
     depth: dict[int, int] = {}
     for start in by_id:
@@ -53,20 +52,20 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def backlog_in_words(chain: ChainStatus) -> str:
-    """Returns "1,200,000 rows, caught up in 2 min", for a source with a known backlog."""
+    """Returns "1,200,000 rows, caught up in 2 min"."""
     rows = f"{chain.backlog or 0:,} rows"
     if not chain.backlog:
         return rows
     return rows if chain.caught_up_in_s is None else f"{rows}, caught up in {duration(chain.caught_up_in_s * 1000)}"
 
 
-def _height(chain: ChainStatus, lag: Mapping[str, str]) -> int:
-    return 14 + _LINE * (min(len(chain.operators), _NAMES_SHOWN + 1) + len(_figures(chain, lag)))
+def _height(chain: ChainStatus, lag: Mapping[str, str], notes: Mapping[str, str]) -> int:
+    return 14 + _LINE * (min(len(chain.operators), _NAMES_SHOWN + 1) + len(_figures(chain, lag, notes)))
 
 
-def _figures(chain: ChainStatus, lag: Mapping[str, str]) -> list[str]:
-    """Returns the lines below the names, without unknown rates and shares."""
+def _figures(chain: ChainStatus, lag: Mapping[str, str], notes: Mapping[str, str]) -> list[str]:
     lines = [f"watermark behind by {lag[name]}" for name in chain.operators if name in lag]
+    lines += [notes[name] for name in chain.operators if name in notes]
     if chain.backlog is not None:
         lines.insert(0, f"backlog {backlog_in_words(chain)}")
     if chain.busy is not None or chain.backpressured is not None:
@@ -76,46 +75,76 @@ def _figures(chain: ChainStatus, lag: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def graph(chains: Sequence[ChainStatus], lag: Mapping[str, str]) -> Markup:
-    """Draws the graph. `lag`: watermark lag as text, by source."""
+def edge_rates(chains: Sequence[ChainStatus]) -> dict[tuple[int, int], float | None]:
+    """Returns rows per second by (sender, receiver); None: unknown.
+
+    A sender's last unknown edge has the rest of the rows that the sender sends.
+    """
+    known = {chain.chain for chain in chains}
+    edges = {(i, chain.chain): None for chain in chains for i in chain.inputs if i in known and i != chain.chain}
+    rates: dict[tuple[int, int], float | None] = dict(edges)
+    for chain in chains:
+        if len(chain.inputs) == 1 and (chain.inputs[0], chain.chain) in rates:
+            rates[chain.inputs[0], chain.chain] = chain.rows_in_per_s
+    for chain in chains:
+        of_chain = [edge for edge in rates if edge[0] == chain.chain]
+        unknown = [edge for edge in of_chain if rates[edge] is None]
+        if len(unknown) == 1 and chain.rows_out_per_s is not None:
+            rates[unknown[0]] = max(0.0, chain.rows_out_per_s - sum(rates[edge] or 0.0 for edge in of_chain))
+    return rates
+
+
+def graph(
+    chains: Sequence[ChainStatus], lag: Mapping[str, str], notes: Mapping[str, str] | None = None, link: str = ""
+) -> Markup:
+    """`lag`: watermark lag as text, by source. `notes`: a line below the figures, by operator.
+
+    `link`: address of a chain without the number; empty: no links.
+    """
     columns = layers(chains)
     if not columns:
         return Markup("")
+    notes = notes or {}
     at: dict[int, tuple[int, int, int]] = {}  # chain -> x, y, height
+    gap = min(_GAPS[1], max(_GAPS[0], (_ROOM - len(columns) * _BOX_W) // max(1, len(columns) - 1)))
     for column, layer in enumerate(columns):
         y = 4
         for chain in layer:
-            at[chain.chain] = (4 + column * (_BOX_W + _GAP_X), y, _height(chain, lag))
-            y += _height(chain, lag) + _GAP_Y
-    width = 8 + len(columns) * (_BOX_W + _GAP_X) - _GAP_X
+            at[chain.chain] = (4 + column * (_BOX_W + gap), y, _height(chain, lag, notes))
+            y += _height(chain, lag, notes) + _GAP_Y
+    width = 8 + len(columns) * (_BOX_W + gap) - gap
     height = max(y + tall for _, y, tall in at.values()) + 8
     out = [
         Markup(
             '<svg class="chart graph" viewBox="0 0 {} {}" width="{}" height="{}" role="img" aria-label="{}">'
         ).format(width, height, width, height, f"the job's graph: {len(chains)} chains of operators")
     ]
+    for (sender, receiver), per_s in edge_rates(chains).items():
+        out.append(_edge(at[sender], at[receiver], per_s))
     for chain in chains:
-        for each in dict.fromkeys(chain.inputs):
-            if each in at and each != chain.chain:
-                out.append(_edge(at[each], at[chain.chain]))
-    for chain in chains:
-        out.append(_box(chain, at[chain.chain], lag))
+        box = _box(chain, at[chain.chain], lag, notes)
+        out.append(Markup('<a href="{}{}">{}</a>').format(link, chain.chain, box) if link else box)
     out.append(Markup("</svg>"))
     return Markup("").join(out)
 
 
-def _edge(source: tuple[int, int, int], target: tuple[int, int, int]) -> Markup:
+def _edge(source: tuple[int, int, int], target: tuple[int, int, int], per_s: float | None) -> Markup:
     x1, y1 = source[0] + _BOX_W, source[1] + source[2] / 2
     x2, y2 = target[0], target[1] + target[2] / 2
     middle = (x1 + x2) / 2
-    return Markup(
+    drawn = Markup(
         '<path class="edge" d="M{0} {1:.0f}C{2:.0f} {1:.0f} {2:.0f} {3:.0f} {4} {3:.0f}"/>'
         '<path class="tip" d="M{4} {3:.0f}l-7 -4v8z"/>'
     ).format(x1, y1, middle, y2, x2)
+    if per_s is None:
+        return drawn
+    return drawn + Markup('<text class="figure rows" x="{:.0f}" y="{:.0f}" text-anchor="end">{}</text>').format(
+        x2 - 10, y2 - 6, rate(per_s)
+    )
 
 
 def heat(chain: ChainStatus) -> str:
-    """Returns a box's class, from the shares of the last ten seconds; blocked hides busy."""
+    """Class of a box; blocked hides busy."""
     if (chain.backpressured or 0) >= _WARM:
         return "blocked"
     if (chain.busy or 0) >= _HOT:
@@ -123,12 +152,18 @@ def heat(chain: ChainStatus) -> str:
     return "warm" if (chain.busy or 0) >= _WARM else "calm"
 
 
-def _box(chain: ChainStatus, at: tuple[int, int, int], lag: Mapping[str, str]) -> Markup:
+def _shade(chain: ChainStatus) -> tuple[str, float]:
+    busy, blocked = chain.busy or 0.0, chain.backpressured or 0.0
+    return ("s-blocked", blocked) if blocked > busy else ("s-busy", busy)
+
+
+def _box(chain: ChainStatus, at: tuple[int, int, int], lag: Mapping[str, str], notes: Mapping[str, str]) -> Markup:
     x, y, tall = at
     out = [
         Markup(
-            '<g class="box {}" data-chain="{}"><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="6"/>'
-        ).format(heat(chain), chain.chain, " → ".join(chain.operators), x, y, _BOX_W, tall)
+            '<g class="box {0}" data-chain="{1}"><title>{2}</title><rect x="{3}" y="{4}" width="{5}" height="{6}" '
+            'rx="6"/><rect class="shade {7}" fill-opacity="{8:.2f}" x="{3}" y="{4}" width="{5}" height="{6}" rx="6"/>'
+        ).format(heat(chain), chain.chain, " → ".join(chain.operators), x, y, _BOX_W, tall, *_shade(chain))
     ]
     names = [*chain.operators[:_NAMES_SHOWN]]
     if len(chain.operators) > _NAMES_SHOWN:
@@ -142,7 +177,7 @@ def _box(chain: ChainStatus, at: tuple[int, int, int], lag: Mapping[str, str]) -
             )
         )
     below = y + 18 + len(names) * _LINE
-    for row, line in enumerate(_figures(chain, lag)):
+    for row, line in enumerate(_figures(chain, lag, notes)):
         out.append(
             Markup('<text class="figure" x="{}" y="{}">{}</text>').format(x + 9, below + row * (_LINE - 1), line)
         )
@@ -150,12 +185,12 @@ def _box(chain: ChainStatus, at: tuple[int, int, int], lag: Mapping[str, str]) -
     return Markup("").join(out)
 
 
-_WIDTH, _LEFT = 1000, 56
+_WIDTH, _LEFT = 480, 48
 _LOWEST_MS = 0.1
 
 
 def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
-    """Draws p50, p99, p99.9 and max, a point per minute; minutes without rows are gaps."""
+    """Draws a point per minute; minutes without rows are gaps."""
     known = sorted(
         (point for point in points if point.count > 0), key=lambda point: point.at_ms
     )  # sorted, because a clock may have been set back
@@ -201,19 +236,16 @@ def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
             before = point.at_ms
         joined = "".join(path)
         out.append(Markup('<path class="l-{}" d="{}"/>').format(kind, f"{joined}h0.1" if len(known) == 1 else joined))
-    for part in range(3):
-        at = round(first + (last - first) * part / 2)
-        out.append(
-            Markup('<text class="axis" x="{:.1f}" y="170" text-anchor="{}">{}</text>').format(
-                x(at), ("start", "middle", "end")[part], time_of_day(at)
+    for at, label in time_ticks(first, last, 6):
+        if x(at) <= _WIDTH - 20:
+            out.append(
+                Markup('<text class="axis" x="{:.1f}" y="170" text-anchor="middle">{}</text>').format(x(at), label)
             )
-        )
     out.append(Markup("</svg>"))
     return Markup("").join(out)
 
 
 def distribution(latency: LatencyStatus, name: str) -> Markup:
-    """Draws rows per range of latency, as bars above the range's upper end."""
     if not any(latency.buckets):
         return Markup("")
     up_to = (0, *latency.buckets)
@@ -232,16 +264,18 @@ def distribution(latency: LatencyStatus, name: str) -> Markup:
         out.append(
             Markup('<g><title>{}</title><rect class="d" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
                 f"up to {label}: {number(count)} rows" if label != "more" else f"more: {number(count)} rows",
-                index * step + 3,
+                index * step + 2,
                 116 - tall,
-                step - 6,
+                step - 4,
                 max(tall, 0.5 if count else 0.0),
             )
         )
-        out.append(
-            Markup('<text class="axis" x="{:.1f}" y="134" text-anchor="middle">{}</text></g>').format(
-                (index + 0.5) * step, label
+        out.append(Markup("</g>"))
+        if index % 3 == 0:
+            out.append(
+                Markup('<text class="axis" x="{:.1f}" y="134" text-anchor="middle">{}</text>').format(
+                    (index + 0.5) * step + 5, label
+                )
             )
-        )
     out.append(Markup("</svg>"))
     return Markup("").join(out)

@@ -1,11 +1,7 @@
-"""SVG charts: strip of the last checkpoints, a checkpoint's subtasks, the job's timeline. Pure.
+"""SVG charts of checkpoints, and the job's timeline. Pure.
 
-**Strip**: a bar per checkpoint, of stacked stages of the subtask that acknowledged last (the worst durations of several
-subtasks do not add up). The rest of the time until the last ack is `acks`; all of that time, if the subtask is unknown.
-
-**Timeline**: a row per kind of event, and the checkpoints below, on a time axis from the oldest known event to now (or
-to the run's end). An event is as wide as long; without duration a diamond. Empty rows are left out. The timeline is
-drawn twice, because a narrow screen must show all.
+A bar of the strip stacks the stages of the subtask that acknowledged last, because the worst durations of several
+subtasks do not add up. The rest of the time until the last ack is `acks`.
 """
 
 from bisect import bisect_left
@@ -14,7 +10,7 @@ from statistics import median
 
 from markupsafe import Markup, escape
 
-from barrier_runtime.coordinator.page.figures import duration, time_of_day
+from barrier_runtime.coordinator.page.figures import duration, duration_ticks, time_of_day, time_ticks
 from barrier_runtime.coordinator.page.job_view import KINDS, EventView
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, SubtaskPhases
 
@@ -37,7 +33,7 @@ COMPLETE = "complete"
 
 
 def phases_of(checkpoint: CheckpointStatus) -> list[tuple[str, float]]:
-    """Returns (class, milliseconds) in order, without empty stages; a failed checkpoint's is `failed`."""
+    """Returns (class, milliseconds) without empty stages; a failed checkpoint has only `failed`."""
     if checkpoint.outcome != COMPLETE:
         return [("failed", max(1.0, checkpoint.duration_ms))]
     acks = checkpoint.ack_duration_ms
@@ -65,7 +61,6 @@ def _of_subtask(subtask: SubtaskPhases) -> Iterator[tuple[str, float]]:
 
 
 def tooltip(checkpoint: CheckpointStatus) -> str:
-    """Returns a line for the tooltip and for screen readers."""
     return _tooltip(checkpoint, phases_of(checkpoint))
 
 
@@ -78,10 +73,9 @@ def _tooltip(checkpoint: CheckpointStatus, phases: Sequence[tuple[str, float]]) 
 
 
 def strip(history: Sequence[CheckpointStatus], link: str, events: Sequence[EventView] = ()) -> Markup:
-    """Draws a bar per checkpoint, oldest on the left.
+    """`link`: address of a checkpoint's page without the number; empty: no links.
 
-    `link`: address of a checkpoint's page without the number; empty in a report: no links. `events`: marks above the
-    first checkpoint triggered after each.
+    `events`: marks above the first checkpoint triggered after each.
     """
     shown = history[-100:]
     phases = [phases_of(each) for each in shown]
@@ -98,13 +92,15 @@ def strip(history: Sequence[CheckpointStatus], link: str, events: Sequence[Event
             f"the last {len(shown)} checkpoints, their phases stacked; longest {duration(max(known))}",
         )
     ]
-    for part in (0.0, 0.5, 1.0):
-        y = _BASE - part * (_BASE - _TOP - 14)
+    for tick in duration_ticks(top, 3):
+        y = _BASE - tick / top * (_BASE - _TOP - 14)
+        if tick > top:
+            continue
         out.append(
             Markup(
                 '<path class="grid" d="M{0} {2:.1f}H{1}"/><text class="axis" x="{3}" y="{4:.1f}" text-anchor="end">{5}'
                 "</text>"
-            ).format(_LEFT, _WIDTH, y, _LEFT - 6, y + 4, duration(part * top))
+            ).format(_LEFT, _WIDTH, y, _LEFT - 6, y + 4, duration(tick) if tick else "0")
         )
     out += _bars(phases, step, top)
     for index, checkpoint in enumerate(shown):
@@ -129,7 +125,7 @@ def strip(history: Sequence[CheckpointStatus], link: str, events: Sequence[Event
 
 def _marks(shown: Sequence[CheckpointStatus], events: Sequence[EventView], step: float) -> Iterator[Markup]:
     triggered = [each.triggered_ms for each in shown]
-    at: dict[int, int] = {}  # events drawn before this bar
+    at: dict[int, int] = {}  # events drawn
     for event in reversed(events):  # oldest first
         index = bisect_left(triggered, event.at_ms)
         if index == 0 and event.at_ms < triggered[0]:
@@ -143,7 +139,7 @@ def _marks(shown: Sequence[CheckpointStatus], events: Sequence[EventView], step:
 
 
 def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float) -> Iterator[Markup]:
-    """Yields a path per stage over all bars: 800 rectangles would be most of the page."""
+    """Draws a path per stage: 800 rectangles would be most of the page."""
     paths: dict[str, list[str]] = {}
     for index, parts in enumerate(phases):
         x, y = _LEFT + (index + 0.1) * step, float(_BASE)
@@ -162,7 +158,7 @@ def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float
 
 
 def subtasks(checkpoint: CheckpointStatus, operators: dict[int, str]) -> Markup:
-    """Draws a line per subtask with stages since the trigger, slowest first. `operators`: names by chain."""
+    """Draws a line per subtask, slowest first. `operators`: names by chain."""
     if not checkpoint.subtasks:
         return Markup("")
     left, width, row = 300, 1000, 20
@@ -212,11 +208,11 @@ _WIDE, _NARROW = 1000, 340
 _LEFT, _RIGHT = 96, 12
 _ROW, _BAR = 26, 16
 _NARROWEST = 4.0
-_REASON = 160  # of a reason; the table below has all
+_REASON = 160  # the table below has all
 
 
 def timeline(status: JobStatus, events: Sequence[EventView], now_ms: int) -> Markup:
-    """Draws the timeline for two widths, of which style sheets show the fitting; empty if nothing is known."""
+    """Draws the timeline for two widths, of which style sheets show the fitting."""
     return _drawn(status, events, now_ms, _WIDE) + _drawn(status, events, now_ms, _NARROW)
 
 
@@ -261,13 +257,12 @@ def _drawn(status: JobStatus, events: Sequence[EventView], now_ms: int, width: i
             )
         )
         out.append(Markup('<g transform="translate(0 {})">{}</g>').format(middle, marks))
-    parts = 4 if width == _WIDE else 1
-    for part in range(parts + 1):
-        anchor = "start" if part == 0 else "end" if part == parts else "middle"
-        at = _LEFT + (width - _LEFT - _RIGHT) * part / parts
+    for at_ms, label in time_ticks(first, first + span, 8 if width == _WIDE else 3):
+        at = x(at_ms)
+        anchor = "start" if at < _LEFT + 28 else "end" if at > width - 40 else "middle"
         out.append(
             Markup('<text class="axis" x="{:.1f}" y="{}" text-anchor="{}">{}</text>').format(
-                at, height - 6, anchor, time_of_day(round(first + span * part / parts))
+                at, height - 6, anchor, label
             )
         )
     out.append(Markup("</svg>"))

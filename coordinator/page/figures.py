@@ -1,6 +1,7 @@
 """Figures for people: durations, sizes, counts, times of day. Pure; an unknown figure is an en dash."""
 
 import datetime
+import math
 
 ABSENT = "\u2013"
 _FAR_MS = 253_402_300_799_000  # the end of year 9999: no later time of day
@@ -24,6 +25,14 @@ def duration(ms: float | None) -> str:
     if seconds < 86_400:
         return f"{seconds // 3600} h {seconds % 3600 // 60} min"
     return f"{seconds // 86_400} d {seconds % 86_400 // 3600} h"
+
+
+REPLAYED_MS = 30 * 86_400_000
+
+
+def lag(ms: float | None) -> str:
+    """Formats a watermark lag; a lag above 30 days, of replayed data, is a dash."""
+    return ABSENT if ms is not None and ms > REPLAYED_MS else duration(ms)
 
 
 def size(count: float | None) -> str:
@@ -59,7 +68,6 @@ def dollars(amount: float) -> str:
 
 
 def share(part: float | None) -> str:
-    """Formats a share of 0 to 1."""
     return ABSENT if part is None else f"{100 * part:.0f} %"
 
 
@@ -82,6 +90,49 @@ def day_and_time(ms: int | None) -> str:
 
 
 def machine_time(ms: int | None) -> str:
-    """Formats a time for the attribute `datetime`."""
+    """For the attribute `datetime`."""
     at = _utc(ms)
     return "" if at is None else at.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+_DAY_MS = 86_400_000
+_ROUND_MS = (
+    *(base * 10**power for power in (0, 1, 2) for base in (1, 2, 5)),
+    *(1_000 * seconds for seconds in (1, 2, 5, 10, 15, 30)),
+    *(60_000 * minutes for minutes in (1, 2, 5, 10, 15, 30)),
+    *(3_600_000 * hours for hours in (1, 2, 3, 6, 12)),
+    *(_DAY_MS * days for days in (1, 2, 7, 14, 30, 90, 365)),
+)
+
+
+def duration_ticks(highest_ms: float, most: int = 4) -> list[float]:
+    """Round durations from 0 to the first that reaches `highest_ms`."""
+    return _ticks(next((step for step in _ROUND_MS if step * most >= highest_ms), highest_ms / most), highest_ms)
+
+
+def count_ticks(highest: float, most: int = 4) -> list[float]:
+    """Round numbers (1, 2, 5 and their tenfolds) from 0 to the first that reaches `highest`."""
+    steps = (base * 10.0**power for power in range(-3, 18) for base in (1, 2, 5))
+    return _ticks(next((step for step in steps if step * most >= highest), highest / most), highest)
+
+
+def _ticks(step: float, highest: float) -> list[float]:
+    return [step * index for index in range(max(1, math.ceil(highest / step)) + 1)]
+
+
+def time_ticks(first_ms: int, last_ms: int, most: int) -> list[tuple[int, str]]:
+    """Round times (UTC), with texts."""
+    span = max(1, last_ms - first_ms)
+    step = next((each for each in _ROUND_MS if each >= 1_000 and span // each < most), span)
+    first = -(-first_ms // step) * step
+    pattern = "%H:%M:%S" if step < 60_000 else "%H:%M" if step < _DAY_MS else "%Y-%m-%d"
+    times = ((at_ms, _utc(at_ms)) for at_ms in range(first, last_ms + 1, step))
+    return [(at_ms, at.strftime(pattern)) for at_ms, at in times if at is not None]
+
+
+def short(count: float) -> str:
+    """Formats a number for an axis: `500`, `1.5k`, `20k`, `3M`."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= factor:
+            return f"{count / factor:.3g}{letter}"
+    return f"{count:.3g}"

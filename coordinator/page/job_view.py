@@ -1,4 +1,4 @@
-"""Content of a job's page from the status: changing figures (`live`), tables and lags. Pure.
+"""Content of a job's page, from the status. Pure.
 
 Missing figures are absent, never computed from others.
 """
@@ -10,22 +10,33 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from barrier_runtime.coordinator.page.figures import ABSENT, dollars, duration, number, rate, size
+from barrier_runtime.coordinator.metric_table import (
+    DUPLICATES,
+    ERROR_ROWS,
+    LATE_LEFT_ROWS,
+    LATE_RIGHT_ROWS,
+    LATE_ROWS,
+    NULL_VALUES,
+    SKIPPED_ROWS,
+    UNREAD_SIDE_ROWS,
+)
+from barrier_runtime.coordinator.page.figures import ABSENT, dollars, duration, lag, number, rate, size, time_of_day
 from barrier_runtime.coordinator.status.figure_table import TILES
 from barrier_runtime.coordinator.status.health import TROUBLED, what_died
-from barrier_runtime.coordinator.status.statistics import shortened
+from barrier_runtime.coordinator.status.statistics import late_rows, over_slots, shortened, totals
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.store_use import prices_of, store_rate
 from barrier_runtime.state.store.urls import shown
 
 _BAD_ENDS = ("FAILED", "FENCED")
 _TEXTS: dict[str, Callable[[float | None], str]] = {"ms": duration, "bytes": size, "rows/s": rate}
-_LONGEST_REASON = 600  # a job's error may be a traceback, which is displayed below
+_LONGEST_DONE = 300
+_LONGEST_REASON = 600  # a job's error may be a traceback
 
 
 @dataclass(frozen=True)
 class LatencyView:
-    """Latencies as text; `name` is "<sink>:processed" or "<sink>:visible"."""
+    """`name` is "<sink>:processed" or "<sink>:visible"."""
 
     name: str
     p50: str
@@ -50,7 +61,7 @@ def _is_slow(status: JobStatus) -> bool:
 
 
 def live(status: JobStatus, now_ms: int) -> dict[str, str]:
-    """Returns the figures that a page changes in place, by the name in the page's elements."""
+    """Returns the figures that a page changes in place, by element."""
     last = status.checkpoints.last_completed
     running = sum(slot.state == "running" for slot in status.slots)
     now = msgspec.structs.replace(status, at_ms=now_ms)
@@ -66,7 +77,69 @@ def live(status: JobStatus, now_ms: int) -> dict[str, str]:
         "waiting_for": ", ".join(status.checkpoints.waiting_for[:8]),
         "slots": f"{running} of {status.parallelism}",
         **{tile.name: _TEXTS.get(figure.unit, number)(_only(figure.values(now))) for figure, tile in TILES},
+        "lag": lag(max((each.lag_ms for each in status.sources if each.lag_ms is not None), default=None)),
+        "late": number(sum(late_rows(status).values())),
+        "skipped": number(over_slots(SKIPPED_ROWS, [slot.metrics for slot in status.slots]) or 0.0),
+        "doing": _under_way(status, now_ms),
+        "done": _done(status),
     }
+
+
+def _under_way(status: JobStatus, now_ms: int) -> str:
+    open_ = [(each.what, each.state, each.asked_ms) for each in status.rescales if each.ended_ms is None]
+    open_ += [("savepoint", each.state, each.asked_ms) for each in status.savepoints if each.ended_ms is None]
+    return "; ".join(f"{what}: {state}, for {duration((now_ms - at) // 1000 * 1000)}" for what, state, at in open_[:3])
+
+
+def _done(status: JobStatus) -> str:
+    """Result of the savepoint, rescale or replace that ended last."""
+    found = [
+        (
+            each.ended_ms,
+            f"Savepoint of checkpoint {each.checkpoint or ABSENT}: {each.state}",
+            each.error or f"{size(each.bytes)} in {shown(each.url)}",
+        )
+        for each in status.savepoints
+        if each.ended_ms is not None
+    ]
+    found += [
+        (each.ended_ms, f"{each.what.capitalize()}: {each.state}", each.error)
+        for each in status.rescales
+        if each.ended_ms is not None
+    ]
+    if not found:
+        return ""
+    at_ms, what, more = max(found)
+    return f"{what} at {time_of_day(at_ms)} UTC{f'. {shortened(more, _LONGEST_DONE)}' if more else ''}"
+
+
+# metric of an operator -> words
+_DROPPED = {
+    LATE_ROWS: "too late for a window: dropped",
+    LATE_LEFT_ROWS: "left rows too late for a join: dropped",
+    LATE_RIGHT_ROWS: "right rows too late for a join: dropped",
+    SKIPPED_ROWS: "skipped, because the function raised",
+    ERROR_ROWS: "sent to the stream of errors",
+    DUPLICATES: "known ids: dropped by deduplicate",
+    UNREAD_SIDE_ROWS: "of a side output that nothing reads: dropped",
+    NULL_VALUES: "records without a value",
+}
+
+
+def dropped(status: JobStatus) -> list[tuple[str, str, str]]:
+    """Returns (operator, reason, rows) over all slots, without zeros."""
+    found = totals(slot.metrics for slot in status.slots)
+    words = {metric.name: text for metric, text in _DROPPED.items()}
+    parted = sorted((*key.rpartition(".")[::2], rows) for key, rows in found.items())
+    return [(operator, words[metric], number(rows)) for operator, metric, rows in parted if metric in words and rows]
+
+
+def notes(status: JobStatus) -> dict[str, str]:
+    last = status.checkpoints.last_completed
+    found = {name: [f"state {size(bytes_)}"] for name, bytes_ in ({} if last is None else last.state_bytes).items()}
+    for operator, rows in late_rows(status).items():
+        found.setdefault(operator, []).append(f"{rows:,} late rows")
+    return {name: " · ".join(parts) for name, parts in found.items()}
 
 
 def _only(values: Iterator[tuple[tuple[str, ...], float]]) -> float | None:
@@ -94,7 +167,7 @@ def latency_rows(status: JobStatus) -> list[LatencyView]:
 
 
 def lags(status: JobStatus) -> dict[str, str]:
-    return {source.source: duration(source.lag_ms) for source in status.sources if source.lag_ms is not None}
+    return {source.source: lag(source.lag_ms) for source in status.sources if source.lag_ms is not None}
 
 
 def operators(status: JobStatus) -> dict[int, str]:
@@ -105,7 +178,7 @@ def operators(status: JobStatus) -> dict[int, str]:
 class EventView:
     """An event of the job. `kind`: a key of `KINDS`.
 
-    `gap_ms`: time without visible rows, between the completed checkpoints around the event; None: unknown.
+    `gap_ms`: time between the completed checkpoints around the event; None: unknown.
     """
 
     kind: str
@@ -140,12 +213,12 @@ def events(status: JobStatus) -> list[EventView]:
 
 
 def _generations(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[EventView]:
-    first = status.generations <= len(status.recoveries)  # the job's first generation
+    first = status.generations <= len(status.recoveries)
     moved = {each.ended_ms for each in status.rescales if each.state == "done"}
     for index, each in enumerate(status.recoveries):
         if each.running_ms is not None and each.running_ms in moved:
             continue  # shown as a rescale
-        kind = "start" if (index == 0 and first) or each.reason.startswith("started by ") else "recovery"
+        kind = "start" if index == 0 and first else each.kind
         what = f"{kind}, generation {each.token}"
         yield EventView(kind, each.started_ms, what, each.duration_ms, gap(each.started_ms), what_died(each.reason))
 
@@ -186,17 +259,17 @@ _Row = TypeVar("_Row")
 
 
 def noteworthy(rows: Sequence[_Row], most: int | None, order: Callable[[_Row], Any]) -> Sequence[_Row]:
-    """Returns the first `most` rows in that order (None: all), so that pages with 500 slots stay small."""
+    """Pages with 500 slots must stay small; `most` None: all rows."""
     return rows if most is None or len(rows) <= most else sorted(rows, key=order)[:most]
 
 
 def failed_checkpoints(status: JobStatus) -> list[CheckpointStatus]:
-    """Returns failed checkpoints, newest first, without subsumed checkpoints."""
+    """Newest first, without subsumed checkpoints."""
     return [each for each in reversed(status.checkpoints.history) if each.outcome not in ("complete", "subsumed")]
 
 
 def store_use(status: JobStatus) -> tuple[list[tuple[str, str]], str]:
-    """Returns store requests as (label, figure), and a note on the mean; empty while unknown."""
+    """Returns (label, figure), and a note on the mean; empty while unknown."""
     prices = prices_of(status)
     mean = store_rate(status.checkpoints.history, prices)
     if mean is None:
@@ -215,3 +288,10 @@ def store_use(status: JobStatus) -> tuple[list[tuple[str, str]], str]:
         "store_read_price), without storage and traffic."
     )
     return figures, note
+
+
+def operator_metrics(status: JobStatus, operators: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Returns (operator, metric, figure) of all slots, with metrics of users' functions."""
+    found = totals(slot.metrics for slot in status.slots)
+    parted = sorted((*key.rpartition(".")[::2], figure) for key, figure in found.items())
+    return [(operator, metric, number(figure)) for operator, metric, figure in parted if operator in operators]

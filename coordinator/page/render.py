@@ -1,7 +1,6 @@
 """HTML of every page and of the report, from plain facts. Pure, except for this package's files.
 
-Templates escape everything, and write out invisible characters (directions, controls), so that no name can imitate
-another. `masked` and `masked_reason` remove possible secrets from all texts.
+Templates escape everything, and write out invisible characters, so that no name can imitate another.
 """
 
 import re
@@ -16,22 +15,27 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from barrier_runtime.coordinator.client.rest_types import JobSummary
+from barrier_runtime.coordinator.client.rest_types import JobSummary, SlotLines
 from barrier_runtime.coordinator.page import charts, checkpoint_chart, figures, job_view
 from barrier_runtime.coordinator.page.checkpoint_chart import timeline
+from barrier_runtime.coordinator.page.job_list import job_list
+from barrier_runtime.coordinator.page.trend_chart import hour_charts
 from barrier_runtime.coordinator.status.figure_table import TILES
+from barrier_runtime.coordinator.status.shares import SubtaskWork
 from barrier_runtime.coordinator.status.statistics import shortened
-from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
+from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, JobStatus, SlotStatus
 from barrier_runtime.coordinator.status.subtask_durations import all_subtasks
 from barrier_runtime.coordinator.status.transactions import of_sinks
+from barrier_runtime.coordinator.status.trend import TrendPoint
 from barrier_runtime.coordinator.status.why.checkpoint import SLOW_MS, why_checkpoint
 from barrier_runtime.coordinator.status.why.job import why_job
 from barrier_runtime.coordinator.status.why.reason import Reason
+from barrier_runtime.coordinator.wire.messages import Subject
 from barrier_runtime.state.masked_text import masked_text
 
 HERE = Path(__file__).parent
 _CODE = re.compile("`([^`\n]+)`")
-_ROWS = 50  # noteworthy slots and sinks' subtasks on a page; a report has all
+_ROWS = 50  # on a page; a report has all
 _FAILURES = 3  # newest
 SUBTASKS_LISTED = 200  # of a checkpoint
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
@@ -39,7 +43,7 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u20
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Options for this daemon, in command lines that replace a button."""
+    """Options for this daemon in command lines."""
 
     coordinator: str = "http://127.0.0.1:PORT"
     token_file: str = "FILE"
@@ -52,10 +56,7 @@ class CommandLine:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """Facts behind the page of a job.
-
-    `reasons`: explanations of checkpoints, by number. `of_job`: problems of the whole job, the gravest first.
-    """
+    """`reasons`: explanations of checkpoints, by number. `of_job`: problems of the whole job, the gravest first."""
 
     status: JobStatus
     now_ms: int
@@ -63,28 +64,32 @@ class JobFacts:
     of_job: tuple[Reason, ...] = ()
     command: CommandLine = CommandLine()
     read_only: str = ""  # why no change is possible here
-    leader: str = ""  # address of another daemon, if that leads the job
+    leader: str = ""  # of another daemon, if that leads the job
+    trend: tuple[TrendPoint, ...] = ()  # of the last hour
 
 
 def explained(
-    status: JobStatus, now_ms: int, command: CommandLine = CommandLine(), read_only: str = "", leader: str = ""
+    status: JobStatus,
+    now_ms: int,
+    command: CommandLine = CommandLine(),
+    read_only: str = "",
+    leader: str = "",
+    trend: tuple[TrendPoint, ...] = (),
 ) -> JobFacts:
-    """Returns the facts with every explanation that the history yields."""
     history = status.checkpoints.history
-    # Only notable checkpoints: each explanation reads the fifty before.
+    # Each explanation reads the fifty checkpoints before.
     notable = [each for each in history if each.outcome != "complete" or each.duration_ms >= SLOW_MS]
     found = {each.checkpoint: why_checkpoint(each, history, status.chains) for each in notable}
     reasons = {number: reason for number, reason in found.items() if reason is not None}
-    return JobFacts(status, now_ms, reasons, why_job(status, now_ms), command, read_only, leader)
+    return JobFacts(status, now_ms, reasons, why_job(status, now_ms), command, read_only, leader, trend)
 
 
 def inert(html: str) -> str:
-    """Returns the text with invisible characters written out."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", html)
 
 
 def coded(sentence: str) -> Markup:
-    """Returns the escaped sentence, with text between backticks as code."""
+    """Escapes the sentence; text between backticks becomes code."""
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(_CODE.split(sentence))
     )
@@ -100,7 +105,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    for name in ("duration", "size", "number", "rate", "share", "time_of_day", "day_and_time", "machine_time"):
+    for name in ("duration", "lag", "size", "number", "rate", "share", "time_of_day", "day_and_time", "machine_time"):
         made.filters[name] = getattr(figures, name)
     made.filters["coded"] = coded
     made.filters["within"] = shortened
@@ -113,14 +118,14 @@ def _environment() -> Environment:
 
 @cache
 def static_file(name: str) -> bytes:
-    """Returns a file of `static/`; raises `KeyError` for any other name."""
+    """Reads a file of `static/`; raises `KeyError` for any other name."""
     if name not in ("page.css", "page.js", "icon.svg"):
         raise KeyError(name)
     return (HERE / "static" / name).read_bytes()
 
 
 def _address(name: str) -> str:
-    """Returns the address with a digest of the content, for caching forever."""
+    """Adds a digest of the content, for caching forever."""
     return f"/static/{name}?v={sha256(static_file(name)).hexdigest()[:12]}"
 
 
@@ -129,33 +134,33 @@ def _page(template: str, **facts: Any) -> str:
 
 
 def load() -> None:
-    """Compiles all templates, which takes a while, before the first request."""
+    """Compiles all templates early, because that takes a while."""
     for name in _environment().list_templates():
         _environment().get_template(name)
 
 
 def login_page(trouble: str = "", wait_s: int = 0, line: str = "") -> str:
-    """Returns the login page. `line`: command that prints another link."""
+    """`line`: command that prints another link."""
     return _page("login.html", trouble=trouble, wait_s=wait_s, line=line)
 
 
 def opened_page(target: str) -> str:
-    """Returns the page of a one-time link, which redirects to `target`."""
+    """Page of a one-time link, which redirects to `target`."""
     return _page("opened.html", target=target)
 
 
 def message_page(title: str, text: str, link: str = "") -> str:
-    """Returns a page with a message. `link`: of another daemon, or empty."""
+    """`link`: of another daemon, or empty."""
     return _page("message.html", title=title, text=text, link=link if _is_web(link) else "")
 
 
 def _is_web(link: str) -> bool:
-    """Whether another daemon's link, from the store, is no script."""
+    """Another daemon's link, from the store, must be no script."""
     return link.startswith(("http://", "https://"))
 
 
-def jobs_page(jobs: Sequence[JobSummary], storage: str) -> str:
-    return _page("jobs.html", jobs=jobs, storage=storage)
+def jobs_page(jobs: Sequence[JobSummary], storage: str, words: str = "", kind: str = "all") -> str:
+    return _page("jobs.html", jobs=jobs, storage=storage, list=job_list(jobs, words, kind))
 
 
 def job_page(facts: JobFacts) -> str:
@@ -166,10 +171,57 @@ def checkpoints_page(facts: JobFacts) -> str:
     return _page("checkpoints.html", status=facts.status, reasons=facts.reasons)
 
 
+def step_page(facts: JobFacts, chain: ChainStatus, work: Sequence[SubtaskWork]) -> str:
+    """Page of a chain, with subtasks from the highest rate to the lowest."""
+    work = sorted(work, key=lambda each: -1.0 if each.rows_in_per_s is None else each.rows_in_per_s, reverse=True)
+    last = facts.status.checkpoints.last_completed
+    state = {} if last is None else last.state_bytes
+    most = max((each.rows_in_per_s or 0.0 for each in work), default=0.0)
+    return _page(
+        "step.html",
+        status=facts.status,
+        asks=_asks(facts),
+        chain=chain,
+        work=[(each, 100 * (each.rows_in_per_s or 0.0) / most if most else 0.0) for each in work[:SUBTASKS_LISTED]],
+        more=max(0, len(work) - SUBTASKS_LISTED),
+        state={name: state[name] for name in chain.operators if name in state},
+        dropped=[each for each in job_view.dropped(facts.status) if each[0] in chain.operators],
+        metrics=job_view.operator_metrics(facts.status, chain.operators),
+    )
+
+
+def slots_page(facts: JobFacts) -> str:
+    """Slots of a job that is led here have links to logs and stacks."""
+    return _page("slots.html", status=facts.status, asks=_asks(facts))
+
+
+def slot_page(facts: JobFacts, number: int, slot: SlotStatus | None, subject: Subject, lines: Sequence[str]) -> str:
+    """Page of a slot's log (`lines`: records, the oldest first) or of the threads' stacks."""
+    return _page("slot.html", status=facts.status, number=number, slot=slot, subject=subject, lines=lines)
+
+
+def rows_page(facts: JobFacts, step: str, rows: SlotLines) -> str:
+    return _page("rows.html", status=facts.status, step=step, rows=rows)
+
+
+def _asks(facts: JobFacts) -> bool:
+    return not (facts.read_only or facts.status.outcome)
+
+
+def failures_page(facts: JobFacts) -> str:
+    return _page(
+        "failures.html", status=facts.status, reasons=facts.reasons, failed=job_view.failed_checkpoints(facts.status)
+    )
+
+
+def latency_page(facts: JobFacts) -> str:
+    return _page("latency.html", status=facts.status, charts=_latency_charts(facts.status))
+
+
 def checkpoint_page(facts: JobFacts, checkpoint: int, first: int = 0) -> str | None:
     """Returns a checkpoint's page; None: not in the history.
 
-    `first`: first row of the table of all subtasks, counted from the slowest.
+    `first`: first row of the table of subtasks, counted from the slowest.
     """
     history = facts.status.checkpoints.history
     index = next((at for at, each in enumerate(history) if each.checkpoint == checkpoint), None)
@@ -192,7 +244,7 @@ def checkpoint_page(facts: JobFacts, checkpoint: int, first: int = 0) -> str | N
 
 
 def report(facts: JobFacts) -> str:
-    """Returns a file for a bug report: no script, nothing fetched, secrets masked.
+    """Makes a file for a bug report: no script, nothing fetched, secrets masked.
 
     Includes subtasks of the last ten checkpoints that failed, or were slow for a known reason.
     """
@@ -203,6 +255,7 @@ def report(facts: JobFacts) -> str:
         tuple(map(masked_reason, facts.of_job)),
         facts.command,
         "this is a report",
+        trend=facts.trend,
     )
     history = facts.status.checkpoints.history
     notable = [
@@ -234,21 +287,21 @@ def _of_job(facts: JobFacts, link: str) -> dict[str, Any]:
         "elsewhere": f"{facts.leader}/jobs/{status.job}" if _is_web(facts.leader) else "",
         "tiles": [tile for _, tile in TILES],
         "live": job_view.live(status, facts.now_ms),
-        "graph": charts.graph(status.chains, job_view.lags(status)),
+        "hour": hour_charts(status, facts.trend, facts.now_ms),
+        "graph": charts.graph(
+            status.chains,
+            job_view.lags(status),
+            job_view.notes(status),
+            "" if in_report or facts.read_only else f"/jobs/{status.job}/steps/",
+        ),
+        "dropped": job_view.dropped(status),
         "timeline": timeline(status, events, facts.now_ms),
         "strip": checkpoint_chart.strip(history, "" if in_report else link, events),
         "events": events,
         "reasons": facts.reasons,
         "of_job": facts.of_job,
         "latencies": job_view.latency_rows(status),
-        "latency_charts": [
-            (
-                name,
-                charts.latencies(status.latency_hour.get(name, ()), name),
-                charts.distribution(each, name),
-            )
-            for name, each in sorted(status.latency.items())
-        ],
+        "latency_charts": _latency_charts(status) if in_report else [],
         "sinks": job_view.noteworthy(sinks, rows, lambda each: (not each.error, -each.pending)),
         "more_sinks": 0 if rows is None else max(0, len(sinks) - rows),
         "slots": job_view.noteworthy(
@@ -270,6 +323,13 @@ def _of_job(facts: JobFacts, link: str) -> dict[str, Any]:
     }
 
 
+def _latency_charts(status: JobStatus) -> list[tuple[str, Markup, Markup]]:
+    return [
+        (name, charts.latencies(status.latency_hour.get(name, ()), name), charts.distribution(each, name))
+        for name, each in sorted(status.latency.items())
+    ]
+
+
 def _of_checkpoint(facts: JobFacts, checkpoint: CheckpointStatus) -> dict[str, Any]:
     operators = job_view.operators(facts.status)
     return {
@@ -288,7 +348,7 @@ _ANY = msgspec.msgpack.Decoder()
 
 
 def masked(status: JobStatus) -> JobStatus:
-    """Returns the status with possible secrets masked in all texts, operators' names included."""
+    """Masks possible secrets in all texts, operators' names included."""
     plain = _ANY.decode(msgspec.msgpack.encode(status))  # not as JSON: encoded bytes may look like a password
     return _STATUS.decode(msgspec.msgpack.encode(_without_secrets(plain)))
 

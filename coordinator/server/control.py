@@ -1,8 +1,7 @@
 """Port for slots: handshake, framing, and messages into the job's runner. asyncio TCP.
 
-Until a peer has proven knowledge of the secret, the peer gets a few KiB of memory, a few seconds, and a place of a
-bounded number (slots need a place for milliseconds). If all places are taken, the oldest peer is disconnected. After
-the proof the server decodes messages strictly, and closes the connection after an invalid message.
+Until a peer has proven knowledge of the secret, the peer gets a few KiB of memory, a few seconds, and one of
+`MAX_UNPROVEN` places. If all places are taken, the oldest peer is disconnected.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ import msgspec
 
 from barrier_runtime.coordinator.option_table import DAEMON_OPTIONS
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
-from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, encode
+from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, encode_to_slot
 from barrier_runtime.coordinator.wire.framing import Framing
 from barrier_runtime.coordinator.wire.handshake import (
     KEY_BYTES,
@@ -27,22 +26,24 @@ from barrier_runtime.coordinator.wire.handshake import (
 )
 from barrier_runtime.coordinator.wire.messages import (
     ACCEPTED_PROTOCOLS,
+    PROTOCOL_VERSION,
     Register,
     Shutdown,
     SlotClaims,
     ToSlot,
     TryElsewhere,
 )
-from barrier_runtime.coordinator.wire.peers import LineLimit, Policy, across_hosts
+from barrier_runtime.coordinator.wire.peers import LineLimit, Policy, across_hosts, never
 from barrier_runtime.coordinator.wire.versions import PROTOCOL
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, ProtocolViolation
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.sockets import end_when_unanswered
+from barrier_runtime.state.tls import PeerTls, TlsListener
 
 log = logging.getLogger("coordinator.control")
 
 HANDSHAKE_TIMEOUT_S: float = DAEMON_OPTIONS["handshake_timeout"].default
-MAX_UNPROVEN = 256
+MAX_UNPROVEN = 1_280  # more than a job has slots: slots that connect together must not evict each other
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _READ_BYTES = 256 * 1024
 _CLAIMS = msgspec.msgpack.Decoder(SlotClaims)
@@ -56,14 +57,17 @@ class ControlServer:
         *,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         encrypts: Policy = across_hosts,
+        tls: PeerTls | None = None,
     ) -> None:
+        """`tls`: of every connection, instead of encryption by `encrypts`."""
         self._directory = directory
         self._listening = listening
         self._timeout_s = handshake_timeout_s
-        self._encrypts = encrypts
+        self._encrypts = encrypts if tls is None else never
+        self._tls = tls
         self._lines = LineLimit()
         self._unproven: dict[asyncio.StreamWriter, None] = {}  # oldest first
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._writers: dict[asyncio.StreamWriter, None] = {}  # oldest first
 
     @property
@@ -72,15 +76,30 @@ class ControlServer:
         return str(host), int(port)
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, sock=self._listening, limit=_READ_BYTES)
+        if self._tls is None:
+            self._server = await asyncio.start_server(
+                self._serve, sock=self._listening, limit=_READ_BYTES, backlog=MAX_UNPROVEN
+            )
+            return
+        loop = asyncio.get_running_loop()
+
+        def protocol() -> asyncio.StreamReaderProtocol:
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(_READ_BYTES, loop), self._serve, loop)
+
+        self._server = TlsListener(
+            self._listening,
+            self._tls.accepting,
+            protocol,
+            self._log_unproven,
+            timeout_s=self._timeout_s,
+            most=MAX_UNPROVEN,
+        )
 
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
-
-    # ------------------------------------------------------------ one connection
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers[writer] = None
@@ -114,13 +133,13 @@ class ControlServer:
         self._unproven[writer] = None
         try:
             session, framing, first = await asyncio.wait_for(self._prove(reader, writer), self._timeout_s)
-        except asyncio.TimeoutError as error:  # caught here, because ETIMEDOUT of a slot is a TimeoutError, too
+        except asyncio.TimeoutError as error:  # here, because ETIMEDOUT of a slot is a TimeoutError, too
             raise HandshakeFailed("handshake took too long") from error
         finally:
             self._unproven.pop(writer, None)
         register = _register(session, first[0]) if first else _of_other_protocol(session, writer)
-        link = TcpLink(writer, framing)
         hello = session.hello
+        link = TcpLink(writer, framing, hello.version if first else PROTOCOL_VERSION)
         runner = await self._directory.for_slot(hello.job, hello.run_id)
         if isinstance(runner, NotHere):
             if not runner.fenced:  # ordinary if daemons stand by for each other
@@ -137,7 +156,7 @@ class ControlServer:
             payloads = first[1:]
             while True:
                 for payload in payloads:
-                    runner.slot_message(link, decode_to_coordinator(payload))
+                    runner.slot_message(link, decode_to_coordinator(payload, hello.version))
                 data = await reader.read(_READ_BYTES)
                 if not data:
                     return
@@ -148,9 +167,7 @@ class ControlServer:
     async def _prove(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[PeerSession, Framing, list[bytes]]:
-        """Runs the handshake, and waits for the first frame, which must contain a Register.
-
-        A peer that speaks another version of the protocol has no frames that can be read."""
+        """Returns no payloads for another version of the protocol."""
         acceptor = Acceptor(
             nonce=os.urandom(NONCE_BYTES),
             purpose="control",
@@ -176,9 +193,8 @@ class ControlServer:
 
 
 class TcpLink:
-    """A `SlotLink` over one authenticated connection."""
-
-    def __init__(self, writer: asyncio.StreamWriter, framing: Framing) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, framing: Framing, version: int) -> None:
+        self._version = version
         self._writer = writer
         self._framing = framing
 
@@ -189,7 +205,9 @@ class TcpLink:
             log.warning("a slot does not read what it is sent: connection closed")
             self._writer.transport.abort()
             return
-        self._writer.write(self._framing.frame(encode(message)))
+        data = encode_to_slot(message, self._version)
+        if data is not None:
+            self._writer.write(self._framing.frame(data))
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop may be closing
@@ -197,8 +215,8 @@ class TcpLink:
 
 
 def _register(session: PeerSession, payload: bytes) -> Register:
-    """Returns the first message, which must repeat the claims of the handshake (G7)."""
-    message = decode_to_coordinator(payload)
+    """The first message must repeat the claims of the handshake (G7)."""
+    message = decode_to_coordinator(payload, session.hello.version)
     if not isinstance(message, Register):
         raise ProtocolViolation(f"the first message was {type(message).__name__}, not Register: connection closed")
     claims = _claims(session)
@@ -218,7 +236,7 @@ def _claims(session: PeerSession) -> SlotClaims:
 
 
 def _of_other_protocol(session: PeerSession, writer: asyncio.StreamWriter) -> Register:
-    """Returns a Register, to be refused, of a slot that proved the secret in another version of the protocol."""
+    """Returns a Register, to be refused, of a slot that proved the secret in another version."""
     claims, host = _claims(session), str((writer.get_extra_info("peername") or ("unknown",))[0])
     versions = {PROTOCOL: str(session.hello.version)}
     return Register(claims.slot, claims.uuid, 0, host, 0, "", 0, 0, "idle", versions=versions)

@@ -1,41 +1,34 @@
 """Coordinator process, `python -m barrier_runtime.coordinator.server.daemon`.
 
-Opens two ports, runs every job on one loop, and stores everything in the object store: killing the process is always
-safe. Several daemons with the same storage and token stand by for each other (`--lease`). Exit deletes nothing and ends
-no job. REST modules are imported after slots can connect.
-
-HTTP connections have limits that uvicorn lacks, before any token is checked (behaviours G5, H3):
-
-- `MAX_CONNECTIONS` at a time; further connections are closed at once.
-- A request, head and body, must arrive within `REQUEST_TIMEOUT_S` of the connection or the previous answer. The time
-  for an answer is unlimited: the daemon's own work.
+Runs every job on one loop, and stores everything in the object store: killing the process is always safe. Several
+daemons with the same storage and token stand by for each other (`--lease`). REST modules are imported after slots can
+connect.
 """
 
 import argparse
 import asyncio
 import contextlib
+import datetime
+import errno
 import faulthandler
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
+import ssl
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
-
-from uvicorn import Server
-from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
+from typing import Any
 
 from barrier_runtime.coordinator.client.private_directory import PrivateDirectory
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key, read_token_file
+from barrier_runtime.coordinator.client.trust import GENERATED, given_certificate
 from barrier_runtime.coordinator.log.lease import Holder
 from barrier_runtime.coordinator.log.record_builder import Predecessor
 from barrier_runtime.coordinator.option_table import DAEMON, Option, shown_value, wanted
@@ -44,86 +37,20 @@ from barrier_runtime.coordinator.server.control import ControlServer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.server.logs import configure
+from barrier_runtime.coordinator.server.serving import ServerOptions, rest_server
 from barrier_runtime.coordinator.server.telemetry.opentelemetry import OpenTelemetryExports
 from barrier_runtime.coordinator.server.web.front import now_ms
 from barrier_runtime.coordinator.wire.peers import across_hosts, never
 from barrier_runtime.state.descriptors import raise_limit
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.hosts import is_every_interface, is_loopback, shown, split
+from barrier_runtime.state.interfaces import address_of, unheard
+from barrier_runtime.state.ports import ANY_PORT, PortRange, port_range
 from barrier_runtime.state.sockets import listening_on
 from barrier_runtime.state.store.object_store import ObjectStore
-from barrier_runtime.state.store.open import open_store
-
-if TYPE_CHECKING:
-    from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress
-
-MAX_CONNECTIONS = 128
-REQUEST_TIMEOUT_S = 10.0
-MAX_HEAD_BYTES = 64 * 1024
-
-
-class RestingServer(Server):
-    """Server without uvicorn's ten polls a second, which would be most of an idle coordinator's work."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self._leaving = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-
-    async def main_loop(self) -> None:
-        await self.on_tick(0)  # makes the headers of answers, which stay the same without a date
-        await self._leaving.wait()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        self._loop.call_soon_threadsafe(self._leaving.set)
-
-    def leave(self) -> None:
-        """Ends `serve`, on the loop's thread, after answers under way."""
-        self.should_exit = True
-        self._leaving.set()
-
-
-class BoundedConnection(H11Protocol):
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, object],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        request_timeout_s: float = REQUEST_TIMEOUT_S,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._request_timeout_s = request_timeout_s
-        self._deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-        else:
-            self._wait_for_request()
-
-    def on_response_complete(self) -> None:
-        self._wait_for_request()
-        super().on_response_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def _wait_for_request(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self.loop.call_later(self._request_timeout_s, self._overdue)
-
-    def _overdue(self) -> None:
-        being_answered = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
-        if not being_answered:
-            self.transport.abort()
-
+from barrier_runtime.state.store.open import lies_within, open_store
+from barrier_runtime.state.store.urls import without_credentials
+from barrier_runtime.state.tls import CertificateFiles, Certificates, context_of, peer_tls, server_context
 
 log = logging.getLogger("coordinator.daemon")
 
@@ -141,10 +68,16 @@ class Settings:
     exit_with_parent: bool
     parents_directory: Path | None
     insecure_network_ok: bool
+    https: str
+    https_key: str
+    tls_certificate: str
+    tls_key: str
+    tls_ca: str
     store_already_proven: bool
     predecessor: str
     predecessor_ended_ms: int
     log_format: str
+    savepoint_roots: str
     no_ui: bool
     handshake_timeout: float
     lease: float
@@ -172,8 +105,8 @@ _FOR_LAUNCHERS: dict[str, dict[str, Any]] = {
     "--http-fd": {"type": int},  # the same instead of --http
     "--exit-with-parent": {"action": "store_true"},  # when standard input is closed
     "--parents-directory": {"type": Path},  # with --exit-with-parent: removed if a killed parent cannot do so
-    "--store-already-proven": {"action": "store_true"},  # skip the start-up probe of the store
-    "--predecessor": {"default": ""},  # end of the process that this process replaces
+    "--store-already-proven": {"action": "store_true"},
+    "--predecessor": {"default": ""},  # end of the replaced process
     "--predecessor-ended-ms": {"type": int, "default": 0},
 }
 
@@ -213,13 +146,15 @@ async def _run(settings: Settings) -> None:
     token, key = read_token(Path(settings.token_file))
     control = _listening("--listen", settings.listen, settings.control_fd)
     web = _listening("--http", settings.http, settings.http_fd)
-    if not settings.insecure_network_ok:
+    if not settings.insecure_network_ok and not settings.https:
         _check_rest_on_loopback(web)
     for_slots = _advertised("--listen", control, "--advertise", settings.advertise)
     http_host = settings.advertise_http
     if not http_host and settings.advertise and is_every_interface(str(web.getsockname()[0])):
         http_host = for_slots.host
     for_rest = _advertised("--http", web, "--advertise-http", http_host)
+    certificates = _certificates(settings, token, for_rest.host)
+    scheme = "http" if certificates is None else "https"
     store = open_store(settings.storage)
     probe = None
     if not settings.store_already_proven:
@@ -234,13 +169,14 @@ async def _run(settings: Settings) -> None:
         leader=uuid.uuid4().hex,
         host=socket.gethostname(),
         probe=probe,
-        leases=_leases(settings.lease, store, for_slots, for_rest),
+        leases=_leases(settings.lease, store, for_slots, f"{scheme}://{for_rest}"),
     )
     directory.versions = own_versions()
     if settings.predecessor:
         directory.predecessor = Predecessor(settings.predecessor, settings.predecessor_ended_ms)
     encrypts = never if settings.insecure_network_ok else across_hosts
-    server = ControlServer(directory, control, handshake_timeout_s=settings.handshake_timeout, encrypts=encrypts)
+    timeout_s, tls = settings.handshake_timeout, peer_tls(settings, os.environ)
+    server = ControlServer(directory, control, handshake_timeout_s=timeout_s, encrypts=encrypts, tls=tls)
     await server.start()
     log.info("slots connect to %s; storage %s", for_slots, store.url)
     stopping = asyncio.Event()
@@ -250,10 +186,14 @@ async def _run(settings: Settings) -> None:
     if settings.exit_with_parent:
         _watch_parent(loop, stopping, settings.parents_directory)
     exports = OpenTelemetryExports(directory, now_ms)
-    page = None if settings.no_ui else (f"http://{for_rest}", settings.token_file)
-    request_s = 2 * settings.handshake_timeout
-    serving = loop.create_task(_serve_rest(directory, for_slots, web, token, page, stopping, request_s))
-    announced = contextlib.nullcontext() if settings.exit_with_parent else _announced(web, Path(settings.token_file))
+    page = None if settings.no_ui else (f"{scheme}://{for_rest}", settings.token_file)
+    roots = _savepoint_roots(settings.savepoint_roots)
+    serving_options = ServerOptions(2 * settings.handshake_timeout, certificates, roots)
+    of_program = settings.exit_with_parent
+    serving = loop.create_task(
+        _serve_rest(directory, for_slots, web, token, page, stopping, serving_options, of_program)
+    )
+    announced = contextlib.nullcontext() if settings.exit_with_parent else _announced(web, scheme, settings)
     try:
         with announced:
             await stopping.wait()
@@ -267,9 +207,17 @@ async def _run(settings: Settings) -> None:
             await serving
 
 
+def _savepoint_roots(given: str) -> tuple[str, ...]:
+    roots = tuple(root.strip() for root in given.split(",") if root.strip())
+    for root in roots:
+        if not lies_within(without_credentials(root, "--savepoint-roots"), root):
+            raise InvalidJob(f"--savepoint-roots {root}: name the folder without . and .. as parts")
+    return roots
+
+
 @contextlib.contextmanager
-def _announced(web: socket.socket, token_file: Path) -> Iterator[None]:
-    """Lets commands of this user find the daemon, if this machine has a folder for temporary files."""
+def _announced(web: socket.socket, scheme: str, settings: Settings) -> Iterator[None]:
+    """Commands of this user find the daemon, if there is a temporary folder."""
     host, port = web.getsockname()[:2]
     try:
         private = PrivateDirectory()
@@ -278,9 +226,8 @@ def _announced(web: socket.socket, token_file: Path) -> Iterator[None]:
         yield
         return
     try:
-        private.announce(
-            f"http://{shown('127.0.0.1' if is_every_interface(str(host)) else str(host), port)}", token_file
-        )
+        here = shown("127.0.0.1" if is_every_interface(str(host)) else str(host), port)
+        private.announce(f"{scheme}://{here}", Path(settings.token_file), given_certificate(settings.https))
         yield
     finally:
         private.remove()
@@ -296,10 +243,10 @@ class _Advertised:
 
 
 def _advertised(option: str, listening: socket.socket, flag: str, given: str) -> _Advertised:
-    """Address that other processes connect to: as given, or the address of the socket."""
     bound, bound_port = listening.getsockname()[:2]
     try:
         host, port = split(given or shown(str(bound), bound_port))
+        host = address_of(host, flag)
     except ValueError as error:
         raise InvalidJob(f"{flag} {given!r} is not understood ({error}): use host or host:port") from error
     if is_every_interface(host):
@@ -310,12 +257,12 @@ def _advertised(option: str, listening: socket.socket, flag: str, given: str) ->
     return _Advertised(host, port or int(bound_port))
 
 
-def _leases(lease_s: float, store: ObjectStore, for_slots: _Advertised, for_rest: _Advertised) -> Leases | None:
+def _leases(lease_s: float, store: ObjectStore, for_slots: _Advertised, http_url: str) -> Leases | None:
     if lease_s == 0:
         return None
     # The name stays the same after a restart at the same address, so that a daemon takes jobs back at once.
     name = f"{for_slots} on {socket.gethostname()}"
-    return Leases(store, Holder(name, str(for_slots), f"http://{for_rest}", round(lease_s * 1000)))
+    return Leases(store, Holder(name, str(for_slots), http_url, round(lease_s * 1000)))
 
 
 async def _serve_rest(
@@ -325,49 +272,55 @@ async def _serve_rest(
     token: Token,
     page: tuple[str, str] | None,
     stopping: asyncio.Event,
-    request_timeout_s: float,
+    options: ServerOptions,
+    of_program: bool,
 ) -> None:
     try:
         from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress
 
         at = None if page is None else PageAddress(*page)
-        control = ControlAddress(for_slots.host, for_slots.port)
-        server = rest_server(directory, control, token, os.getpid(), at, request_timeout_s)
-        log.info("REST at http://%s", shown(*web.getsockname()[:2]))
+        control = ControlAddress(for_slots.host, for_slots.port, of_program)
+        server = rest_server(directory, control, token, os.getpid(), at, options)
+        scheme = "http" if options.certificates is None else "https"
+        log.info("REST at %s://%s", scheme, shown(*web.getsockname()[:2]))
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         await server.serve(sockets=[web])
     finally:
         stopping.set()
 
 
-def rest_server(
-    directory: JobDirectory,
-    control: "ControlAddress",
-    token: Token,
-    pid: int,
-    page: "PageAddress | None",
-    request_timeout_s: float,
-) -> RestingServer:
-    """Server of REST and page for the running loop. `control`: address for slots. `page`: None without a page."""
-    from barrier_runtime.coordinator.server.rest import application
+def _certificates(settings: Settings, token: Token, host: str) -> Certificates | None:
+    if not settings.https:
+        if settings.https_key:
+            raise InvalidJob("--https-key without --https: give the certificate of the key with --https FILE")
+        return None
+    if settings.https != GENERATED:
+        files = CertificateFiles(settings.https, settings.https_key)
+        said = f"the certificate --https {settings.https}"
+        return Certificates(said, files.stamp, lambda: files.load_into(server_context()))
+    from barrier_runtime.coordinator.client.generated_certificate import certificate_pem, pin
 
-    config = Config(
-        application(directory, control, token, pid, page),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        http=partial(BoundedConnection, request_timeout_s=request_timeout_s),  # type: ignore[arg-type]
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-        timeout_keep_alive=5,
-        server_header=False,
-        date_header=False,
-    )
-    return RestingServer(config)
+    value = token.value.decode()
+    if not _RANDOM.fullmatch(value):
+        raise InvalidJob(
+            "--https generated needs a random token of 64 hex characters: everybody who connects sees a public key "
+            "that is derived from the token, and could check guesses without the daemon; make a token with openssl "
+            "rand -hex 32, or give a certificate with --https FILE"
+        )
+    hosts = [host, socket.gethostname(), "localhost", "127.0.0.1", "::1"]
+
+    def make() -> ssl.SSLContext:
+        return context_of(certificate_pem(value, hosts, datetime.datetime.now(datetime.timezone.utc)))
+
+    log.info("HTTPS with a generated certificate; for curl: --insecure --pinnedpubkey %s", pin(value))
+    return Certificates("the generated certificate", lambda: time.time() // _RENEWED_S, make)
+
+
+_RENEWED_S = 30 * 24 * 3600
+_RANDOM = re.compile("[0-9a-fA-F]{64,}")
 
 
 def read_token(path: Path) -> tuple[Token, bytes]:
-    """Returns the bearer token and the daemon's root key from a file that only the owner may read."""
     value = read_token_file(path)
     return Token(path.stem, value.encode()), daemon_key(value)
 
@@ -376,29 +329,34 @@ def _listening(option: str, address: str, inherited: int | None) -> socket.socke
     if inherited is not None:
         listening = socket.socket(fileno=inherited)
     else:
-        try:
-            host, port = split(address)
-        except ValueError:
-            port = None
-        if port is None:
+        host, _, text = address.rpartition(":")
+        if not host or address.endswith("]") or not re.fullmatch(r"\d+(-\d+)?", text):
             raise InvalidJob(f"{option} {address!r} is not understood: use host:port")
-        try:
-            listening = listening_on(host, port, reuse=True)
-        except OSError as error:
-            raise InvalidJob(f"{option} {address}: {error.strerror}: choose another address") from error
+        ports = ANY_PORT if text == "0" else port_range(text, option)
+        listening = _on_one_of(option, address_of(host, option), ports)
     listening.setblocking(False)
     return listening
 
 
+def _on_one_of(option: str, host: str, ports: PortRange) -> socket.socket:
+    for port in ports:
+        try:
+            return listening_on(host, port, reuse=True)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or port == ports.last:
+                raise InvalidJob(f"{option} {host}:{ports}: {unheard(error)}: choose another address") from error
+    raise AssertionError("a range has a port")
+
+
 def _check_rest_on_loopback(web: socket.socket) -> None:
-    """Refuses other addresses for REST without the operator's consent (G1): REST is not encrypted."""
+    """Other addresses need HTTPS or the operator's consent (G1)."""
     host = str(web.getsockname()[0])
     if not is_loopback(host):
         web.close()
         raise InvalidJob(
             f"--http {host} is not a loopback address, and REST is not encrypted: everybody on the network could read "
-            "tokens and the jobs; use 127.0.0.1 with an SSH tunnel (browsers: or a TLS proxy), or confirm with "
-            "--insecure-network-ok that the network is trusted"
+            "tokens and the jobs; add --https generated or a certificate, or use 127.0.0.1 with an SSH tunnel, or "
+            "confirm with --insecure-network-ok that the network is trusted"
         )
 
 
@@ -411,7 +369,7 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event, dire
             if not os.read(descriptor, 4096):
                 loop.remove_reader(descriptor)
                 if directory is not None:
-                    shutil.rmtree(directory, ignore_errors=True)  # the token and the log: nobody reads them any more
+                    shutil.rmtree(directory, ignore_errors=True)
                 stopping.set()
 
     loop.add_reader(descriptor, readable)

@@ -1,20 +1,14 @@
-"""Writes FINISH (failed) to the log of a broken job, so that no other daemon adopts the job.
+"""Writes FINISH (failed) to the log of a broken job, so that no other daemon adopts the job. Blocking.
 
-| when the job breaks                                  | what is done                                                |
-|------------------------------------------------------|-------------------------------------------------------------|
-| before this process led                              | nothing: another process owns the log                       |
-| another FENCE or LEAD follows this process's record  | nothing: that writer owns the job, which may be well there  |
-| an append has no answer yet                          | the log is read: FINISH follows or replaces that record     |
-| the log does not answer, or the log is broken        | some attempts, then none: the next daemon breaks again,     |
-|                                                      | and writes then                                             |
-| the process dies in between                          | the same                                                    |
-| FINISH was written, but the answer was lost          | the log is read again, and shows FINISH                     |
-
-The log is read anew, because the facts of the broken job may be wrong. Blocking; runs on a thread.
+Nothing is written if another FENCE or LEAD follows this process's record: that writer owns the job. Each attempt reads
+the log anew, because the facts of the broken job may be wrong; so FINISH takes the position of an append without an
+answer, or the next, and a FINISH whose answer was lost is found. If all attempts fail, the log is damaged, or the
+process dies, the next daemon breaks again, and writes then.
 """
 
 from collections.abc import Callable
 
+from barrier_runtime.coordinator.log.compaction import base_of
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
@@ -38,9 +32,9 @@ def write_end(
     wall_ms: int,
     sleep: Callable[[float], None],
 ) -> str:
-    """Appends FINISH with outcome "failed", unless another process leads.
+    """Returns why the log lacks FINISH; "" if it is there.
 
-    `led_at`: position of a record by which this process led. Returns why the log lacks FINISH; "" if it is there.
+    `led_at`: position of a record by which this process led.
     """
     why = ""
     for attempt in range(1, _ATTEMPTS + 1):
@@ -76,12 +70,15 @@ def _attempt(store: ObjectStore, spec: JobSpec, identity: Identity, led_at: int,
 
 
 def _other_leader(store: ObjectStore, paths: Paths, view: LogView, identity: Identity, led_at: int) -> str:
-    """Returns who took the job over since `led_at`; "" if nobody did."""
+    """Returns who took the job over since `led_at`, or ""."""
     if view.head is None or view.head.position < led_at:
         raise Corrupt(f"log record {paths.log_record(led_at)} is gone: restore it from a backup of the store")
     for position in range(led_at + 1, view.head.position + 1):
         key = paths.log_record(position)
-        record = decode_record(key, get_or_none(store, key) or b"")
+        data = get_or_none(store, key)
+        if data is None and position < base_of(view.head.record):
+            continue  # compacted away, so neither FENCE nor LEAD
+        record = decode_record(key, data or b"")
         if isinstance(record, Fence | Lead) and not record.put_id.startswith(f"{identity.leader}-"):
             return f"{record.writer} leads it now with generation {record.token}"
     return ""

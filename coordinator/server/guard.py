@@ -1,7 +1,14 @@
-"""Check of every request before any route: signature, token or session; custom header; size and kind of the body."""
+"""Check of every request before any route: signature, token or session; header; kind and size of body.
 
+After `FREE_ATTEMPTS` wrong tokens of a client, answers to wrong tokens wait. Right tokens never wait, so nobody behind
+the same address can lock out the owner.
+"""
+
+import asyncio
 import hmac
 import logging
+import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -19,22 +26,28 @@ from barrier_runtime.coordinator.client.rest_token import (
 )
 from barrier_runtime.coordinator.client.rest_types import ErrorReply
 from barrier_runtime.coordinator.server.web.front import now_ms
-from barrier_runtime.coordinator.server.web.sessions import PageSessions
+from barrier_runtime.coordinator.server.web.sessions import LoginThrottle, PageSessions
+from barrier_runtime.coordinator.wire.peers import LineLimit
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.hosts import network_of
 
+log = logging.getLogger("coordinator.rest")
 audit = logging.getLogger("coordinator.audit")
 
+SLOTS = re.compile("/jobs/[^/]+/slots/")  # logs may quote rows, so reading is audited too
 MAX_BODY_BYTES = 1024 * 1024
 GUARD_HEADER = "x-barrier-runtime"
 OPEN_PATHS = frozenset({"/healthz"})
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+LONGEST_PAUSE_MS = 2_000
+MOST_PAUSES = 32  # at a time: further answers do not wait, so connections stay free
 CALLER = "barrier_runtime.caller"  # key of the `Caller` in the scope that routes get
 
 _WRONG_TOKEN = "this is not the daemon's token: use the token file that the daemon was started with"
 _REFUSALS = {
     "not understood": (401, f"the signature is not understood: send Authorization: {SCHEME} <time ms>:<nonce>:<MAC>"),
     "another time": (
-        503,  # a client that knows the token tries again: clocks come back, and a job must not end because of a clock
+        503,  # a client that knows the token tries again: a job must not end because of a clock
         f"the call was signed more than {WINDOW_MS // 60_000} minutes before or after the daemon's time: set the "
         "clocks of both hosts",
     ),
@@ -45,22 +58,29 @@ _REFUSALS = {
 
 @dataclass(frozen=True)
 class Caller:
-    """Proof of a caller, verified. `holds_token`: false for a session. `nonce`: of the signature, or empty."""
+    """`holds_token`: false for a session. `nonce`: of the signature, or empty."""
 
     holds_token: bool
     nonce: str = ""
 
 
 class Guard:
-    """Checks the caller, custom header and body size of every request."""
-
     def __init__(
-        self, app: ASGIApp, token: Token, signatures: Signatures, sessions: PageSessions | None = None
+        self,
+        app: ASGIApp,
+        token: Token,
+        signatures: Signatures,
+        sessions: PageSessions | None = None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._app = app
         self._token = token
         self._signatures = signatures
         self._sessions = sessions
+        self._pause = pause
+        self._pauses = 0
+        self._throttle = LoginThrottle()
+        self._lines = LineLimit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # only HTTP is offered, so nothing else may bypass the token
@@ -73,13 +93,31 @@ class Guard:
             receive, body = await _read_ahead(receive)
             refusal = self._why_unsigned(scope, headers, body)
         if refusal is not None:
+            if refusal.status_code == 401 and b"authorization" in headers:
+                await self._slow_down(scope)
             await refusal(scope, receive, send)
             return
-        if scope["method"] not in ("GET", "HEAD"):
+        if scope["method"] not in ("GET", "HEAD") or SLOTS.match(scope["path"]):
             # Logged as sent: a decoded path could contain line ends and forge log lines.
             path = scope["raw_path"].decode("ascii", "replace")
             audit.info("token %s: %s %s", self._token.name, scope["method"], path)
         await self._app({**scope, CALLER: _caller(scope, headers)}, receive, send)
+
+    async def _slow_down(self, scope: Scope) -> None:
+        host = (scope.get("client") or ("an unknown address",))[0]
+        client, now = network_of(host), now_ms()
+        self._throttle.wrong(client, now)
+        left_out = self._lines.left_out_before(asyncio.get_running_loop().time())
+        if left_out is not None:
+            more = f" (and {left_out} more such calls before)" if left_out else ""
+            log.warning("call from %s refused: it has another token than this daemon%s", host, more)
+        wait_ms = min(self._throttle.wait_ms(client, now), LONGEST_PAUSE_MS)
+        if wait_ms and self._pauses < MOST_PAUSES:
+            self._pauses += 1
+            try:
+                await self._pause(wait_ms / 1000)
+            finally:
+                self._pauses -= 1
 
     def _why_unknown(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
         given = headers.get(b"authorization", b"")
@@ -107,13 +145,13 @@ class Guard:
 
 
 def _caller(scope: Scope, headers: dict[bytes, bytes]) -> Caller:
-    """Returns the proof of a caller that passed the check; an empty `Authorization` proves nothing."""
+    """An empty `Authorization` proves nothing."""
     given = headers.get(b"authorization", b"").decode("latin-1")
     return Caller(False) if scope["path"] in OPEN_PATHS or not given else Caller(True, nonce_of(given))
 
 
 def _why_ambiguous(scope: Scope) -> Response | None:
-    """Refuses a second header of those that are checked: the check and a route could use different headers."""
+    """Refuses repeated headers: the check and a route could use different headers."""
     names = [name for name, _ in scope["headers"]]
     for name in ("Authorization", *SIGNED_HEADERS):
         if names.count(name.lower().encode()) > 1:

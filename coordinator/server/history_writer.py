@@ -1,8 +1,8 @@
 """Writer of a job's history and of the log's hint; the job never waits for a write.
 
 Only the leader writes, without concurrent puts. To save requests (docs/design/store-requests.md), stored figures may be
-five seconds old, or as many log records as the hint. Slots are stored at once, because a successor has the tasks of
-hanging slots killed. Finally the history records the run's outcome, for clients of a daemon that did not see the end.
+five seconds old, or as many log records as the hint. Slots are stored at once: a successor has tasks of hanging slots
+killed.
 """
 
 import asyncio
@@ -24,14 +24,12 @@ from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("coordinator.job")
 
-_BETWEEN_S = 5.0  # between two puts
+_BETWEEN_S = 5.0
 _LOOK_S = 0.5  # interval of checks whether the hint is due earlier
 _TRIES = 3  # of a read, and of the last write: figures delay neither start nor end of a job
 
 
 class HistoryWriter:
-    """Reads the history at the start, and writes each new revision."""
-
     def __init__(
         self,
         protocol: JobProtocol,
@@ -58,7 +56,7 @@ class HistoryWriter:
         self._rest: asyncio.Future[None] | None = None  # until the next put may begin
 
     async def read(self) -> tuple[bytes | None, str]:
-        """Returns the stored history, and the error of the read, if any."""
+        """Returns the stored history, and the error of the read."""
         attempt = 0
         while True:
             try:
@@ -78,7 +76,6 @@ class HistoryWriter:
             self._end_rest()
 
     async def close(self, end: JobEnded) -> None:
-        """Writes the outcome of the run, with a few attempts."""
         if not self._protocol.has_led or end.outcome == "fenced" or end.outcome == "replaced":
             return
         if self._saving is not None:
@@ -140,7 +137,7 @@ class HistoryWriter:
     async def _put(self, ended: RunOutcome | None) -> None:
         """Writes the history, unless the log's next record shows a successor, whose figures must stay."""
         following = self._protocol.next_position
-        ours = self._protocol.undecided  # the record found there may be this process's own
+        ours = self._protocol.undecided  # the record there may be this process's own
         token = self._protocol.token or NO_RECORD
         data = encode_history(self._protocol.history(ended))
 

@@ -1,8 +1,7 @@
 """Jobs of a daemon: submitted by drivers, or adopted from the log when a slot connects.
 
-Each run has a `JobRunner`. A new run of a job is led beside the old run until the log, which alone decides who may
-write, fences the old run. If several daemons share a storage, a run is taken over only when the lease is free, because
-the leader may be healthy.
+A new run of a job is led beside the old run until the log fences the old run. If several daemons share a storage, a run
+is taken over only when the lease is free, because the leader may be healthy.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ _SHUTDOWN_S = 3.0  # for the last writes of a terminated daemon
 
 @dataclass(frozen=True)
 class NotHere:
-    """Reason why a slot's run cannot be served. `fenced`: the slot must leave, not retry."""
+    """`fenced`: the slot must leave, not retry."""
 
     reason: str
     fenced: bool
@@ -81,8 +80,8 @@ class JobDirectory:
         self._adopting: dict[str, asyncio.Lock] = {}
         self._keeping: set[asyncio.Task[None]] = set()
         self._started = 0
-        self.predecessor: Predecessor | None = None  # set before the first job, if known
-        self.versions: Mapping[str, str] = {}  # of this process, to compare slots with; empty: unknown
+        self.predecessor: Predecessor | None = None
+        self.versions: Mapping[str, str] = {}  # to compare slots with; empty: unknown
 
     def secret(self, job: str, run_id: str) -> bytes:
         return job_secret(self._daemon_key, job, run_id)
@@ -100,22 +99,18 @@ class JobDirectory:
         return dict(self._current)
 
     def job(self, name: str) -> JobRunner | None:
-        """Returns the run that was submitted (or adopted) last."""
+        """Returns the run that was submitted or adopted last."""
         return self._current.get(name)
 
     def run(self, job: str, run_id: str) -> JobRunner | None:
         return self._runs.get((job, run_id))
 
     def know(self, runner: JobRunner) -> None:
-        """Adds a run that the caller leads, for clients."""
         self._runs[(runner.spec.job, runner.spec.run_id)] = runner
         self._current[runner.spec.job] = runner
 
     async def submit(self, spec: JobSpec) -> JobRunner:
-        """Leads this run; repetition changes nothing. Raises `LedElsewhere` if another daemon leads.
-
-        The log fences another run of the same job.
-        """
+        """Leads this run; repetition changes nothing. Raises `LedElsewhere` if another daemon leads."""
         spec = validated_spec(spec)
         await self._proven()
         if self._leases is not None and self._live(spec.job, spec.run_id) is None:
@@ -126,7 +121,7 @@ class JobDirectory:
         return known if known is not None else self._start(spec, Origin.SUBMITTED)
 
     async def for_slot(self, job: str, run_id: str) -> JobRunner | NotHere:
-        """Returns the runner of a slot's run, adopted if the run is the log's newest and the lease is free."""
+        """Adopts an unknown run that is the log's newest, if the lease is free."""
         known = self._live(job, run_id)
         if known is not None and not self._displaced(known):
             return known
@@ -170,17 +165,17 @@ class JobDirectory:
         return None
 
     async def past(self, job: str, run_id: str | None) -> JobStatus | None:
-        """Returns the stored status of an ended run without a leader."""
+        """Returns the stored status of an ended run."""
         view, history = await self._stored(job, run_id or "")
         return past_status(view, history, run_id)
 
     async def stored(self, lease: Lease) -> JobStatus | None:
-        """Returns the status that the lease's holder has stored, some seconds old."""
+        """The status is some seconds old."""
         view, history = await self._stored(lease.job, lease.run_id)
         return led_elsewhere(view, history, f"daemon {lease.leader} at {lease.http} leads this job")
 
     async def elsewhere(self) -> list[Lease]:
-        """Returns other daemons' leases, for the first hundred jobs of the store."""
+        """Leases of other daemons, for the store's first hundred jobs."""
         if self._leases is None:
             return []
         try:
@@ -216,14 +211,14 @@ class JobDirectory:
             self._leases.close()
 
     def _live(self, job: str, run_id: str) -> JobRunner | None:
-        """Returns the runner of this run, unless another daemon replaced it and leases show the leader."""
+        """None also if another daemon replaced this daemon, and leases show the leader."""
         runner = self._runs.get((job, run_id))
         if runner is None or self._leases is None or runner.outcome is None:
             return runner
         return None if runner.outcome.outcome == "replaced" else runner
 
     def _displaced(self, runner: JobRunner) -> bool:
-        """Whether another daemon has taken the lease, before this runner learned that from the log."""
+        """Whether another daemon has taken the lease, before the log shows that."""
         alive = runner.outcome is None
         return alive and self._leases is not None and self._leases.displaced(runner.spec.job, runner.spec.run_id)
 

@@ -1,6 +1,6 @@
-"""Leases of a daemon in the object store: judged, claimed, renewed, released at shutdown.
+"""Leases of a daemon in the object store, judged by `lease`.
 
-The edge around `lease`, whose tables decide. Errors of the store are logged and cost the lease, never the job.
+Errors of the store are logged and cost the lease, never the job.
 """
 
 import asyncio
@@ -33,8 +33,6 @@ Result = TypeVar("Result")
 
 
 class LedElsewhere(Unavailable):
-    """Another daemon holds the job's lease, and has to be asked."""
-
     def __init__(self, lease: Lease) -> None:
         super().__init__(
             f"job {lease.job} is led by daemon {lease.leader} at {lease.http}: ask there, or again when its lease of "
@@ -45,8 +43,6 @@ class LedElsewhere(Unavailable):
 
 
 class Led(Protocol):
-    """A runner with a lease."""
-
     @property
     def spec(self) -> JobSpec: ...
 
@@ -64,7 +60,7 @@ class Leases:
         self._pool = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="leases")
         self._watches: dict[str, LeaseWatch] = {}
         self._keepers: dict[tuple[str, str], LeaseKeeper] = {}
-        self._trouble: dict[str, str] = {}  # job -> last logged error
+        self._trouble: dict[str, str] = {}
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -75,7 +71,7 @@ class Leases:
         return keeper is not None and keeper.displaced
 
     async def judge(self, job: str) -> Judgement:
-        """Judges the job's lease. Raises `Unavailable` if the store does not answer."""
+        """Raises `Unavailable` if the store does not answer."""
         key = Paths(job).lease
         asked_ms = _now_ms()
         try:
@@ -87,7 +83,6 @@ class Leases:
         return judgement
 
     def may_take(self, job: str, run_id: str, found: Judgement) -> bool:
-        """Whether this run, the log's newest, may be taken over."""
         return self._watch(job).may_take(found, run_id, _now_ms())
 
     def _watch(self, job: str) -> LeaseWatch:
@@ -164,7 +159,6 @@ class Leases:
 
 
 def held(judgement: Judgement) -> Lease | None:
-    """Returns the valid lease of another daemon."""
     return judgement.lease if judgement.state is LeaseState.HELD else None
 
 

@@ -1,8 +1,4 @@
-"""Log output of the daemon and the jobs, with fields for programs (`coordinator/json_lines`).
-
-Standard error gets plain lines, or one JSON object per line. Possible secrets are masked. The answer to a request that
-met a defect names the place (`place_of`); the log has the stack.
-"""
+"""Log output of daemon and jobs, with possible secrets masked."""
 
 import logging
 from collections.abc import Callable, MutableMapping
@@ -38,7 +34,7 @@ def configure(log_format: str) -> None:
 
 
 def place_of(error: Exception) -> str:
-    """Returns an error's type and place for the answer; the error's text may contain a secret."""
+    """Returns an error's type and place for an answer: the error's text may contain a secret."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {at.name} ({Path(at.filename).name}:{at.lineno})"
 
@@ -63,13 +59,12 @@ class End:
 
 
 class NewFailures:
-    """Failures since the last look; none at first, because a predecessor logged old ones."""
+    """Failures since the last look; none at first: a predecessor logged old failures."""
 
     def __init__(self) -> None:
         self._before: set[tuple[str, int, int]] | None = None
 
     def look(self, history: History) -> list[End]:
-        """Returns new failures, and remembers the keys of this history."""
         found: dict[tuple[str, int, int], End] = {}
         for failure in history.failures:
             fields = {"generation": failure.token, "slot": failure.slot, "operator": failure.operator or None}
@@ -86,13 +81,12 @@ class NewFailures:
 
 
 class SlowLines:
-    """Log lines for slow commits and uploads: a warning at the beginning, an info at the end."""
+    """A warning when slow commits or uploads begin, an info at the end."""
 
     def __init__(self) -> None:
         self._before: tuple[SlowCommit | SlowUpload, ...] = ()
 
     def look(self, known: tuple[SlowCommit | SlowUpload, ...]) -> list[tuple[int, str]]:
-        """Returns (level, text) of new lines."""
         before, self._before = self._before, known
         if known == before:
             return []

@@ -1,16 +1,17 @@
 """REST interface of a daemon: health, status, submit, trigger, stop. No code, files or settings.
 
-Every route but `/healthz` needs a signature or the bearer token; one check covers the router (`guard`). State-changing
-calls need the header `X-Barrier-Runtime: 1` (a browser's form cannot send it), are idempotent by `X-Request-Id`, and
-are audited with the token's name. No CORS header is ever sent. A login at the page (`web`) sets a session cookie, which
-counts as the token, except for new login links and for submitting a job, whose answer has the job's secret.
+Every route but `/healthz` needs a signature or the bearer token (`guard`). State-changing calls need the header
+`X-Barrier-Runtime: 1` (a browser's form cannot send it), are idempotent by `X-Request-Id`, and are audited. No CORS
+header is ever sent. The session cookie of the page (`web`) counts as the token, except for new login links and for
+submitting a job, whose answer has the job's secret.
 """
 
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 from urllib.parse import unquote
 
@@ -25,7 +26,6 @@ from starlette.types import ASGIApp
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.client.rest_token import STORAGE_HEADER, Signatures, Token, masked
 from barrier_runtime.coordinator.client.rest_types import (
-    LONGEST_WAIT_S,
     DaemonReply,
     ErrorReply,
     JobSummary,
@@ -39,25 +39,27 @@ from barrier_runtime.coordinator.client.rest_types import (
     news_of,
 )
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
-from barrier_runtime.coordinator.server.guard import CALLER, HEADERS, MAX_BODY_BYTES, Caller, Guard
+from barrier_runtime.coordinator.server import inspection
+from barrier_runtime.coordinator.server.guard import CALLER, HEADERS, Caller, Guard
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import LedElsewhere
 from barrier_runtime.coordinator.server.logs import place_of
+from barrier_runtime.coordinator.server.rest_calls import body_of, job_and_run, json_answer, number_in, wait_s_of
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.server.telemetry.prometheus import CONTENT_TYPE, exposition
 from barrier_runtime.coordinator.server.web.front import PagesOrRest, now_ms
 from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
+from barrier_runtime.coordinator.status.health import ended_in_words
 from barrier_runtime.coordinator.status.past_run import STANDBY
 from barrier_runtime.coordinator.status.status import JobStatus, Room, bounded, with_holders, without_subtasks
 from barrier_runtime.coordinator.status.why.job import answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.ids import check_job_id
-from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.open import lies_within, open_store
 from barrier_runtime.state.store.urls import shown
 
 _REMEMBERED_REQUESTS = 1_000
-_DIGITS = 18  # of a number in a query
 _SPEC = msgspec.json.Decoder(JobSpec)
 _ROOM = msgspec.json.Decoder(Room)
 _SAVEPOINT = msgspec.json.Decoder(SavepointAsked)
@@ -68,29 +70,41 @@ _STOP = msgspec.json.Decoder(StopRequest)
 
 @dataclass(frozen=True)
 class ControlAddress:
+    """`of_program`: the coordinator ends with the program of its job."""
+
     host: str
     port: int
+    of_program: bool = False
 
 
 @dataclass(frozen=True)
 class PageAddress:
-    """Address of the page, and the token's file, for command lines on the page."""
-
     url: str = "http://127.0.0.1:PORT"
     token_file: str = "FILE"
 
 
 class Api:
     def __init__(
-        self, directory: JobDirectory, control: ControlAddress, pid: int, key: bytes, links: LoginLinks | None = None
+        self,
+        directory: JobDirectory,
+        control: ControlAddress,
+        pid: int,
+        key: bytes,
+        links: LoginLinks | None = None,
+        savepoint_roots: Sequence[str] = (),
     ) -> None:
-        """`key`: of signatures, hides secrets in answers. `links`: None without a page."""
+        """`key`: of signatures, hides secrets in answers. `links`: None without a page.
+
+        `savepoint_roots`: folders for savepoints; none: any folder.
+        """
         self._directory = directory
         self._control = control
         self._pid = pid
         self._key = key
         self._links = links
+        self._savepoint_roots = tuple(savepoint_roots)
         self._answered: OrderedDict[str, Response] = OrderedDict()
+        self._inspection = inspection.Inspection(self._runner)
 
     def routes(self) -> list[Route]:
         return [
@@ -111,38 +125,29 @@ class Api:
             Route("/jobs/{job}/stop", self.stop, methods=["POST"]),
             Route("/jobs/{job}/report", self.report, methods=["GET"]),
             Route("/login-links", self.login_link, methods=["POST"]),
+            *self._inspection.routes(),
         ]
 
     async def healthz(self, request: Request) -> Response:
-        return _json({"status": "ok", "pid": self._pid})
+        return json_answer({"status": "ok", "pid": self._pid})
 
     async def daemon(self, request: Request) -> Response:
-        return _json(DaemonReply(self._control.host, self._control.port, self._directory.store_url))
+        at = self._control
+        return json_answer(DaemonReply(at.host, at.port, self._directory.store_url, at.of_program))
 
     async def metrics(self, request: Request) -> Response:
         statuses = [runner.status() for _, runner in sorted(self._directory.jobs.items())]
         now_ms = max((status.at_ms for status in statuses), default=0)
-        text = await asyncio.to_thread(exposition, statuses, now_ms)  # takes about 50 ms for a large job
+        text = await asyncio.to_thread(exposition, statuses, now_ms)  # about 50 ms for a large job
         return Response(text, headers={**HEADERS, "Content-Type": CONTENT_TYPE})
 
     async def jobs(self, request: Request) -> Response:
-        return _json(self.summaries())
+        return json_answer(self.summaries())
 
     def summaries(self) -> list[JobSummary]:
-        return [
-            JobSummary(
-                job=name,
-                run_id=runner.spec.run_id,
-                phase=runner.phase,
-                outcome=None if runner.outcome is None else runner.outcome.outcome,
-                condition=runner.condition.state,
-                condition_reason=runner.condition.reason,
-            )
-            for name, runner in sorted(self._directory.jobs.items())
-        ]
+        return [runner.summary() for _, runner in sorted(self._directory.jobs.items())]
 
     async def elsewhere(self) -> list[JobSummary]:
-        """Returns jobs of this storage that other daemons lead."""
         return [
             JobSummary(
                 job=lease.job,
@@ -156,28 +161,29 @@ class Api:
         ]
 
     async def job(self, request: Request) -> Response:
-        """Returns the status; with `unless=` and `wait=` (s), when the version differs, or after that time.
+        """With `unless=` and `wait=` (s), answers once the version differs, or after that time.
 
         Omits the subtasks of past checkpoints, which are large and rarely needed.
         """
-        status = await self.status(*_job_and_run(request))
-        wait_s = _wait_s(request)
+        status = await self.status(*job_and_run(request))
+        wait_s = wait_s_of(request)
         if wait_s and request.query_params.get("unless") == news_of(status):
-            runner = await self._find(*_job_and_run(request))
+            runner = await self._find(*job_and_run(request))
             if runner is not None:
                 await runner.changed(wait_s)
-                status = await self.status(*_job_and_run(request))
-        return _json(without_subtasks(status))
+                status = await self.status(*job_and_run(request))
+        return json_answer(without_subtasks(status))
 
     async def checkpoints(self, request: Request) -> Response:
-        checkpoints = (await self.status(*_job_and_run(request))).checkpoints
+        checkpoints = (await self.status(*job_and_run(request))).checkpoints
         history = tuple(msgspec.structs.replace(each, phases=b"") for each in checkpoints.history)
-        return _json(msgspec.structs.replace(checkpoints, history=history))
+        return json_answer(msgspec.structs.replace(checkpoints, history=history))
 
     async def report(self, request: Request) -> Response:
         from barrier_runtime.coordinator.server.web.pages import report_of
 
-        return await report_of(await self.status(*_job_and_run(request)))
+        status = await self.status(*job_and_run(request))
+        return await report_of(status, inspection.trend_of_run(self._directory, status.job, status.run_id))
 
     async def login_link(self, request: Request) -> Response:
         if self._links is None:
@@ -185,29 +191,27 @@ class Api:
         if not _caller(request).holds_token:
             raise HTTPException(403, "a new link needs the token: a session must not make itself longer")
         code = self._links.make(secrets.token_hex(16), now_ms())
-        return _json(LoginLinkReply(f"/login?once={code}"))
+        return json_answer(LoginLinkReply(f"/login?once={code}"))
 
     async def savepoints(self, request: Request) -> Response:
-        return _json((await self.status(*_job_and_run(request))).savepoints)
+        return json_answer((await self.status(*job_and_run(request))).savepoints)
 
     async def savepoint(self, request: Request) -> Response:
-        """Begins a savepoint; `GET` returns the progress."""
         runner = await self._runner(request)
         try:
-            asked = _SAVEPOINT.decode(await _body(request))
+            asked = _SAVEPOINT.decode(await body_of(request))
         except UNREADABLE as error:
             raise InvalidJob(
                 f'the body is not understood ({error}): send {{"id": "<a uuid>", "url": "<folder>"}}'
             ) from error
-        wanted = await _checked(asked, stops=False)
+        wanted = await self._checked(asked, stops=False)
         runner.savepoint(wanted)
-        return _json(TriggerReply("accepted", ""), 202)
+        return json_answer(TriggerReply("accepted", ""), 202)
 
     async def rescale(self, request: Request) -> Response:
-        """Begins a rescale; the job's status shows the progress."""
         runner = await self._runner(request)
         try:
-            asked = _RESCALE.decode(await _body(request))
+            asked = _RESCALE.decode(await body_of(request))
         except UNREADABLE as error:
             raise InvalidJob(
                 f'the body is not understood ({error}): send {{"id": "<a uuid>", "parallelism": 4}}'
@@ -215,13 +219,13 @@ class Api:
         if asked.timeout_ms <= 0:
             raise InvalidJob(f"timeout_ms={asked.timeout_ms}: give milliseconds for the new slots to come")
         runner.rescale(RescaleRequest(check_job_id(asked.id, "rescale id"), asked.parallelism, asked.timeout_ms))
-        return _json(TriggerReply("accepted", ""), 202)
+        return json_answer(TriggerReply("accepted", ""), 202)
 
     async def replace(self, request: Request) -> Response:
-        """Begins a replace, or takes the driver's loaded program; the job's status shows the progress."""
+        """Begins a replace, or takes the driver's loaded program."""
         runner = await self._runner(request)
         try:
-            asked = _REPLACE.decode(await _body(request))
+            asked = _REPLACE.decode(await body_of(request))
         except UNREADABLE as error:
             raise InvalidJob(
                 f'the body is not understood ({error}): send {{"id": "<a uuid>", "flow": "app.py:flow"}}'
@@ -236,21 +240,19 @@ class Api:
             runner.replace(RescaleRequest(id, 1, asked.timeout_ms, spec, asked.flow, asked.allow_non_restored))
         if not asked.flow:
             runner.program_loaded(id, spec, asked.error)
-        return _json(TriggerReply("accepted", ""), 202)
+        return json_answer(TriggerReply("accepted", ""), 202)
 
     async def why(self, request: Request) -> Response:
-        """Explains the job's state; with `?checkpoint=42`, that checkpoint."""
-        return _json(answer(await self.status(*_job_and_run(request)), _number(request, "checkpoint")))
+        return json_answer(answer(await self.status(*job_and_run(request)), number_in(request, "checkpoint")))
 
     async def room(self, request: Request) -> Response:
-        """Takes the driver's report about free cores for the job's slots."""
         runner = await self._runner(request)
         try:
-            room = _ROOM.decode(await _body(request))
+            room = _ROOM.decode(await body_of(request))
         except UNREADABLE as error:
             raise InvalidJob(f'the body is not understood ({error}): send {{"cores": 8, "held_by": {{}}}}') from error
         runner.tell_room(bounded(room))
-        return _json(TriggerReply("accepted", ""), 202)
+        return json_answer(TriggerReply("accepted", ""), 202)
 
     async def submit(self, request: Request) -> Response:
         caller = _caller(request)
@@ -258,7 +260,7 @@ class Api:
             raise HTTPException(403, "submitting a job needs the token: a session must not learn the job's secret")
         job = check_job_id(request.path_params["job"])
         try:
-            spec = _SPEC.decode(await _body(request))
+            spec = _SPEC.decode(await body_of(request))
         except UNREADABLE as error:
             raise InvalidJob(f"the body is not a job description ({error}): send a JobSpec as JSON") from error
         if spec.job != job:
@@ -267,10 +269,9 @@ class Api:
         runner = await self._directory.submit(spec)
         secret = self._directory.secret(job, spec.run_id)
         shown_secret = masked(self._key, caller.nonce, secret) if caller.nonce else secret
-        return _json(SubmitReply(runner.phase, shown_secret.hex(), self._control.host, self._control.port))
+        return json_answer(SubmitReply(runner.phase, shown_secret.hex(), self._control.host, self._control.port))
 
     def _check_storage(self, of_program: str) -> None:
-        """Checks that slots and coordinator keep the job's checkpoints in the same store."""
         if of_program and of_program != self._directory.store_url:
             raise InvalidJob(
                 f"this daemon keeps checkpoints in {self._directory.store_url}, the program in {of_program}: "
@@ -283,23 +284,37 @@ class Api:
 
     async def stop(self, request: Request) -> Response:
         runner = await self._runner(request)
-        body = await _body(request)
+        body = await body_of(request)
         try:
             wanted = _STOP.decode(body or b"{}")
         except UNREADABLE as error:
             raise InvalidJob(
                 f'the body is not understood ({error}): send {{"mode": "checkpoint"}}, "drain" or "now"'
             ) from error
-        savepoint = None if wanted.savepoint is None else await _checked(wanted.savepoint, stops=True)
+        savepoint = None if wanted.savepoint is None else await self._checked(wanted.savepoint, stops=True)
         if savepoint is not None and wanted.mode == "now":
             raise InvalidJob("a job that is stopped at once takes no savepoint: stop it with mode checkpoint")
         return await self._once(request, lambda: self._stop(runner, wanted.mode, savepoint))
 
+    async def _checked(self, asked: SavepointAsked, *, stops: bool) -> SavepointRequest:
+        """Raises `InvalidJob` for an unwritable or forbidden folder, before a checkpoint is taken."""
+        roots = self._savepoint_roots
+        if roots and not any(lies_within(asked.url, root) for root in roots):
+            raise InvalidJob(
+                f"this daemon takes no savepoints in {shown(asked.url)}, only below {', '.join(map(shown, roots))}: "
+                "name a folder there, or start the daemon with another --savepoint-roots"
+            )
+        try:
+            await asyncio.to_thread(open_store, asked.url)
+        except OSError as error:
+            raise Unavailable(f"the folder {shown(asked.url)} does not answer: {error}: try again") from error
+        return SavepointRequest(check_job_id(asked.id, "savepoint id"), asked.url, stops)
+
     def _trigger(self, runner: JobRunner) -> Response:
         if runner.phase != "running":
-            return _json(TriggerReply("refused", f"the job is {runner.phase}, not running: try again later"), 409)
+            return json_answer(TriggerReply("refused", f"the job is {runner.phase}, not running: try again later"), 409)
         runner.trigger()
-        return _json(TriggerReply("accepted", ""), 202)
+        return json_answer(TriggerReply("accepted", ""), 202)
 
     def _stop(
         self, runner: JobRunner, mode: Literal["checkpoint", "drain", "now"], savepoint: SavepointRequest | None
@@ -307,8 +322,8 @@ class Api:
         end = runner.end
         runner.stop(mode, savepoint)
         if end is not None:
-            return _json(TriggerReply("refused", _ended(runner.spec.job, end.outcome, end.reason)), 409)
-        return _json(TriggerReply("accepted", ""), 202)
+            return json_answer(TriggerReply("refused", _ended(runner.spec.job, end.outcome, end.reason)), 409)
+        return json_answer(TriggerReply("accepted", ""), 202)
 
     async def _once(self, request: Request, act: Callable[[], Response]) -> Response:
         """Repeats the answer, not the action, for a repeated request id."""
@@ -336,12 +351,11 @@ class Api:
         return past
 
     def known(self, job: str) -> JobStatus | None:
-        """Returns the status of the run that was submitted or adopted here last."""
         runner = self._directory.job(job)
         return None if runner is None else runner.status()
 
     async def _runner(self, request: Request) -> JobRunner:
-        job, run = _job_and_run(request)
+        job, run = job_and_run(request)
         runner = await self._find(job, run)
         if runner is None:
             past = await self._directory.past(job, run)
@@ -361,11 +375,12 @@ def application(
     token: Token,
     pid: int,
     page: PageAddress | None = PageAddress(),
+    savepoint_roots: Sequence[str] = (),
 ) -> ASGIApp:
-    """Returns the application. `page`: None for a REST interface without the page."""
+    """`page`: None for a REST interface without the page. `savepoint_roots`: as in `Api`."""
     links = None if page is None else LoginLinks(token.value)
     signatures = Signatures(token.value)
-    api = Api(directory, control, pid, signatures.key, links)
+    api = Api(directory, control, pid, signatures.key, links, savepoint_roots)
     app = Starlette(
         routes=api.routes(),
         exception_handlers={
@@ -382,7 +397,18 @@ def application(
     def make_pages() -> ASGIApp:
         from barrier_runtime.coordinator.server.web.pages import PageSource, pages_for
 
-        source = PageSource(api.summaries, api.elsewhere, api.status, directory.stored, api.known, directory.store)
+        source = PageSource(
+            api.summaries,
+            api.elsewhere,
+            api.status,
+            directory.stored,
+            api.known,
+            partial(inspection.trend_of_run, directory),
+            partial(inspection.steps_of_run, directory),
+            partial(inspection.lines_of_run, directory),
+            partial(inspection.rows_of_run, directory),
+            directory.store,
+        )
         return pages_for(source, token, sessions, links, page.url, page.token_file)
 
     return PagesOrRest(make_pages, Guard(app, token, signatures, sessions), sessions)
@@ -393,32 +419,8 @@ def _caller(request: Request) -> Caller:
     return caller
 
 
-def _job_and_run(request: Request) -> tuple[str, str | None]:
-    """Returns the job, and the run if given: a program names a run, a person means the last run."""
-    run = request.query_params.get("run")
-    return check_job_id(request.path_params["job"]), None if run is None else check_job_id(run)
-
-
-def _wait_s(request: Request) -> float:
-    given = request.query_params.get("wait", "0")
-    try:
-        wait_s = float(given)
-    except ValueError:
-        wait_s = -1.0
-    if not 0 <= wait_s <= LONGEST_WAIT_S:
-        raise InvalidJob(f"wait={given!r} is not understood: give seconds, at most {LONGEST_WAIT_S:g}")
-    return wait_s
-
-
-def _number(request: Request, name: str) -> int | None:
-    text = request.query_params.get(name)
-    if text is not None and not (text.isdecimal() and text.isascii() and len(text) <= _DIGITS):
-        raise InvalidJob(f"{name}={text!r} is not a number: give one, such as {name}=42")
-    return None if text is None else int(text)
-
-
 def _ended(job: str, outcome: str, reason: str) -> str:
-    return f"job {job} has ended ({outcome}){f': {reason}' if reason else ''}"
+    return f"job {job} has ended ({ended_in_words(outcome)}){f': {reason}' if reason else ''}"
 
 
 def _unknown(job: str) -> HTTPException:
@@ -427,40 +429,18 @@ def _unknown(job: str) -> HTTPException:
     )
 
 
-async def _checked(asked: SavepointAsked, *, stops: bool) -> SavepointRequest:
-    """Returns the request. Raises `InvalidJob` for an unwritable folder, before a checkpoint is taken."""
-    try:
-        await asyncio.to_thread(open_store, asked.url)
-    except OSError as error:
-        raise Unavailable(f"the folder {shown(asked.url)} does not answer: {error}: try again") from error
-    return SavepointRequest(check_job_id(asked.id, "savepoint id"), asked.url, stops)
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body may have at most {MAX_BODY_BYTES} bytes")
-    return bytes(body)
-
-
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _json(ErrorReply(error.detail), error.status_code)
+    return json_answer(ErrorReply(error.detail), error.status_code)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, LedElsewhere):
-        return _json(ErrorReply(str(error), error.url), 421)
+        return json_answer(ErrorReply(str(error), error.url), 421)
     status = 400 if isinstance(error, InvalidJob) else 503 if isinstance(error, Unavailable) else 500
-    return _json(ErrorReply(str(error)), status)
+    return json_answer(ErrorReply(str(error)), status)
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:
     text = f"this request met a defect, {place_of(error)}: the coordinator's log has the stack; ask again"
-    return _json(ErrorReply(text), 500)
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, headers=dict(HEADERS), media_type="application/json")
+    return json_answer(ErrorReply(text), 500)

@@ -1,8 +1,7 @@
 """Runs a `JobProtocol` on an asyncio loop: carries out effects, and feeds back answers and time.
 
-All methods belong to the loop's thread. `store_effects` and `history_writer` use other threads. A `SlotLink` hides a
-slot's connection: TCP or, in local mode, an object of the same process. Retryable errors of the store are retried
-forever with back-off and shown in the status; they never end the process.
+All methods belong to the loop's thread. Retryable errors of the store are retried forever with back-off and shown in
+the status; they never end the process.
 """
 
 import asyncio
@@ -12,18 +11,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
-from barrier_runtime.coordinator.job.effects import (
-    CloseLink,
-    Effect,
-    JobEnded,
-    KillSlotTask,
-    SendTo,
-)
+from barrier_runtime.coordinator.job.effects import CloseLink, Effect, JobEnded, KillSlotTask, SendTo
 from barrier_runtime.coordinator.job.events import (
     Begin,
     Event,
@@ -39,18 +32,21 @@ from barrier_runtime.coordinator.job.events import (
     UserStop,
     UserTrigger,
 )
-from barrier_runtime.coordinator.job.facts import Origin
+from barrier_runtime.coordinator.job.facts import Job, Origin
 from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
+from barrier_runtime.coordinator.server.clock import SteadyClock
 from barrier_runtime.coordinator.server.failure_record import write_end
 from barrier_runtime.coordinator.server.history_writer import HistoryWriter
 from barrier_runtime.coordinator.server.logs import JobLog, NewFailures, SlowLines
+from barrier_runtime.coordinator.server.slot_links import SlotLink, SlotQuestions
 from barrier_runtime.coordinator.server.store_effects import StoreEffect, StoreEffects, StoreThreads
 from barrier_runtime.coordinator.status.health import TROUBLED, Condition
 from barrier_runtime.coordinator.status.history import History
 from barrier_runtime.coordinator.status.status import JobStatus, Room, StandbysWanted
-from barrier_runtime.coordinator.wire.messages import JobSpec, Register, Shutdown, ToCoordinator, ToSlot
+from barrier_runtime.coordinator.status.summary import JobSummary
+from barrier_runtime.coordinator.wire.messages import JobSpec, Register, Shutdown, SlotAnswer, ToCoordinator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.use import with_own_use
@@ -60,26 +56,8 @@ log = logging.getLogger("coordinator.job")
 _LAST_WORD_S = 15.0  # a broken job ends then, whatever the store does
 
 
-class SlotLink(Protocol):
-    """A connection to a slot. Neither method blocks; errors appear as `slot_disconnected`."""
-
-    def send(self, message: ToSlot) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class SteadyClock:
-    """Wall-clock milliseconds that never jump: a reading of the wall clock, then monotonic time."""
-
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
-
-    def __call__(self) -> int:
-        return int((self._offset + time.monotonic()) * 1000)
-
-
 class JobRunner:
-    """Runner of a job. `leader`: unique to this process start.
+    """`leader`: unique to this process start.
 
     Use: `task = create_task(runner.run())`, then the slot methods.
     """
@@ -103,7 +81,7 @@ class JobRunner:
         self._log = JobLog(log, spec.job, lambda: self._protocol.token)
         self._ends = NewFailures()
         self._slow_lines = SlowLines()
-        self._ends_of: object = None  # last examined
+        self._ends_of: object = None
         store = with_own_use(store)  # a daemon has one store for all jobs
         self._store = store
         self._clock = clock or SteadyClock()
@@ -117,17 +95,19 @@ class JobRunner:
         )
         self._links: dict[Link, SlotLink] = {}
         self._numbers: dict[int, Link] = {}  # id(link) -> number
+        self.questions = SlotQuestions(spec.job, self._protocol.facts.slots, self._links)
         self._next_link = 1
         self._events: deque[Event] = deque()
         self._handling = False
+        self._turn_ends = False  # `_end_turn` is scheduled
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
         # with the status version at the begin of the wait
         self._listening: dict[asyncio.Future[None], tuple[object, ...]] = {}
         self._ended: asyncio.Future[JobEnded] | None = None
-        self._broken = ""  # reason of an internal error
-        self._left = False  # `run` was cancelled: leads no more, whatever slots send
+        self._broken = ""  # an internal error
+        self._left = False  # `run` was cancelled: leads no more
         self.outcome: JobEnded | None = None
         self.room: Room | None = None  # by the program that runs the slots
 
@@ -141,7 +121,7 @@ class JobRunner:
 
     @property
     def lead_position(self) -> int | None:
-        """Position of the newest record by which this runner leads; None without leadership."""
+        """See `JobProtocol`."""
         return None if self._broken else self._protocol.lead_position
 
     @property
@@ -150,7 +130,7 @@ class JobRunner:
 
     @property
     def history_revision(self) -> object:
-        """Opaque version; changes with each event that a successor should know."""
+        """See `JobProtocol`."""
         return self._protocol.history_revision
 
     @property
@@ -198,37 +178,37 @@ class JobRunner:
 
     @property
     def standbys(self) -> StandbysWanted | None:
-        """Slots for the driver to start."""
         return self._protocol.standbys
 
+    def summary(self) -> JobSummary:
+        """Row in the list of jobs, as of the last event."""
+        summary = self._protocol.summary(self._clock())
+        if not self._broken:
+            return summary
+        return msgspec.structs.replace(
+            summary, phase="failed", outcome="failed", condition="FAILED", condition_reason=self._broken
+        )
+
     @property
-    def condition(self) -> Condition:
-        """Condition of the job as of the last event."""
-        known = self._protocol.condition
-        if self._broken:
-            return Condition("FAILED", self._broken, known.since_ms)
-        return known
+    def facts(self) -> Job:
+        """Facts of the job, to read only."""
+        return self._protocol.facts
 
     @property
     def end(self) -> JobEnded | None:
-        """End of the job; None before."""
         return JobEnded("failed", self._broken) if self._broken else self.outcome
 
     def trigger(self) -> None:
-        """Takes a checkpoint as soon as the limit permits."""
         self._post(UserTrigger())
 
     def stop(self, mode: Literal["checkpoint", "drain", "now"], savepoint: SavepointRequest | None = None) -> None:
-        """Stops the job. Raises `InvalidJob` if the savepoint is impossible."""
+        """Raises `InvalidJob` if the savepoint is impossible."""
         if savepoint is not None:
             self._check_savepoint(savepoint)
         self._post(UserStop(mode, savepoint))
 
     def savepoint(self, request: SavepointRequest) -> None:
-        """Takes a savepoint, once per id; the status shows the progress.
-
-        Raises `InvalidJob` if the savepoint is impossible.
-        """
+        """Once per id. Raises `InvalidJob` if impossible."""
         self._check_savepoint(request)
         self._post(UserSavepoint(request))
 
@@ -238,25 +218,20 @@ class JobRunner:
             raise InvalidJob(refusal)
 
     def rescale(self, request: RescaleRequest) -> None:
-        """Changes the number of slots, once per id; the status shows the progress.
-
-        Raises `InvalidJob` if the change is impossible.
-        """
+        """Once per id. Raises `InvalidJob` if impossible."""
         refusal = self._broken or self._protocol.refuses_rescale(request)
         if refusal:
             raise InvalidJob(refusal)
         self._post(UserRescale(request))
 
     def replace(self, request: RescaleRequest) -> None:
-        """Changes the program, like `rescale`. Without a description, the driver loads the program."""
+        """As `rescale`. Without a description, the driver loads the program."""
         self.rescale(request)
 
     def program_loaded(self, id: str, spec: JobSpec | None, error: str = "") -> None:
-        """Takes the driver's answer."""
         self._post(ProgramLoaded(id, spec, error))
 
     def tell_room(self, room: Room) -> None:
-        """Takes the driver's report about free cores."""
         self.room = room
         self._post(SlotsStarting(room))
 
@@ -293,17 +268,31 @@ class JobRunner:
 
     def slot_message(self, link: SlotLink, message: ToCoordinator) -> None:
         number = self._numbers.get(id(link))
-        if number is not None:
-            self._post(SlotMessage(number, message))
+        if number is None:
+            return
+        if isinstance(message, SlotAnswer):
+            self.questions.answered(number, message)
+        else:
+            self._take(SlotMessage(number, message))
+            if not self._turn_ends:
+                self._turn_ends = True
+                asyncio.get_running_loop().call_soon(self._end_turn)
 
     def slot_disconnected(self, link: SlotLink) -> None:
-        """Reports a closed connection. May be called repeatedly."""
+        """May be called repeatedly."""
         number = self._numbers.pop(id(link), None)
         if number is not None:
             self._links.pop(number, None)
+            self.questions.lost(number)
             self._post(SlotLost(number))
 
     def _post(self, event: Event) -> None:
+        self._take(event)
+        if not self._handling:
+            self._end_turn()
+
+    def _take(self, event: Event) -> None:
+        """Handles an event; `_end_turn` must follow."""
         if self._left:
             return
         self._events.append(event)
@@ -315,14 +304,22 @@ class JobRunner:
                 self._handle(self._events.popleft())
         finally:
             self._handling = False
-        self._set_timer()
+
+    def _end_turn(self) -> None:
+        """Messages of many slots that arrive together are a single turn."""
+        self._turn_ends = False
+        if self._left:
+            return
+        try:
+            self._set_timer()
+        except Exception as error:
+            self._break_by(error)
         self._history.save()
         self._tell_ends()
         self._tell_listeners()
 
     def _tell_ends(self) -> None:
-        """Logs failures since the last look."""
-        if self.history_revision != self._ends_of and self.has_led:  # the history is unread without leadership
+        if self.history_revision != self._ends_of and self.has_led:  # without leadership the history is unread
             self._ends_of = self.history_revision
             for end in self._ends.look(self.history):
                 self._log.info("job %s: %s", self.spec.job, end.text, extra=end.fields)
@@ -338,17 +335,23 @@ class JobRunner:
                 self._log.info("job %s: %s (%s)", self.spec.job, self._protocol.phase, self._protocol.reason or "-")
             for effect in effects:
                 self._carry_out(effect)
-        except Exception as error:  # a bug must end this job, visibly, and no other job
-            self._log.exception("job %s: stopped by an internal error", self.spec.job)
-            self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
+        except Exception as error:
+            self._break_by(error)
 
     def _tell_condition(self, before: Condition) -> None:
+        if self._protocol.condition is before:  # a judgement makes another object
+            return
         for level, text in self._slow_lines.look((*self._protocol.slow_commits, *self._protocol.slow_uploads)):
             self._log.log(level, "job %s: %s", self.spec.job, text)
         now = self._protocol.condition
         if now.state != before.state:
             level = logging.WARNING if {now.state, before.state} & TROUBLED else logging.INFO
             self._log.log(level, "job %s: %s (was %s)", self.spec.job, now, before.state)
+
+    def _break_by(self, error: Exception) -> None:
+        """Ends this job, and no other job, after a bug."""
+        self._log.error("job %s: stopped by an internal error", self.spec.job, exc_info=error)
+        self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
 
     def _break(self, reason: str) -> None:
         led_at = self.lead_position
@@ -374,7 +377,9 @@ class JobRunner:
         self._end(JobEnded("failed", reason))
 
     def _set_timer(self) -> None:
-        """Sets the timer for the next deadline; an early tick is harmless."""
+        """An early tick is harmless."""
+        if self._broken:
+            return
         deadline = self._protocol.next_deadline()
         if deadline is None or self.outcome is not None or self._ended is None:
             return

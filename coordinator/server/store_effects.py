@@ -1,8 +1,7 @@
-"""Store effects of a job: each effect runs on a thread, and is answered with an event.
+"""Store effects of a job: each runs on a thread, and is answered with an event.
 
-Reads and writes of manifests are retried with back-off until the store answers; the job receives each failure and the
-final answer. A put into the log happens exactly once per effect: the protocol interprets an unknown outcome. A deletion
-checks the permit again before each request.
+Reads and writes of manifests are retried with back-off until the store answers. A put into the log happens exactly once
+per effect: the protocol interprets an unknown outcome. A deletion checks the permit again before each request.
 """
 
 import asyncio
@@ -15,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from barrier_runtime.coordinator.checkpoints.retention import discarded
 from barrier_runtime.coordinator.job.effects import (
     Append,
+    Compact,
     CopySavepoint,
     Delete,
     DeleteAll,
@@ -42,11 +42,12 @@ from barrier_runtime.coordinator.job.events import (
     StoreRetried,
 )
 from barrier_runtime.coordinator.log.decided import decided_data, inline_data
-from barrier_runtime.coordinator.log.decision_log import Permit
-from barrier_runtime.coordinator.log.reader import LogReader
+from barrier_runtime.coordinator.log.decision_log import LogEntry, Permit
+from barrier_runtime.coordinator.log.reader import LogReader, is_behind
+from barrier_runtime.coordinator.log.records import NO_RECORD
 from barrier_runtime.coordinator.pins import PinnedDeletions
 from barrier_runtime.coordinator.savepoint_files import write_savepoint
-from barrier_runtime.coordinator.store_calls import backoff_s, check_permit, delete_in_order
+from barrier_runtime.coordinator.store_calls import backoff_s, check_permit, compact_log, delete_in_order
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none, side_by_side
@@ -57,7 +58,16 @@ from barrier_runtime.state.store.use import counts_of
 log = logging.getLogger("coordinator.job")
 
 StoreEffect: TypeAlias = (
-    ReadLog | Append | ReadRecord | ReadManifest | WriteManifest | ListForSweep | Delete | DeleteAll | CopySavepoint
+    ReadLog
+    | Append
+    | ReadRecord
+    | ReadManifest
+    | WriteManifest
+    | ListForSweep
+    | Delete
+    | Compact
+    | DeleteAll
+    | CopySavepoint
 )
 _STORE_THREADS = 4
 _READS_AT_ONCE = 8  # manifests
@@ -69,11 +79,12 @@ Result = TypeVar("Result")
 
 
 class StoreThreads:
-    """Few threads on which a job calls the store."""
-
     def __init__(self, job: str) -> None:
         self._pool = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix=f"store-{job}")
-        self._copies = ThreadPoolExecutor(1, thread_name_prefix=f"savepoints-{job}")  # created on demand
+        self._copies = ThreadPoolExecutor(1, thread_name_prefix=f"savepoints-{job}")
+        self._compactions = ThreadPoolExecutor(1, thread_name_prefix=f"compaction-{job}")
+        self._pools = (self._pool, self._copies, self._compactions)
+        self.closed = False
 
     async def run(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
@@ -82,19 +93,23 @@ class StoreThreads:
         """Runs a call that may take minutes, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._copies, call)
 
+    async def compact(self, call: Callable[[], Result]) -> Result:
+        """Runs a call that may take minutes, and returns soon once `closed` is set."""
+        return await asyncio.get_running_loop().run_in_executor(self._compactions, call)
+
     def close(self) -> None:
-        """Starts no further calls."""
-        for pool in (self._pool, self._copies):
+        self.closed = True
+        for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def quiet(self) -> None:
         """Waits until no call is in progress; after `close`."""
-        for pool in (self._pool, self._copies):
+        for pool in self._pools:
             await asyncio.to_thread(pool.shutdown, wait=True)
 
 
 class StoreEffects:
-    """Executes a job's store effects. All methods belong to the loop's thread."""
+    """All methods belong to the loop's thread."""
 
     def __init__(
         self,
@@ -106,7 +121,7 @@ class StoreEffects:
         clock: Callable[[], int],
         sleep: Callable[[float], None],
     ) -> None:
-        """`read_history`: history for the answer to `ReadLog`. `tell` gets failed and answered calls.
+        """`read_history`: for the answer to `ReadLog`. `tell` gets failed and answered calls.
 
         `clock` in ms; `sleep` is for the store's threads.
         """
@@ -120,9 +135,13 @@ class StoreEffects:
         self._tell = tell
         self._clock = clock
         self._sleep = sleep
-        self._retried_calls: set[str] = set()  # failed calls that are being retried
+        self._retried_calls: set[str] = set()
         self._logged_ms = 0
-        self._undecided: set[str] = set()  # keys of log records whose put has no answer, or an unknown one
+        self._appended = NO_RECORD  # position of this process's newest record
+        self._answered_at = NO_RECORD  # highest position where a put of this process was answered
+        self._below_base: set[int] = set()  # records below the log's base that stay
+        self._compacting = False
+        self._undecided: set[str] = set()  # keys of log records without an answer, or with an unknown outcome
 
     async def carry_out(self, effect: StoreEffect) -> Event:
         """Returns the event that answers `effect`, also if the store refuses. Raises only for a bug."""
@@ -133,7 +152,7 @@ class StoreEffects:
                 event = SavepointNotCopied(*_taken_of(effect), f"{shown(effect.url)}: {error}")
             elif isinstance(effect, WriteManifest):
                 event = ManifestFailed(effect.key, str(error))
-            elif isinstance(effect, Delete):
+            elif isinstance(effect, Delete | Compact):
                 event = Deleted(str(error))
             elif isinstance(effect, DeleteAll):
                 event = DeletedAll(str(error))
@@ -170,15 +189,26 @@ class StoreEffects:
             return SavepointCopied(*_taken_of(effect), await self._threads.copy(lambda: self._copy(effect)))
         if isinstance(effect, Delete):
             return Deleted(await self._threads.run(lambda: self._delete(effect.permit, effect.keys, effect.newest)))
+        if isinstance(effect, Compact):
+            return await self._compact(effect)
         return DeletedAll(await self._threads.run(lambda: self._delete_all(effect.permit)))
 
+    async def _compact(self, effect: Compact) -> Event:
+        """If a compaction is running, the next effect lists the rest."""
+        if self._compacting:
+            return Deleted("")
+        self._compacting = True
+        try:
+            return Deleted(await self._threads.compact(lambda: self._compact_log(effect)))
+        finally:
+            self._compacting = False
+
     async def _append(self, effect: Append) -> Event:
-        """Makes exactly one put per effect."""
         if effect.attempt > 1:
             await asyncio.sleep(backoff_s(effect.attempt - 1))
-        key = self._paths.log_record(effect.position)
+        key, overtaken = self._paths.log_record(effect.position), None
         try:
-            outcome = await self._threads.run(lambda: self._put_record(key, effect.data))
+            outcome, overtaken = await self._threads.run(lambda: self._put_record(effect.position, key, effect.data))
             why = "the outcome of the put is unknown"
         except (Unavailable, OSError) as error:
             outcome, why = PutOutcome.UNKNOWN, str(error)
@@ -186,7 +216,7 @@ class StoreEffects:
             self._note(f"append {key}", why)
         else:
             self._answered(f"append {key}")
-        return AppendResult(effect.position, outcome, counts_of(self._store))
+        return AppendResult(effect.position, outcome, counts_of(self._store), overtaken)
 
     async def _retried(self, what: str, call: Callable[[], Result]) -> Result:
         attempt = 0
@@ -213,7 +243,7 @@ class StoreEffects:
             self._logged_ms = self._clock()
             log.warning("job %s: object store: %s: %s; retrying", self._job, what, why)
 
-    # ------------------------------------------------------------ on the store's threads
+    # on the store's threads
 
     @property
     def _swept_prefixes(self) -> tuple[str, str]:
@@ -235,7 +265,7 @@ class StoreEffects:
         return Listed(objects, tuple(found))
 
     def _copy(self, effect: CopySavepoint) -> int:
-        """Copies a savepoint. Retries for a while; then there is no savepoint, and the user gets the error."""
+        """Retries for a while; then there is no savepoint, and the user gets the error."""
         attempt = 0
         while True:
             try:
@@ -246,18 +276,27 @@ class StoreEffects:
                     raise
                 self._sleep(backoff_s(attempt))
 
-    def _put_record(self, key: str, data: bytes) -> PutOutcome:
+    def _put_record(self, position: int, key: str, data: bytes) -> tuple[PutOutcome, LogEntry | None]:
+        """Also returns a proof that the position had been compacted.
+
+        No read is needed for a position right after this process's newest record.
+        """
         self._undecided.add(key)
         outcome = self._store.put_if_absent(key, data)
-        if outcome is not PutOutcome.UNKNOWN:
-            self._undecided.discard(key)
-        return outcome
+        if outcome is PutOutcome.UNKNOWN:
+            return outcome, None
+        overtaken = None if position - 1 == self._appended else is_behind(self._store, self._paths, position)
+        self._undecided.discard(key)
+        self._answered_at = max(self._answered_at, position)
+        if outcome is PutOutcome.CREATED and overtaken is None:
+            self._appended = position
+        return outcome, overtaken
 
     def _delete(self, permit: Permit, keys: tuple[str, ...], newest: int = 0, *, pinned: bool = True) -> str:
-        """Deletes keys. `newest`: the newest dropped checkpoint. `pinned`: pinned objects stay for now."""
+        """`newest`: the newest dropped checkpoint. `pinned`: pinned objects stay for now."""
 
         def check() -> None:
-            check_permit(self._store, self._paths, permit)
+            check_permit(self._store, self._paths, permit, self._answered_at)
             if self._undecided:  # requested before that put, but not begun (I9)
                 raise Unavailable(
                     f"the outcome of the put of {', '.join(self._undecided)} is unknown: nothing is deleted meanwhile"
@@ -268,6 +307,12 @@ class StoreEffects:
             for each in (self._held_back.free(keys, newest) if pinned else [keys])
         ]
         return "; ".join(filter(None, left))
+
+    def _compact_log(self, effect: Compact) -> str:
+        ended = lambda: self._threads.closed  # noqa: E731
+        return compact_log(
+            self._store, self._paths, effect.base, effect.kept, effect.first_sha256, self._below_base, ended
+        )
 
     def _delete_all(self, permit: Permit) -> str:
         prefixes = (*self._swept_prefixes, self._paths.write_ahead_prefix)

@@ -1,10 +1,8 @@
-"""THE table of a job's figures: one row each, read from the job's status. Pure.
+"""THE table of a job's figures. Pure.
 
-`/metrics`, OpenTelemetry, the page's tiles and docs/metrics.md are made of the rows; CONTRIBUTING.md says how to add a
-row. Figures in heartbeats of operators and slots are rows of `coordinator/metric_table.py`.
-
-Names and labels never change: people's alarms use them. Per job there are at most 40 series, 12 per operator and 6 per
-slot; no label has values that grow without bound. The shipped dashboard and alerts are checked against the rows.
+`/metrics`, OpenTelemetry, tiles and docs/metrics.md use the rows; CONTRIBUTING.md says how to add a row. Names and
+labels never change: people's alarms use them. Per job there are at most 40 series, 12 per operator and 6 per slot; no
+label has values that grow without bound.
 """
 
 from collections import Counter
@@ -19,7 +17,7 @@ from barrier_runtime.coordinator.status.statistics import totals
 from barrier_runtime.coordinator.status.status import DURATION_BOUNDS_MS, ChainStatus, JobStatus
 from barrier_runtime.coordinator.status.transactions import OWN_METRICS, of_sinks
 
-FORGOTTEN_MS = 3_600_000  # after the job's end
+FORGOTTEN_MS = 3_600_000
 PER_JOB, PER_OPERATOR, PER_SLOT = 40, 12, 6
 _LATE = LATE_ROWS.key("")
 _SHOWN_OTHERWISE = frozenset({"rows_in", "rows_out", "work_s", "blocked_s", "held_s"}) | OWN_METRICS  # in other rows
@@ -31,10 +29,8 @@ Unit: TypeAlias = Literal["", "rows", "rows/s", "generations", "takeovers", "che
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of the page.
-
-    `name`: the page's elements request the figure by this name; the unit determines the format. A tile with a `label`
-    stands alone; `under` is the smaller figure below: label and name.
+    """Tile of the page; `name`: the figure's.
+    A tile with a `label` stands alone; `under`: label and name of the smaller figure below.
     """
 
     name: str
@@ -45,8 +41,7 @@ class Tile:
 @dataclass(frozen=True)
 class Figure:
     """A row. `place`: path in the status. `exposed`: name in `/metrics`, with `labels` besides `job`.
-
-    `read` yields values of the labels, and the figure; else the figure is at `place`.
+    `read`, if set, replaces `place`.
     """
 
     kind: Literal["counter", "gauge", "histogram"]
@@ -107,7 +102,6 @@ def _recoveries(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _rows_per_s(status: JobStatus) -> float | None:
-    """Returns the rows that all sources read; None while a source's rate is unknown."""
     rates = [chain.rows_in_per_s for chain in status.chains if chain.is_source]
     known = [each for each in rates if each is not None]
     return sum(known) if known and len(known) == len(rates) else None
@@ -129,7 +123,6 @@ def _backlog(status: JobStatus) -> float | None:
 
 
 def _caught_up_in_ms(status: JobStatus) -> float | None:
-    """Returns the time until the slowest source has caught up; None while a backlog does not fall."""
     times = [chain.caught_up_in_s for chain in status.chains if chain.backlog is not None]
     known = [seconds * 1000 for seconds in times if seconds is not None]
     return max(known) if known and len(known) == len(times) else None
@@ -180,7 +173,7 @@ def _state(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _of_operators(status: JobStatus) -> list[tuple[str, str, float]]:
-    """Returns operator, metric and total over slots of otherwise hidden metrics; late rows first."""
+    """Operator, metric and total over slots; late rows first."""
     found = totals(slot.metrics for slot in status.slots)
     parted = ((key.rpartition("."), found[key]) for key in sorted(found, key=lambda key: (not _late(key), key)))
     return [(name, metric, figure) for (name, _, metric), figure in parted if name and metric not in _SHOWN_OTHERWISE]
@@ -211,8 +204,8 @@ def _latency(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _behind(status: JobStatus) -> Iterator[tuple[str, list[int]]]:
-    """Yields each sink, and the decision times of the sink's invisible checkpoints."""
-    through: dict[str, int] = {}  # visible of all subtasks
+    """Sinks, and the decision times of their invisible checkpoints."""
+    through: dict[str, int] = {}  # of all subtasks
     for key, checkpoint in status.commits.through.items():
         sink = key.rpartition("/")[0]
         through[sink] = min(checkpoint, through.get(sink, checkpoint))
@@ -268,7 +261,7 @@ def _of_slots(metric: str, divisor: int = 1) -> Reading:
     return read
 
 
-# rows, in the order of /metrics and of the tiles
+# in the order of /metrics and of the tiles
 # fmt: off
 _LAST = "checkpoints.last_completed"
 _TRIGGERED = "from the trigger until "
@@ -319,10 +312,10 @@ FIGURES = (
            tile=Tile("checkpoint_took", "Last checkpoint", ("age", "checkpoint_age"))),
     Figure("gauge", "since the last checkpoint completed", "ms", read=_number(_since_completed),
            tile=Tile("checkpoint_age")),
-    *(each for kind, ends in (("processed", "Processed"), ("visible", "Visible")) for each in (
+    *(each for kind, ends in (("processed", "Processing latency"), ("visible", "Latency until visible")) for each in (
         Figure("gauge", f"the greatest 99th percentile of a sink in the last minute: {kind}", "ms",
                read=_worst_of_minute(kind, "p99"),
-               tile=Tile(f"{kind}_p99", f"{ends}, p99 of a minute", ("p50", f"{kind}_p50"))),
+               tile=Tile(f"{kind}_p99", f"{ends}, p99", ("p50", f"{kind}_p50"))),
         Figure("gauge", f"the greatest median of a sink in the last minute: {kind}", "ms",
                read=_worst_of_minute(kind, "p50"), tile=Tile(f"{kind}_p50")))),
     Figure("counter", "rows that a chain took (in) and sent (out), under the name of its first operator; begins again "
@@ -375,7 +368,7 @@ FIGURES = (
            tile=Tile("failed")),
     Figure("gauge", "completed checkpoints that subtasks of sinks have not made visible", "checkpoints",
            read=_number(lambda status: sum(sink.pending for sink in of_sinks(status, status.at_ms))),
-           tile=Tile("pending", "Decided, not visible", ("checkpoint under way:", "in_progress"))),
+           tile=Tile("pending", "Committed checkpoints, not yet visible", ("checkpoint under way:", "in_progress"))),
     Figure("gauge", "rows between subtasks, of an unaligned checkpoint", "bytes", f"{_LAST}.in_flight_bytes"),
     Figure("gauge", "snapshots of subtasks", "snapshots", f"{_LAST}.parts"),
 )
@@ -384,7 +377,7 @@ FIGURES = (
 EXPOSED = tuple(figure for figure in FIGURES if figure.exposed)
 TILES = tuple((figure, figure.tile) for figure in FIGURES if figure.tile is not None)
 
-Sample: TypeAlias = tuple[Figure, Labels, float]  # values of labels, without the job
+Sample: TypeAlias = tuple[Figure, Labels, float]
 
 
 @dataclass(frozen=True)
@@ -397,7 +390,7 @@ class Buckets:
 
 
 def is_exported(status: JobStatus, now_ms: int) -> bool:
-    """Whether the run is exported; not after another run replaced it, or an hour after the end."""
+    """False for a replaced run, or an hour after the end."""
     if status.outcome in ("fenced", "replaced"):
         return False
     return status.outcome is None or now_ms - status.condition_since_ms < FORGOTTEN_MS
@@ -414,7 +407,7 @@ def durations(status: JobStatus) -> Buckets:
 
 
 def samples(status: JobStatus) -> Iterator[Sample]:
-    """Yields all samples except the histogram; at most `PER_OPERATOR` series per operator."""
+    """All samples except the histogram, at most `PER_OPERATOR` series per operator."""
     series: Counter[str] = Counter()
     for figure in EXPOSED:
         if figure not in (DURATION, LATE, OTHER):

@@ -1,4 +1,4 @@
-"""Progress of a job, and the cause of missing progress. Pure: facts and `now` in, a `Condition` out.
+"""Progress of a job, and the cause of missing progress. Pure.
 
 | state              | when                                                                                          |
 |---|---|
@@ -16,13 +16,10 @@
 | WAITING_RESTORE    | the slots have restored for the timeout, and are not done                                     |
 | BLOCKED            | recently a step of the program, or a source of ours, blocked a slot for seconds               |
 | FINISHING          | the last record is being written                                                              |
-| FENCED FINISHED FAILED CANCELLED | the job has ended                                                               |
+| FENCED FINISHED FAILED STOPPED   | the job has ended                                                               |
 
-The reason of RUNNING names slow sinks and uploads (see `slowness`), and missing slots. Once slow commits have delayed
-checkpoints, the state is WAITING_SINK until the sink has caught up, also while checkpoints are taken.
-
-The state is for people and their alarms, and decides nothing. Time without a checkpoint is summed over generations: a
-job in a restart loop must not look healthy.
+Once slow commits have delayed checkpoints, the state is WAITING_SINK until the sink has caught up. The state decides
+nothing. Time without a checkpoint is summed over generations: a job in a restart loop must not look healthy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +56,7 @@ State: TypeAlias = Literal[
     "FENCED",
     "FINISHED",
     "FAILED",
-    "CANCELLED",
+    "STOPPED",
 ]
 TROUBLED: frozenset[State] = frozenset(
     {
@@ -74,9 +71,9 @@ TROUBLED: frozenset[State] = frozenset(
     }
 )
 
-HANGING_MS = 5_000  # report a store without an answer for this long
-MISSING_MS = 10_000  # report a slot missing for this long; carriers replace a process in less
-BLOCKED_MS = 30_000  # show a blocked slot for this long
+HANGING_MS = 5_000  # without an answer of the store
+MISSING_MS = 10_000  # carriers replace a process in less
+BLOCKED_MS = 30_000  # then a blocked slot is not shown
 STEP_REMEDY = (
     "let functions of the program in these steps return sooner; if the steps have none, barrier-runtime is at fault: "
     "report it"
@@ -90,10 +87,15 @@ _NAMED = 8
 ENDS: dict[str, State] = {
     "finished": "FINISHED",
     "failed": "FAILED",
-    "cancelled": "CANCELLED",
+    "cancelled": "STOPPED",
     "fenced": "FENCED",
     "replaced": "FENCED",
 }
+
+
+def ended_in_words(outcome: str) -> str:
+    """Outcome for people; stored records and calls say "cancelled"."""
+    return "stopped" if outcome == "cancelled" else outcome
 
 
 @dataclass(frozen=True)
@@ -101,27 +103,27 @@ class Condition:
     state: State
     reason: str
     since_ms: int
-    slow: tuple[SlowCommit, ...] = ()  # whatever the state
-    slow_uploads: tuple[SlowUpload, ...] = ()  # whatever the state
+    slow: tuple[SlowCommit, ...] = ()
+    slow_uploads: tuple[SlowUpload, ...] = ()
 
     def __str__(self) -> str:
         return described(self.state, self.reason)
 
 
 def described(state: str, reason: str) -> str:
-    """Returns text for people: "WAITING_STORE: append …", "FENCED by generation 7 of …"."""
+    """Returns "WAITING_STORE: append …", "FENCED by generation 7 of …"."""
     return f"{state}{' ' if state == 'FENCED' else ': '}{reason}" if reason else state
 
 
 def what_died(reason: str) -> str:
-    """Returns a process's death from a recovery's reason, if known; else the first report."""
+    """A process's death, if `reason` names a death; else `reason`."""
     parts = [part for part in reason.split("; ") if " died of " in part]
     return "; ".join(parts) or reason.removeprefix("PeerLost: ")
 
 
 @dataclass(frozen=True)
 class StoreRetry:
-    """A failed store call under retry. `what`: operation and object."""
+    """`what`: operation and object."""
 
     what: str
     error: str
@@ -131,7 +133,7 @@ class StoreRetry:
 
 @dataclass(frozen=True)
 class Away:
-    """An unavailable server. `operator`: of a subtask that cannot open without the server."""
+    """Unavailable server, needed to open `operator`."""
 
     operator: str
     error: str
@@ -140,7 +142,7 @@ class Away:
 
 @dataclass(frozen=True)
 class OpenCheckpoint:
-    """The oldest pending checkpoint. `missing`: subtasks with their operators."""
+    """Oldest pending checkpoint. `missing`: subtasks with operators."""
 
     checkpoint: int
     triggered_ms: int
@@ -149,7 +151,7 @@ class OpenCheckpoint:
 
 @dataclass(frozen=True)
 class StoreWait:
-    """A checkpoint with all acks, since when, and the object whose write has no answer."""
+    """Checkpoint with all acks whose write of `key` has no answer."""
 
     checkpoint: int
     key: str
@@ -158,9 +160,8 @@ class StoreWait:
 
 @dataclass(frozen=True)
 class BlockedSlot:
-    """A slot that was blocked, reported afterwards. `by`: subtask with operators, and duration.
-
-    `reading`: a reader of this package, not a function of the program, needed most of the time.
+    """`by`: subtask with operators, and duration.
+    `reading`: mostly in a reader of this package, not in a function of the program.
     """
 
     slot: int
@@ -176,38 +177,38 @@ class Facts:
     outcome: str | None = None
     ended_because: str = ""
     activity: str = ""  # of a starting or recovering job
-    completed: int = 0  # the last completed checkpoint
+    completed: int = 0
     expects_checkpoint: bool = True  # False: only commits are due
     checkpoint: OpenCheckpoint | None = None
-    last_failure: str = ""  # of a checkpoint, since the last complete checkpoint
+    last_failure: str = ""  # since the last complete checkpoint
     store: tuple[StoreRetry, ...] = ()
     undecided: StoreWait | None = None
-    appending: str = ""  # the record whose put has no answer
+    appending: str = ""  # a record whose put has no answer
     failing: tuple[FailingCommit, ...] = ()
     waiting: tuple[Away, ...] = ()
-    absences: tuple[AbsentSlot, ...] = ()  # of a generation that waits for slots, once the job has run
-    silence: str = ""  # slots that do not hear each other although both reach the coordinator
+    absences: tuple[AbsentSlot, ...] = ()  # once the job has run
+    silence: str = ""  # slots that do not hear each other
     held_by: Mapping[str, int] = field(default_factory=dict)  # cores that others occupy, by name
-    start_error: str = ""  # of processes that were to become missing slots
-    behind: tuple[tuple[str, int], ...] = ()  # sinks behind `completed`, and their last checkpoint
+    start_error: str = ""  # of processes for missing slots
+    behind: tuple[tuple[str, int], ...] = ()  # sinks behind `completed`, with last checkpoint
     blocked: tuple[BlockedSlot, ...] = ()
     held_back: str = ""  # why no checkpoint is taken until sinks catch up
     uncommitted: tuple[Uncommitted, ...] = ()
     uploaded: CheckpointUploads | None = None
-    interval_ms: int = 0  # between checkpoints
+    interval_ms: int = 0
     narrow: str = ""  # fewer slots than the job should have
 
 
 class ProgressWatch:
-    """Condition of a job. Call `look` when facts may have changed, and at `next_ms`."""
+    """Call `look` when facts may have changed, and at `next_ms`."""
 
     def __init__(self) -> None:
         self.condition = Condition("STARTING", "", 0)
         self.slow = SlowCommits()
         self.slow_uploads = SlowUploads()
-        self._held_up = False  # long enough for a report
+        self._held_up = False
         self._looked = False
-        self.next_ms: int | None = None  # time alone may change the condition
+        self.next_ms: int | None = None  # when time alone may change the condition
         self._ran = False
         self._completed = 0
         self._running_since_ms: int | None = None
@@ -245,7 +246,7 @@ class ProgressWatch:
             self._running_since_ms = None
 
     def _remember(self, facts: Facts, now_ms: int) -> None:
-        """Remembers since when each problem is known. Judges sinks only while the job runs."""
+        """Sinks' problems count only while the job runs."""
         known = [("store", retry.what, 0) for retry in facts.store]
         known += [("append", facts.appending, 0)] if facts.appending else []
         known += [("open", away.operator, 0) for away in facts.waiting]
@@ -257,7 +258,7 @@ class ProgressWatch:
         self._since = {trouble: self._since.get(trouble, now_ms) for trouble in known}
 
     def _over(self, since_ms: int, after_ms: int, now_ms: int) -> bool:
-        """Whether that time is over; if not, `next_ms` includes the end."""
+        """If the time is not over, `next_ms` includes the end."""
         at_ms = since_ms + after_ms
         if at_ms > now_ms and (self.next_ms is None or at_ms < self.next_ms):
             self.next_ms = at_ms
@@ -356,7 +357,7 @@ class ProgressWatch:
 
 
 def _commit_trouble(failing: FailingCommit) -> tuple[str, str, int]:
-    """Returns the key of a sink's failure: the same until a commit, also for newer checkpoints."""
+    """The key stays the same until a commit, also for newer checkpoints."""
     return ("commit", failing.sink, failing.since_ms)
 
 

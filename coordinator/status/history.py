@@ -1,7 +1,6 @@
-"""History of a job across coordinators and runs: counters, checkpoints, recoveries, slots, end.
+"""History of a job across coordinators and runs. Pure.
 
-One object per job, which the leader writes after the events. The history decides nothing: a loss costs figures. Pure:
-the bytes, their meaning, and how they agree with the decision log.
+One object per job, written by the leader after the events. The history decides nothing: a loss costs figures.
 """
 
 from typing import Literal
@@ -32,11 +31,11 @@ class KnownSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: int
     host: str
     task_attempt: int
-    program: str = ""  # as in `JobSpec`
+    program: str = ""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Outcome of a run; void once the log has grown beyond `position`, because the job has a leader again."""
+    """The outcome is void once the log has grown beyond `position`: the job has a leader again."""
 
     run_id: str
     outcome: Literal["finished", "failed", "cancelled"]
@@ -48,13 +47,13 @@ class RunOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     version: int = HISTORY_VERSION
     job: str
-    run_id: str  # of the writing run
+    run_id: str
     triggered: int = 0
     completed: int = 0
     failed: int = 0
     generations: int = 0
     last_completed: CheckpointStatus | None = None
-    history: tuple[CheckpointStatus, ...] = ()  # oldest first
+    history: tuple[CheckpointStatus, ...] = ()
     recoveries: tuple[RecoveryStatus, ...] = ()
     failures: tuple[FailureStatus, ...] = ()
     takeovers: tuple[TakeoverStatus, ...] = ()
@@ -62,8 +61,8 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     durations: DurationCounts = DurationCounts()
     latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}
     slots: tuple[KnownSlot, ...] = ()
-    rescales: tuple[RescaleStatus, ...] = ()  # ended ones
-    savepoints: tuple[SavepointStatus, ...] = ()  # ended ones
+    rescales: tuple[RescaleStatus, ...] = ()  # ended
+    savepoints: tuple[SavepointStatus, ...] = ()  # ended
     commits: CommitsStatus = CommitsStatus({}, ())
     outcome: RunOutcome | None = None
 
@@ -83,8 +82,7 @@ def encode_history(history: History) -> bytes:
 
 
 def decode_history(name: str, data: bytes) -> History:
-    """Returns the history `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes.
-
-    These errors must not stop a job: only figures are lost.
+    """Raises `InvalidJob` for another version, `Corrupt` for invalid bytes.
+    These errors must not stop a job.
     """
     return _DECODER.decode(data, name)

@@ -1,16 +1,11 @@
-"""Latency histograms of all slots, merged: since each process began, and of the last minute. Pure.
+"""Merged latency histograms of all slots. Pure.
 
-A slot sends the whole encoded histogram of the process; a time span is the difference of two. `ReportedHistograms`
-keeps some of a minute per process. Clients request the status more often than slots send, on the coordinator's loop;
-therefore results are cached by their inputs, and percentiles come from running totals.
-
-`LatencyHour` holds both latencies of each sink over the last hour: a point per minute, kept in the job's history.
+A slot sends the whole histogram of the process; a time span is the difference of two. Results are cached by inputs:
+clients request the status more often than slots send.
 
 Layout and encoding are HdrHistogram's (V2: compressed, base64): 1 µs to 1 h, three significant digits. HdrHistogram's
-Python library would install packages that no job needs, and a program `dump_hdrh`. Only nonzero counts are kept: mostly
-a few hundred of 23,552.
-
-Value `v` has the index `(b << 10) + (v >> b)`, `b` being the bits of `v` above eleven; up to 2,047 the index is `v`.
+Python library would install packages that no job needs. Value `v` has the index `(b << 10) + (v >> b)`, `b` being the
+bits of `v` above eleven; up to 2,047 the index is `v`.
 """
 
 import base64
@@ -26,7 +21,7 @@ from typing import TypeAlias
 
 from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, LatencyPoint, LatencyStatus
 
-Counts: TypeAlias = dict[int, int]  # by index
+Counts: TypeAlias = dict[int, int]  # by index, nonzero
 
 LOWEST_US = 1
 HIGHEST_US = 3_600_000_000
@@ -49,7 +44,7 @@ def highest_of(index: int) -> int:
 
 
 def decode(text: str) -> Counts:
-    """Returns the counts of an encoded histogram. Raises `ValueError` for other text."""
+    """Raises `ValueError` for text that is no encoded histogram."""
     try:
         data = base64.b64decode(text, validate=True)
         cookie, length = OUTER.unpack_from(data)
@@ -94,7 +89,6 @@ def _encoded_counts(body: bytes) -> Counts:
 
 
 def summed(histograms: Iterable[Counts]) -> list[int]:
-    """Returns sums by index, without trailing zeros."""
     every = [each for each in histograms if each]
     counts = [0] * (1 + max((max(each) for each in every), default=-1))
     for each in every:
@@ -111,8 +105,7 @@ Encoded: TypeAlias = Mapping[str, str]  # "<sink>:processed" or "<sink>:visible"
 
 
 class ReportedHistograms:
-    """Histograms of a process: the newest, and a few of the last minute.
-
+    """Newest histogram of a process, and a few of the last minute.
     `began_empty`: known since before the first count; else the first report's counts are older than the last minute.
     """
 
@@ -131,9 +124,9 @@ class ReportedHistograms:
         self._forget(now_ms)
 
     def before(self, now_ms: int) -> Encoded:
+        self._forget(now_ms)  # also of an ended process: reports are large
         if now_ms - self._newest_ms > RECENT_MS:
             return self.newest
-        self._forget(now_ms)
         return self._kept[0][1] if self._kept else {}
 
     def _forget(self, now_ms: int) -> None:
@@ -142,12 +135,11 @@ class ReportedHistograms:
 
 
 def merged(encoded: Iterable[Encoded]) -> dict[str, LatencyStatus]:
-    """Returns a status per name over all processes, without invalid histograms."""
+    """Status per name over all processes, without invalid histograms."""
     return _statuses(_by_name(encoded), {})
 
 
 def last_minute(processes: Iterable[ReportedHistograms], now_ms: int) -> dict[str, LatencyStatus]:
-    """Returns a status per name, of the counts within the last minute."""
     processes = list(processes)
     newest = _by_name(each.newest for each in processes)
     return _statuses(newest, _by_name(each.before(now_ms) for each in processes))
@@ -168,7 +160,6 @@ def _statuses(newest: Mapping[str, list[str]], before: Mapping[str, list[str]]) 
 
 @lru_cache(maxsize=128)
 def _status_of(newest: tuple[str, ...], before: tuple[str, ...]) -> LatencyStatus | None:
-    """Returns the status of the counts in `newest` but not in `before`."""
     counted = _counts(newest)
     if counted is None:
         return None
@@ -179,9 +170,8 @@ def _status_of(newest: tuple[str, ...], before: tuple[str, ...]) -> LatencyStatu
     return _status(between if min(between, default=0) >= 0 else [max(0, count) for count in between])
 
 
-@lru_cache(maxsize=32)  # entries of 200 kB, for the last minute, whose `before` changes rarely
+@lru_cache(maxsize=32)  # entries of 200 kB, for the last minute
 def _counts(texts: tuple[str, ...]) -> list[int] | None:
-    """Returns rows by the index of their latency, without trailing zeros."""
     decoded = [counts for counts in map(_decoded, texts) if counts is not None]
     if not decoded:
         return None
@@ -223,7 +213,7 @@ def _bound_indices() -> tuple[int, ...]:
 
 
 MINUTES = 60
-_NAMES = 64  # sinks times two; more lines would not be readable
+_NAMES = 64  # sinks times two
 
 
 class LatencyHour:
@@ -235,7 +225,7 @@ class LatencyHour:
         self._points = {name: deque(of, MINUTES) for name, of in points.items()}
 
     def look(self, processes: Iterable[ReportedHistograms], now_ms: int) -> None:
-        """Adds a point for each name with rows, once a minute. Cheap in between."""
+        """Adds a point per name with rows, once a minute."""
         if self._looked_ms is None or now_ms < self._looked_ms:
             self._looked_ms = now_ms
             return
@@ -247,8 +237,13 @@ class LatencyHour:
                 point = LatencyPoint(now_ms, latency.p50, latency.p99, latency.p999, latency.max, latency.count)
                 self._points.setdefault(name, deque(maxlen=MINUTES)).append(point)
 
+    def worst_p99(self, now_ms: int) -> float | None:
+        """Greatest 99th percentile of a sink in the last full minute; None without rows since."""
+        newest = (points[-1] for points in self._points.values() if points)
+        return max((each.p99 for each in newest if 0 <= now_ms - each.at_ms <= 2 * RECENT_MS), default=None)
+
     def points(self, now_ms: int | None = None) -> dict[str, tuple[LatencyPoint, ...]]:
-        """Returns the points, oldest first; with `now_ms`, of the last hour."""
+        """Points, oldest first; with `now_ms`, of the last hour."""
         since_ms = 0 if now_ms is None else now_ms - MINUTES * RECENT_MS
         kept = {name: tuple(each for each in points if each.at_ms > since_ms) for name, points in self._points.items()}
         return {name: points for name, points in kept.items() if points}

@@ -1,4 +1,4 @@
-"""Status of a run that has ended or that another daemon leads, from the stored log and history. Pure."""
+"""Status from log and history, of a run that has ended or has another leader. Pure."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ Past = Literal["finished", "failed", "cancelled", "fenced"]
 
 
 def past_status(view: LogView, history: History | None, run_id: str | None) -> JobStatus | None:
-    """Returns the end of run `run_id` (None: the last run). None: unknown, or no recorded end."""
+    """`run_id` None: the last run. Returns None if no end is recorded."""
     if view.head is None or view.fence is None or not isinstance(view.fence.record, Fence):
         return None
     fence = view.fence.record
@@ -37,7 +37,7 @@ def past_status(view: LogView, history: History | None, run_id: str | None) -> J
         reason = head.reason or f"job {fence.spec.job} had ended: {head.outcome}"
         ended_as = _status(fence.spec, fence.token, head.outcome, reason, history)
         commits = ended_as.commits
-        if head.outcome == "finished":  # so all rows are visible, although the figures may be older
+        if head.outcome == "finished":  # all rows are visible, although the figures may be older
             commits = msgspec.structs.replace(commits, troubles=())
         savepoints = with_last_savepoint(ended_as.savepoints, head)
         return msgspec.structs.replace(ended_as, savepoints=savepoints, commits=commits)
@@ -48,7 +48,7 @@ def past_status(view: LogView, history: History | None, run_id: str | None) -> J
 
 
 def with_last_savepoint(known: tuple[SavepointStatus, ...], finish: Finish) -> tuple[SavepointStatus, ...]:
-    """Adds the savepoint that FINISH names: the history may lack it after a coordinator's death."""
+    """Adds FINISH's savepoint, which the history may lack after a coordinator's death."""
     stop = finish.stops_with
     if stop is None:
         return known
@@ -66,7 +66,7 @@ def with_last_savepoint(known: tuple[SavepointStatus, ...], finish: Finish) -> t
 
 
 def led_elsewhere(view: LogView, history: History | None, reason: str) -> JobStatus | None:
-    """Returns the status that a run's leader has stored. None: there is none, or the run has ended."""
+    """Status stored by a run's leader. None: missing, or the run has ended."""
     if view.head is None or view.fence is None or not isinstance(view.fence.record, Fence):
         return None
     if isinstance(view.head.record, Finish):
@@ -123,6 +123,7 @@ def _status(
         chains=chain_statuses(spec.chains, {}),
         watermark_ms=None,
         records=0,
+        records_after_checkpoint=0 if outcome == "finished" else None,
         latency={},
         commits=known.commits,
         kill=(),

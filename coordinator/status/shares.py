@@ -1,7 +1,6 @@
 """Busy, backpressured and idle shares of operator chains in the last 10 s, from heartbeats. Pure.
 
-Slots report sums that only rise; a share is the difference of two sums over the time between. A new generation starts
-sums at 0, so no difference spans the beginning of a generation.
+Slots report rising sums. A new generation starts sums at 0, so no difference spans the beginning of a generation.
 """
 
 from collections import deque
@@ -26,20 +25,18 @@ from barrier_runtime.coordinator.wire.messages import ChainSpec, HeldBack
 
 WINDOW_MS = 10_000
 _STEP_MS = 900  # between two kept reports
-_SHORTEST_MS = 500  # a shorter time says nothing
-_IDLE_NAMED = 8  # splits of a source
+_SHORTEST_MS = 500  # a shorter span says nothing
+_IDLE_NAMED = 8
 
 
 class ReportedFigures:
-    """Reports of a slot process within the last 10 s, a heartbeat per second."""
-
     def __init__(self) -> None:
         self._token = 0
         self._kept: deque[tuple[int, Mapping[str, float]]] = deque()
         self._newest: tuple[int, Mapping[str, float]] | None = None
 
     def tell(self, token: int, sent_at_ms: int, figures: Mapping[str, float]) -> None:
-        """Adds a report. `sent_at_ms` is by the slot's clock; if that goes back, everything starts anew."""
+        """If `sent_at_ms`, by the slot's clock, goes back, everything starts anew."""
         if token != self._token or (self._newest is not None and sent_at_ms < self._newest[0]):
             self._token = token
             self._kept.clear()
@@ -55,19 +52,19 @@ class ReportedFigures:
 
     @property
     def seconds(self) -> float:
-        """Seconds between the oldest kept report and the newest; 0 if that is too short."""
+        """Time between the oldest kept report and the newest; 0 if too short."""
         if self._newest is None or not self._kept:
             return 0.0
         length_ms = self._newest[0] - self._kept[0][0]
         return length_ms / 1000 if length_ms >= _SHORTEST_MS else 0.0
 
     def per_second(self, key: str) -> float | None:
-        """Returns the rise of a sum per second; None if unknown."""
+        """None: unknown."""
         change = self.change_per_second(key)
         return None if change is None else max(0.0, change)
 
     def change_per_second(self, key: str) -> float | None:
-        """Returns the rise (or fall, below 0) of a figure per second; None if unknown."""
+        """Below 0 for a fall; None: unknown."""
         seconds = self.seconds
         if not seconds or key not in self.newest:
             return None
@@ -76,8 +73,6 @@ class ReportedFigures:
 
 @dataclass(frozen=True)
 class _OfChain:
-    """Rates of each slot that reports them."""
-
     slots: tuple[int, ...]
     rates: tuple[float, ...]
 
@@ -86,12 +81,7 @@ class _OfChain:
         return sum(self.rates) / len(self.rates) if self.rates else None
 
     @property
-    def total(self) -> float | None:
-        return sum(self.rates) if self.rates else None
-
-    @property
     def largest(self) -> tuple[float | None, int]:
-        """Largest rate, and the slot of it."""
         if not self.rates:
             return None, -1
         at = max(range(len(self.rates)), key=self.rates.__getitem__)
@@ -99,21 +89,21 @@ class _OfChain:
 
 
 def chain_statuses(chains: Iterable[ChainSpec], reports: Mapping[int, ReportedFigures]) -> tuple[ChainStatus, ...]:
-    """Returns the status of chains. `reports`: by slot."""
     return tuple(_chain_status(chain, reports) for chain in chains)
 
 
 def _chain_status(chain: ChainSpec, reports: Mapping[int, ReportedFigures]) -> ChainStatus:
     name = chain.operators[0]
     busy, blocked, held = (_of(metric, name, reports) for metric in (WORK_S, BLOCKED_S, HELD_S))
-    rows_in, rows_out = (_of(metric, name, reports) for metric in (ROWS_IN, ROWS_OUT))
+    rows_in = _of(ROWS_IN, name, reports)
     idle = [
         max(0.0, 1 - work - wait - hold) for work, wait, hold in zip(busy.rates, blocked.rates, held.rates, strict=True)
     ]
     starved = [rate for slot in busy.slots if (rate := reports[slot].per_second(STARVED_S.name)) is not None]
     backlog, caught_up_in_s = _backlog(name, reports)
     busiest, busiest_slot = busy.largest
-    most_rows, total_rows = rows_in.largest[0], rows_in.total
+    most_rows, total_rows = rows_in.largest[0], total_rate(ROWS_IN.key(name), reports.values())
+    rows_out_per_s = total_rate(ROWS_OUT.key(name), reports.values())
     return ChainStatus(
         chain=chain.chain,
         operators=chain.operators,
@@ -127,7 +117,7 @@ def _chain_status(chain: ChainSpec, reports: Mapping[int, ReportedFigures]) -> C
         busiest=_share(busiest),
         busiest_slot=busiest_slot,
         rows_in_per_s=None if total_rows is None else round(total_rows, 1),
-        rows_out_per_s=None if rows_out.total is None else round(rows_out.total, 1),
+        rows_out_per_s=None if rows_out_per_s is None else round(rows_out_per_s, 1),
         rows_in=_sum(ROWS_IN, name, reports),
         rows_out=_sum(ROWS_OUT, name, reports),
         busiest_rows=round(most_rows / total_rows, 3) if most_rows and total_rows else None,
@@ -137,8 +127,39 @@ def _chain_status(chain: ChainSpec, reports: Mapping[int, ReportedFigures]) -> C
     )
 
 
+class SubtaskWork(msgspec.Struct, frozen=True):
+    """Work of a chain's subtask in the last 10 s; None: unknown. Shares are of the slot's time, 0 to 1."""
+
+    slot: int
+    rows_in_per_s: float | None
+    rows_out_per_s: float | None
+    busy: float | None
+    backpressured: float | None
+    rows_in: int  # since the generation began
+
+
+def subtask_work(chain: ChainSpec, reports: Mapping[int, ReportedFigures]) -> tuple[SubtaskWork, ...]:
+    name = chain.operators[0]
+
+    def of(figures: ReportedFigures, metric: Counter) -> float | None:
+        rate = figures.per_second(metric.key(name))
+        return None if rate is None else round(rate, 3)
+
+    return tuple(
+        SubtaskWork(
+            slot,
+            of(figures, ROWS_IN),
+            of(figures, ROWS_OUT),
+            _share(of(figures, WORK_S)),
+            _share(of(figures, BLOCKED_S)),
+            int(figures.newest.get(ROWS_IN.key(name), 0.0)),
+        )
+        for slot, figures in sorted(reports.items())
+    )
+
+
 def _backlog(operator: str, reports: Mapping[int, ReportedFigures]) -> tuple[int | None, float | None]:
-    """Unread rows of a source in all slots, and seconds until the source has caught up at the rate of the last 10 s."""
+    """Unread rows of a source in all slots, and seconds until caught up."""
     key = BACKLOG_ROWS.key(operator)
     known = [figures for figures in reports.values() if key in figures.newest]
     if not known:
@@ -149,6 +170,15 @@ def _backlog(operator: str, reports: Mapping[int, ReportedFigures]) -> tuple[int
     if backlog == 0 or None in changes or change >= 0:
         return backlog, 0.0 if backlog == 0 else None
     return backlog, round(backlog / -change, 1)
+
+
+def total_rate(key: str, reports: Iterable[ReportedFigures]) -> float | None:
+    """Rise per second in all slots together.
+    None while the rate of a slot that has the figure, or that has reported nothing yet, is unknown.
+    """
+    rates = [each.per_second(key) for each in reports if key in each.newest or not each.newest]
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known and len(known) == len(rates) else None
 
 
 def _of(metric: Counter, operator: str, reports: Mapping[int, ReportedFigures]) -> _OfChain:
@@ -168,7 +198,6 @@ def _share(share: float | None) -> float | None:
 def source_statuses(
     chains: Iterable[ChainSpec], reports: Mapping[int, Mapping[str, HeldBack]], now_ms: int
 ) -> tuple[SourceStatus, ...]:
-    """Returns the status of sources with event time. `reports`: by slot, then by source."""
     names = [chain.operators[0] for chain in chains if chain.is_source]
     known = {name: [(slot, each[name]) for slot, each in reports.items() if name in each] for name in names}
     return tuple(_source_status(name, of, now_ms) for name, of in known.items() if of)

@@ -1,7 +1,7 @@
-"""Spans of a job's history: one trace per checkpoint, per recovery, and per rescale. Pure.
+"""Spans of a job: a trace per checkpoint, recovery and rescale. Pure.
 
-Ids are hashes of the job, the generation and the checkpoint, so every process makes the same ids without communication:
-a successor's addition (the commit) is in the predecessor's trace.
+Ids are hashes of the job, the generation and the checkpoint: a successor's addition (the commit) is in the
+predecessor's trace.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ MOST_SUBTASKS = 160  # per look: five spans each, 25 µs a span, on the loop tha
 
 @dataclass(frozen=True)
 class Span:
-    """A span. Times are wall-clock milliseconds. `parent_id` 0: the root of a trace."""
+    """Times are wall-clock milliseconds. `parent_id` 0: the root of a trace."""
 
     name: str
     trace_id: int  # 128 bits
@@ -53,14 +53,13 @@ class _Trace:
         attributes: dict[str, Attribute] | None = None,
         error: str = "",
     ) -> Span:
-        """Returns a span. `path`: names from the root to the span."""
+        """`path`: names from the root."""
         parent_id = self.span_id(*path[:-1]) if len(path) > 1 else 0
         own = attributes or {}
         return Span(path[-1], self.id, self.span_id(*path), parent_id, start_ms, max(start_ms, end_ms), own, error)
 
 
 def checkpoint_spans(job: str, record: CheckpointStatus, most: int = MOST_SUBTASKS) -> list[Span]:
-    """Returns spans from trigger to decision, per subtask (the `most` slowest) and per stage."""
     trace, start_ms = _trace_of(job, record), record.triggered_ms
     root = _root(record)
     attributes: dict[str, Attribute] = {
@@ -106,7 +105,6 @@ def _subtask_spans(trace: _Trace, root: str, record: CheckpointStatus, subtask: 
 
 
 def commit_spans(job: str, record: CheckpointStatus) -> list[Span]:
-    """Returns a span from the decision to the last sink's commit; none while commits are open."""
     if record.commit_duration_ms is None:
         return []
     decided_ms = record.triggered_ms + record.duration_ms
@@ -116,7 +114,6 @@ def commit_spans(job: str, record: CheckpointStatus) -> list[Span]:
 
 
 def recovery_spans(job: str, recovery: RecoveryStatus) -> list[Span]:
-    """Returns the spans of an ended recovery; none before the end."""
     if recovery.running_ms is None:
         return []
     trace, root = _Trace(job, "recovery", recovery.token, recovery.started_ms), f"recovery of {job}"
@@ -129,10 +126,6 @@ def recovery_spans(job: str, recovery: RecoveryStatus) -> list[Span]:
 
 
 def rescale_spans(job: str, rescale: RescaleStatus) -> list[Span]:
-    """Returns the spans of an ended rescale or replace; none before the end.
-
-    Parts: start of new slots, last checkpoint of the old ones, the commit, and the move, as far as reached.
-    """
     if rescale.ended_ms is None:
         return []
     trace, root = _Trace(job, f"{rescale.kind} {rescale.id}", 0, rescale.asked_ms), f"{rescale.kind} of {job}"
@@ -163,14 +156,14 @@ def _root(record: CheckpointStatus) -> str:
 
 
 class NewSpans:
-    """New entries of a job's history since the last look; none at first: old ones were exported."""
+    """The first look yields nothing: old entries were exported."""
 
     def __init__(self) -> None:
         self._before: set[tuple[str, int, int]] | None = None
 
     def look(self, history: History) -> list[Span]:
         job = history.job
-        found: dict[tuple[str, int, int], Callable[[], list[Span]]] = {}  # spans are made only for new entries
+        found: dict[tuple[str, int, int], Callable[[], list[Span]]] = {}
         known = self._before or set()
         new = sum(("checkpoint", record.token, record.checkpoint) not in known for record in history.history)
         most = max(SUBTASKS, MOST_SUBTASKS // max(1, new))

@@ -1,6 +1,6 @@
-"""Statistics of a job, for people: counters, the last checkpoints, recoveries, late rows. Decides nothing.
+"""Statistics of a job. They decide nothing.
 
-`history` keeps them across coordinators; missing decisions are counted from the log. `over_slots` merges heartbeats.
+`history` keeps statistics across coordinators; missing decisions are counted from the log.
 """
 
 from collections import Counter, deque
@@ -17,6 +17,7 @@ from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.metric_table import LATE_LEFT_ROWS, LATE_RIGHT_ROWS, LATE_ROWS, Gauge
 from barrier_runtime.coordinator.metric_table import Counter as CounterRow
 from barrier_runtime.coordinator.status import subtask_durations
+from barrier_runtime.coordinator.status.generation_status import GenerationKind
 from barrier_runtime.coordinator.status.health import StoreRetry
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome
 from barrier_runtime.coordinator.status.latency import LatencyHour
@@ -32,17 +33,18 @@ from barrier_runtime.coordinator.status.status import (
     TakeoverStatus,
 )
 from barrier_runtime.coordinator.status.store_use import StoreUseBetween
+from barrier_runtime.coordinator.status.trend import Trend
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskFailed
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.use import StoreCounts
 
 HISTORY = 100
 SAVEPOINTS = 50
-SUBTASKS = 16  # per checkpoint, in full; `subtask_durations` has those of the others
+SUBTASKS = 16  # per checkpoint, in full; `subtask_durations` has the others
 _MISSING = 64
 _FAILURES = 20
-_FAILURES_OF_A_GENERATION = 3  # the first is the cause; further ones are mostly broken connections
-LONGEST_ERROR = 4_000  # characters
+_FAILURES_OF_A_GENERATION = 3  # further failures are mostly broken connections
+LONGEST_ERROR = 4_000
 
 
 class JobRecord:
@@ -60,6 +62,7 @@ class JobRecord:
         self.times_taken_over = 0
         self.durations = DurationCounts()
         self.latency_hour = LatencyHour()
+        self.trend = Trend()  # of this process alone
         self.triggered = 0
         self.completed = 0
         self.failed = 0
@@ -69,15 +72,15 @@ class JobRecord:
         self.history: deque[CheckpointStatus] = deque(maxlen=HISTORY)
         self.recoveries: deque[RecoveryStatus] = deque(maxlen=HISTORY)
         self.savepoints: tuple[SavepointStatus, ...] = ()  # requested from predecessors
-        self._remembered = 0  # the last checkpoint that completed before this process led
-        self.absent_slots: tuple[int, ...] = ()  # did not register in time, so that the job failed
+        self._remembered = 0  # last checkpoint completed before this process led
+        self.absent_slots: tuple[int, ...] = ()  # not registered in time: the job failed
         self.fenced_by: str | None = None
         self.error: str | None = None
-        self.store_retries: dict[str, StoreRetry] = {}  # failed store calls that are being retried
+        self.store_retries: dict[str, StoreRetry] = {}
         self.revision = 0  # rises with each event that should be stored
 
     def remember(self, known: History | None, completes: tuple[LogEntry, ...]) -> None:
-        """Continues with the stored history and the log's later decisions (`completes`, newest first)."""
+        """Continues with history and the log's later decisions (`completes`, newest first)."""
         known = known or History(job="", run_id="")
         self.triggered, self.completed, self.failed = known.triggered, known.completed, known.failed
         self.generations = known.generations
@@ -147,8 +150,13 @@ class JobRecord:
         elif checkpoint.phase is not CheckpointPhase.SUBSUMED:
             self.failed += 1
 
+    def completed_as(self, checkpoint: int) -> CheckpointStatus | None:
+        """Returns the figures of a completed checkpoint; None: forgotten."""
+        complete = CheckpointPhase.COMPLETE.value
+        known = (*self.history, *((self.last_completed,) if self.last_completed is not None else ()))
+        return next((each for each in known if each.checkpoint == checkpoint and each.outcome == complete), None)
+
     def forget_phases(self) -> None:
-        """Forgets durations of the oldest checkpoints, above a bound for all checkpoints together."""
         together = 0
         for index in range(len(self.history) - 1, -1, -1):
             entry = self.history[index]
@@ -167,7 +175,6 @@ class JobRecord:
         self.store_retries[what] = StoreRetry(what, error, attempts, keeps_from)
 
     def commits_seen(self, commits: CommitTracker, now_ms: int) -> None:
-        """Records when the sinks had caught up with a completed checkpoint."""
         for index in range(len(self.history) - 1, -1, -1):
             entry = self.history[index]
             if entry.outcome != CheckpointPhase.COMPLETE.value:
@@ -182,13 +189,13 @@ class JobRecord:
                 if self.last_completed is not None and self.last_completed.checkpoint == done.checkpoint:
                     self.last_completed = msgspec.structs.replace(done, phases=b"")
 
-    def recovery_began(self, token: int, reason: str, started_ms: int) -> None:
+    def recovery_began(self, token: int, reason: str, started_ms: int, kind: GenerationKind) -> None:
         self.generations += 1
         self.revision += 1
-        self.recoveries.append(RecoveryStatus(token, reason, started_ms, None, None, None))
+        self.recoveries.append(RecoveryStatus(token, reason, started_ms, None, None, None, kind))
 
     def subtask_failed(self, slot: int, failed: SubtaskFailed, now_ms: int) -> None:
-        """Records a failure once; slots report it on every connection."""
+        """Slots report a failure on every connection."""
         known = [each for each in self.failures if each.token == failed.token]
         if len(known) >= _FAILURES_OF_A_GENERATION or any(each.slot == slot for each in known):
             return
@@ -202,15 +209,18 @@ class JobRecord:
     def taken_over(self, token: int, by: Identity, now_ms: int) -> None:
         mark = TakeoverStatus(token, by.leader, now_ms)
         if by.predecessor is not None:
-            led_ms = self.takeovers[-1].at_ms if self.takeovers else 0  # until then, at least, some process led
+            led_ms = self.takeovers[-1].at_ms if self.takeovers else 0  # some process led at least until then
             away_ms = max(0, now_ms - max(led_ms, by.predecessor.ended_ms))
             mark = msgspec.structs.replace(mark, ended=by.predecessor.ended, away_ms=away_ms)
         self.takeovers.append(mark)
         self.times_taken_over += 1
         self.revision += 1
 
+    @property
+    def restarts(self) -> int:
+        return sum(each.kind == "recovery" for each in self.recoveries)
+
     def recovery_because(self, reason: str) -> None:
-        """Replaces the reason of the present generation when more is known."""
         if self.recoveries:
             self.recoveries[-1] = msgspec.structs.replace(self.recoveries[-1], reason=reason)
 
@@ -263,6 +273,7 @@ def _entry(checkpoint: Checkpoint, reason: str, now_ms: int, slots: tuple[SlotDu
         slots=slots,
         state_bytes=_state_bytes(snapshots),
         chain_rows=_chain_rows(acks),
+        records=sum(ack.times.read for ack in acks),
         median_ack_ms=_median_ack_ms(checkpoint),
     )
 
@@ -325,7 +336,6 @@ _MERGES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "min": min, "m
 
 
 def totals(of_slots: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Returns each figure summed over all slots, by key."""
     found: dict[str, float] = {}
     for metrics in of_slots:
         for key, figure in metrics.items():
@@ -334,7 +344,7 @@ def totals(of_slots: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def over_slots(metric: CounterRow | Gauge, of_slots: Iterable[Mapping[str, float]]) -> float | None:
-    """Returns the figure of all slots (and all operators, for an operator's metric); None without reports."""
+    """Merges a figure over slots (an operator's also over operators); None without reports."""
     found: list[float] = []
     for metrics in of_slots:
         if metric.of == "operator":
@@ -344,21 +354,30 @@ def over_slots(metric: CounterRow | Gauge, of_slots: Iterable[Mapping[str, float
     return _MERGES[metric.over_slots](found) if found else None
 
 
-_LATE = frozenset(each.name for each in (LATE_ROWS, LATE_LEFT_ROWS, LATE_RIGHT_ROWS))
-
-
-def late_rows(status: JobStatus) -> dict[str, int]:
-    """Returns the late rows that each step dropped, over all slots; only steps with such rows."""
+def rows_by_step(status: JobStatus, *counters: CounterRow) -> dict[str, int]:
+    """Only steps with such rows."""
+    names = {each.name for each in counters}
     found: dict[str, float] = {}
     for key, rows in totals(slot.metrics for slot in status.slots).items():
         step, _, metric = key.rpartition(".")
-        if metric in _LATE and rows:
+        if metric in names and rows:
             found[step] = found.get(step, 0.0) + rows
     return {step: int(rows) for step, rows in sorted(found.items())}
 
 
+def late_rows(status: JobStatus) -> dict[str, int]:
+    return rows_by_step(status, LATE_ROWS, LATE_LEFT_ROWS, LATE_RIGHT_ROWS)
+
+
 def late_rows_in_words(status: JobStatus) -> str:
-    """Returns "19 rows too late for 'hourly' dropped", with all such steps; empty if none."""
+    """Returns "19 rows too late for 'hourly' dropped", for all steps."""
     dropped = late_rows(status)
     steps = ", ".join(f"{rows:,} row{'s' if rows > 1 else ''} too late for {step!r}" for step, rows in dropped.items())
     return f"{steps} dropped" if steps else ""
+
+
+def repeated_in_words(status: JobStatus) -> str:
+    """Returns "at least 993 of the records were read after the last checkpoint", as of an ended job; empty if none."""
+    rows = status.records_after_checkpoint
+    were = "was" if rows == 1 else "were"
+    return f"at least {rows:,} of the records {were} read after the last checkpoint" if rows else ""

@@ -1,7 +1,4 @@
-"""Public status of a job: a frozen snapshot, JSON through msgspec.
-
-Times named `_ms` are wall-clock milliseconds, `duration_ms` a duration.
-"""
+"""Public status of a job: frozen, JSON through msgspec. `_ms`: a wall-clock time, or a duration."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -10,6 +7,8 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload
+from barrier_runtime.coordinator.status.generation_status import RecoveryStatus as RecoveryStatus
+from barrier_runtime.coordinator.wire.preflight import Preflight
 
 
 class SlotStatus(msgspec.Struct, frozen=True):
@@ -21,17 +20,17 @@ class SlotStatus(msgspec.Struct, frozen=True):
     state: str
     heartbeat_age_ms: int
     metrics: dict[str, float]
-    differs: str = ""  # how release or build differ from the coordinator's
+    differs: str = ""  # release or build, if other than the coordinator's
 
 
 class AbsentSlot(msgspec.Struct, frozen=True):
-    """A missing slot. `ending`: the task that still occupies a core there after a request to end."""
+    """`ending`: task that still occupies a core after a request to end."""
 
     slot: int
     host: str  # of the last process; "": unknown
     since_ms: int
     ending: int | None = None
-    carrier: Literal["spark", "processes"] = "spark"  # as in `JobSpec`
+    carrier: Literal["spark", "processes"] = "spark"
 
 
 class SilentLink(msgspec.Struct, frozen=True):
@@ -42,13 +41,12 @@ class SilentLink(msgspec.Struct, frozen=True):
     peer: int
     peer_host: str
     silent_ms: int
-    failures: int  # earlier failures of this pair of processes
+    failures: int  # of this pair of processes
 
 
 class KillRequest(msgspec.Struct, frozen=True):
-    """Request to the driver to end this Spark task, repeated until a replacement has registered.
-
-    `avoid`: host unsuitable for the replacement; "": none.
+    """Asks the driver to end this Spark task; repeated until a replacement has registered.
+    `avoid`: host unsuitable for the replacement.
     """
 
     slot: int
@@ -58,9 +56,8 @@ class KillRequest(msgspec.Struct, frozen=True):
 
 
 class SubtaskPhases(msgspec.Struct, frozen=True, array_like=True):
-    """A subtask's part of a checkpoint, in milliseconds. An array in JSON, because a history keeps many.
-
-    Append new fields, with a default. "Since the last snapshot" means of the same subtask.
+    """A subtask's part of a checkpoint, in milliseconds. An array in JSON.
+    Append new fields, with a default. Fields from `rows` on count since the subtask's last snapshot.
     """
 
     chain: int
@@ -69,34 +66,34 @@ class SubtaskPhases(msgspec.Struct, frozen=True, array_like=True):
     start_delay_ms: float = 0.0  # trigger -> first barrier; of a source: until the trigger is taken
     alignment_ms: float = 0.0  # first barrier -> last barrier
     sync_ms: float = 0.0  # on the slot's loop
-    async_ms: float = 0.0  # all after that, until the ack was sent
-    precommit_ms: float = 0.0  # of `async_ms`: an operator's longest blocking work (a pre-commit)
-    upload_ms: float = 0.0  # of `async_ms`: an operator's longest write of state
-    slowest: str = ""  # operator of the longer of both
-    new_bytes: int = 0  # uploaded, with rows in flight
-    full_bytes: int = 0  # of all state
+    async_ms: float = 0.0  # after that, until the ack was sent
+    precommit_ms: float = 0.0  # of `async_ms`: longest blocking work of an operator
+    upload_ms: float = 0.0  # of `async_ms`: longest state write of an operator
+    slowest: str = ""  # operator with the longer of both
+    new_bytes: int = 0  # with rows in flight
+    full_bytes: int = 0
     in_flight_bytes: int = 0
-    rows: int = 0  # taken since the last snapshot
-    busy_ms: float = 0.0  # work on rows, since the last snapshot
-    blocked_ms: float = 0.0  # receivers gave no credit, since the last snapshot
-    held_ms: float = 0.0  # an operator of the chain waited for a server, since the last snapshot
-    step_ms: float = 0.0  # the slot's longest step, since the last snapshot
-    step_chain: int = -1  # chain of that step
-    starved_ms: float = 0.0  # the slot's loop was ready and got no processor, since the last snapshot
-    step_reading: bool = False  # mostly in a reader of this package
+    rows: int = 0
+    busy_ms: float = 0.0  # work on rows
+    blocked_ms: float = 0.0  # receivers gave no credit
+    held_ms: float = 0.0  # an operator of the chain waited for a server
+    step_ms: float = 0.0  # the slot's longest step
+    step_chain: int = -1
+    starved_ms: float = 0.0  # the slot's loop was ready and got no processor
+    step_reading: bool = False  # mostly a reader of this package
 
 
 class SlotDuring(msgspec.Struct, frozen=True, array_like=True):
-    """Observations of a slot while a checkpoint was pending, in milliseconds."""
+    """Observations while a checkpoint was pending, in milliseconds."""
 
     slot: int
-    silent_ms: int  # longest time without a message
+    silent_ms: int  # longest without a message
     stalled_ms: float  # longest delay of a heartbeat in the slot
-    late_ms: float = 0.0  # longest transfer of a heartbeat, above the shortest ever
+    late_ms: float = 0.0  # longest transfer of a heartbeat, above the shortest
 
 
 class StoreUseStatus(msgspec.Struct, frozen=True, array_like=True):
-    """Billed requests (S3) of slots and coordinator to the store since the last checkpoint."""
+    """Billed requests (S3) of slots and coordinator since the last checkpoint."""
 
     writes: int  # PUT, COPY, POST, LIST
     reads: int  # GET, HEAD
@@ -105,35 +102,36 @@ class StoreUseStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that ended, or the last complete checkpoint."""
+    """Ended checkpoint, or the last complete checkpoint."""
 
     checkpoint: int
     token: int
-    outcome: str  # a value of `checkpoint.CheckpointPhase`
+    outcome: str  # `checkpoint.CheckpointPhase`
     reason: str = ""
     triggered_ms: int
     duration_ms: int  # trigger to end
     ack_duration_ms: int | None = None  # trigger to the last ack
-    persist_duration_ms: int | None = None  # manifest
-    decide_duration_ms: int | None = None  # log record
+    persist_duration_ms: int | None = None  # of the manifest
+    decide_duration_ms: int | None = None  # of the log record
     commit_duration_ms: int | None = None  # decision to the last sink's commit; None: commits are open
-    start_delay_ms: float = 0.0  # of the worst subtask, as the next three
+    start_delay_ms: float = 0.0  # of the worst subtask; also the next three
     alignment_ms: float = 0.0
     sync_ms: float = 0.0
     async_ms: float = 0.0
     new_bytes: int = 0  # uploaded
-    full_bytes: int = 0  # all state
-    in_flight_bytes: int = 0  # rows between subtasks; only of an unaligned checkpoint
-    parts: int = 0  # subtask snapshots
+    full_bytes: int = 0
+    in_flight_bytes: int = 0  # rows between subtasks
+    parts: int = 0
     subtasks: tuple[SubtaskPhases, ...] = ()  # slowest first; see `statistics.SUBTASKS`
-    phases: bytes = b""  # all subtasks' durations, see `subtask_durations`; empty: older than the bounds
-    missing: tuple[str, ...] = ()  # the first 64 subtasks ("chain/index") without an ack
-    slots: tuple[SlotDuring, ...] = ()  # slots that were silent or stalled for long
-    state_bytes: dict[str, int] = {}  # operator -> state in all slots
-    chain_rows: dict[str, int] = {}  # number of a chain -> rows since the previous checkpoint
-    median_ack_ms: int | None = None  # of all subtasks
-    store: StoreUseStatus | None = None  # None: unknown
-    slowest_commit: str = ""  # "<operator>/<subtask>" with the last commit
+    phases: bytes = b""  # all subtasks, see `subtask_durations`
+    missing: tuple[str, ...] = ()  # first 64 subtasks ("chain/index") without an ack
+    slots: tuple[SlotDuring, ...] = ()  # silent or stalled for long
+    state_bytes: dict[str, int] = {}  # by operator
+    chain_rows: dict[str, int] = {}  # chain -> rows since the previous checkpoint
+    records: int | None = None  # read up to the checkpoint
+    median_ack_ms: int | None = None
+    store: StoreUseStatus | None = None
+    slowest_commit: str = ""  # last to commit: "<operator>/<subtask>"
 
 
 DURATION_BOUNDS_MS = (50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000)
@@ -141,8 +139,7 @@ DURATION_BOUNDS_MS = (50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60
 
 class DurationCounts(msgspec.Struct, frozen=True):
     """Histogram of all completed checkpoints' durations.
-
-    Counts per bucket of `DURATION_BOUNDS_MS` (not cumulative), then those above; () before the first checkpoint.
+    Counts per bucket of `DURATION_BOUNDS_MS` (not cumulative), then those above; () before the first.
     """
 
     counts: tuple[int, ...] = ()
@@ -159,28 +156,17 @@ class CheckpointsStatus(msgspec.Struct, frozen=True, kw_only=True):
     completed: int = 0
     failed: int = 0
     in_progress: tuple[int, ...] = ()
-    waiting_for: tuple[str, ...] = ()  # subtasks ("chain/index") that the oldest pending checkpoint lacks
+    waiting_for: tuple[str, ...] = ()  # subtasks ("chain/index") missing from the oldest pending checkpoint
     ignored: dict[str, int] = {}  # acks and declines without effect, by reason
     last_completed: CheckpointStatus | None = None
-    history: tuple[CheckpointStatus, ...] = ()  # the last 100, oldest first
+    history: tuple[CheckpointStatus, ...] = ()  # last 100, oldest first
     durations: DurationCounts = DurationCounts()
-    slow_uploads: tuple[SlowUpload, ...] = ()  # operators with uploads longer than the interval; never stored
-
-
-class RecoveryStatus(msgspec.Struct, frozen=True):
-    token: int
-    reason: str
-    started_ms: int  # failure noticed
-    slots_ready_ms: int | None  # all slots registered
-    running_ms: int | None
-    duration_ms: int | None
+    slow_uploads: tuple[SlowUpload, ...] = ()  # longer than the interval; never stored
 
 
 class TakeoverStatus(msgspec.Struct, frozen=True):
-    """Another coordinator process began to lead, and the slots continued.
-
-    `ended`: end of the previous process, if its starter reported that, as "process 71 died of SIGKILL"; `away_ms`: time
-    since.
+    """Change of leader without a new generation.
+    `ended`: the previous process's end, if reported, as "process 71 died of SIGKILL"; `away_ms`: time since.
     """
 
     token: int
@@ -191,7 +177,7 @@ class TakeoverStatus(msgspec.Struct, frozen=True):
 
 
 class FailureStatus(msgspec.Struct, frozen=True):
-    """A subtask (or a slot, then `subtask` is "") could not continue."""
+    """Failure of a subtask, or of a slot (`subtask` "")."""
 
     token: int
     at_ms: int
@@ -203,8 +189,6 @@ class FailureStatus(msgspec.Struct, frozen=True):
 
 
 class LatencyStatus(msgspec.Struct, frozen=True):
-    """Percentiles of a latency in milliseconds."""
-
     p50: float
     p99: float
     max: float
@@ -217,7 +201,7 @@ LATENCY_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10
 
 
 class LatencyPoint(msgspec.Struct, frozen=True, array_like=True):
-    """Latencies of the minute that ended at `at_ms`; milliseconds."""
+    """Latencies (ms) of the minute until `at_ms`."""
 
     at_ms: int
     p50: float
@@ -228,10 +212,10 @@ class LatencyPoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator chain: a node of the job's graph, with the work of subtasks in the last 10 s.
+    """An operator chain's work in the last 10 s.
 
     Shares are of a slot's time, 0 to 1, the mean over slots; None: unknown. A slot's chains share a loop: their busy
-    shares add up to at most 1. Other shares overlap: a backpressured chain may be busy in between.
+    shares add up to at most 1. Other shares overlap.
     """
 
     chain: int
@@ -241,35 +225,34 @@ class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_source: bool = False
     busy: float | None = None
     backpressured: float | None = None  # receivers give no credit
-    held: float | None = None  # an operator waits for a server
+    held: float | None = None  # waits for a server
     idle: float | None = None  # none of these
-    busiest: float | None = None  # the highest busy share of a slot
+    busiest: float | None = None  # highest busy share of a slot
     busiest_slot: int = -1
-    rows_in_per_s: float | None = None  # of a source: rows read; all slots together
+    rows_in_per_s: float | None = None  # source: rows read; all slots
     rows_out_per_s: float | None = None
     rows_in: int = 0  # since the generation began
     rows_out: int = 0
-    busiest_rows: float | None = None  # the largest share of the rows in a slot, 0 to 1
-    starved: float | None = None  # the slots' loops were ready and got no processor
-    backlog: int | None = None  # of a source: unread rows; None: unknown
+    busiest_rows: float | None = None  # largest share of the rows in a slot, 0 to 1
+    starved: float | None = None  # ready loops got no processor
+    backlog: int | None = None  # unread rows of a source
     caught_up_in_s: float | None = None  # at the present rate; None: unknown or rising
 
 
 class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A source's event time. `split`: the slowest unfinished split, which holds the watermark back."""
+    """`split`: slowest unfinished split, which holds the watermark back."""
 
     source: str
     watermark_ms: int | None = None
-    lag_ms: int | None = None  # the coordinator's clock, less the watermark
+    lag_ms: int | None = None  # coordinator's clock less watermark
     split: str = ""
     split_slot: int = -1
-    idle_slots: tuple[int, ...] = ()  # slots without splits, or with splits empty for the idle timeout
+    idle_slots: tuple[int, ...] = ()  # without splits, or all empty for the idle timeout
     idle_splits: tuple[str, ...] = ()  # some splits empty for the idle timeout
-    idle_count: int = 0  # number of these splits
+    idle_count: int = 0  # of all such splits
 
     @property
     def idle(self) -> str:
-        """Idle splits and slots, as text; empty if none."""
         more = self.idle_count - len(self.idle_splits)
         splits = ", ".join(self.idle_splits) + (f" and {more} more" if more > 0 else "")
         slots = f"all of slot {', '.join(map(str, self.idle_slots))}" if self.idle_slots else ""
@@ -279,27 +262,27 @@ class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
 class SavepointStatus(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     url: str
-    state: str  # a value of `checkpoints.savepoints.SavepointState`
-    checkpoint: int | None  # the copied checkpoint, if known
+    state: str  # `checkpoints.savepoints.SavepointState`
+    checkpoint: int | None
     asked_ms: int
     ended_ms: int | None = None
-    bytes: int = 0  # of all files
-    stops: bool = False  # the job stops with this savepoint
+    bytes: int = 0
+    stops: bool = False  # the job, with this savepoint
     error: str = ""
 
 
 class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the job's parallelism or program while it runs."""
+    """Change of a running job's parallelism or program."""
 
     id: str
     before: int
     parallelism: int
-    state: str  # a value of `job.rescaling.RescaleState`
+    state: str  # `job.rescaling.RescaleState`
     asked_ms: int
     ended_ms: int | None = None
-    checkpoint: int | None = None  # the checkpoint to move with
-    paused_ms: int | None = None  # when sources had to stop
-    decided_ms: int | None = None  # checkpoint decided
+    checkpoint: int | None = None  # to move with
+    paused_ms: int | None = None  # when sources stopped
+    decided_ms: int | None = None  # of `checkpoint`
     moved_ms: int | None = None  # all rows visible: the new slots restore
     pause_ms: int | None = None  # `paused_ms` until the new slots ran; None: failed, or nothing to do
     error: str = ""
@@ -311,7 +294,7 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StandbysWanted(msgspec.Struct, frozen=True):
-    """Request to the driver, once per `request`, to start these slots as standbys."""
+    """The driver starts these slots as standbys, once per `request`."""
 
     request: str
     first: int
@@ -320,7 +303,7 @@ class StandbysWanted(msgspec.Struct, frozen=True):
 
 
 class ProgramWanted(msgspec.Struct, frozen=True):
-    """Request to the driver to load `flow` ("app.py:flow") anew, as `id`, once per `request`."""
+    """The driver loads `flow` ("app.py:flow") anew, as `id`, once per `request`."""
 
     request: str
     id: str
@@ -338,14 +321,14 @@ class CommitTrouble(msgspec.Struct, frozen=True):
 class CommitsStatus(msgspec.Struct, frozen=True):
     through: dict[str, int]  # "<operator>/<subtask>" -> visible up to this checkpoint
     troubles: tuple[CommitTrouble, ...]
-    slow: tuple[SlowCommit, ...] = ()  # sinks with late commits; never stored
+    slow: tuple[SlowCommit, ...] = ()  # never stored
 
 
 class Room(msgspec.Struct, frozen=True):
-    """Free cores, as reported by the program that runs a job's slots.
+    """Free cores, reported by the program that runs the slots.
 
     `cores`: of the cluster, 0 if unknown. `held_by`: cores that others occupy, by name. `starting`: slots with a core,
-    registered or not, while none fails. `failing`: newest error of a process for a missing slot, with host and remedy.
+    registered or not, while none fails. `failing`: newest error of a process for a missing slot.
     """
 
     cores: int = 0
@@ -361,47 +344,49 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     submitter: str
     phase: str  # loading, resuming, fencing, waiting (for all slots), restoring, running, finishing, or the outcome
     outcome: str | None  # finished, failed, cancelled, fenced, replaced; None while the job lives
-    condition: str = ""  # a value of `health.State`
-    condition_reason: str = ""  # names the object, sink or subtasks
+    condition: str = ""  # `health.State`
+    condition_reason: str = ""
     condition_since_ms: int = 0
-    reason: str  # of the present phase
+    reason: str  # of the phase
     error: str | None
     fenced_by: str | None
     token: int | None
-    generations: int  # by all coordinators of the job
+    generations: int  # by all coordinators
     leader: str
     parallelism: int
     max_parallelism: int
     slots: tuple[SlotStatus, ...]
     missing_slots: tuple[int, ...]
+    preflight: Preflight = Preflight(complete=False)
     absences: tuple[AbsentSlot, ...] = ()  # missing slots, once the job has run
-    full_parallelism: int = 0  # slots of the job at full width; 0: of an older release
+    full_parallelism: int = 0  # slots at full width; 0: of an older release
     narrow_because: str = ""  # slots that stayed away
-    silent_links: tuple[SilentLink, ...] = ()  # slots that do not hear each other
+    silent_links: tuple[SilentLink, ...] = ()
     room: Room | None = None  # while slots are missing, if reported
-    absent_slots: tuple[int, ...] = ()  # not registered within the resource wait timeout: the job failed
+    absent_slots: tuple[int, ...] = ()  # not registered in time: the job failed
     checkpoints: CheckpointsStatus
     recoveries: tuple[RecoveryStatus, ...]
     watermark_ms: int | None  # the slots' minimum
     records: int  # read by sources
+    records_after_checkpoint: int | None = None  # at least, once the run has ended; None: unknown
     latency: dict[str, LatencyStatus]  # "<sink>:processed", "<sink>:visible"; since the slots' processes began
     latency_last_minute: dict[str, LatencyStatus] = {}
     commits: CommitsStatus
     kill: tuple[KillRequest, ...]
     options: dict[str, str | float | bool | None]
     restored_checkpoint: int
-    savepoints: tuple[SavepointStatus, ...] = ()  # the last 50, oldest first
-    storage_trouble: str = ""  # why requests to the object store are retried
-    at_ms: int = 0  # of this status; 0: the run has ended
+    savepoints: tuple[SavepointStatus, ...] = ()  # last 50, oldest first
+    storage_trouble: str = ""  # why store requests are retried
+    at_ms: int = 0  # 0: the run has ended
     chains: tuple[ChainStatus, ...] = ()  # in topological order
     sources: tuple[SourceStatus, ...] = ()
     latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}  # a point per minute, oldest first
-    failures: tuple[FailureStatus, ...] = ()  # the last 20, oldest first
-    takeovers: tuple[TakeoverStatus, ...] = ()  # the last 100, oldest first
+    failures: tuple[FailureStatus, ...] = ()  # last 20, oldest first
+    takeovers: tuple[TakeoverStatus, ...] = ()  # last 100, oldest first
     taken_over: int = 0
-    rescales: tuple[RescaleStatus, ...] = ()  # the last 50, oldest first
+    rescales: tuple[RescaleStatus, ...] = ()  # last 50, oldest first
     standbys: StandbysWanted | None = None
-    program: str = ""  # as in `JobSpec`
+    program: str = ""
     program_wanted: ProgramWanted | None = None
 
 
@@ -417,14 +402,14 @@ _ERROR = 1_000
 
 
 def bounded(room: Room) -> Room:
-    """Limits texts from unknown peers: short, without control characters for a terminal."""
+    """Unknown peers' texts become short, without control characters."""
     largest = sorted(room.held_by.items(), key=lambda each: -each[1])[:_HOLDERS]
     held_by = {_printable(name): cores for name, cores in largest}
     return msgspec.structs.replace(room, held_by=held_by, failing=_printable(room.failing, _ERROR))
 
 
 def with_holders(status: JobStatus, jobs: Mapping[str, int]) -> JobStatus:
-    """Adds cores of this daemon's `jobs` while slots are missing; the program's report wins."""
+    """Adds cores of this daemon's `jobs`; the program's report wins."""
     if not status.missing_slots or status.outcome is not None:
         return status
     room = status.room or Room()

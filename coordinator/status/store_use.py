@@ -1,7 +1,4 @@
-"""Requests to the job's object store per checkpoint, and their price on S3. Pure.
-
-Slots report sums with their heartbeats, the coordinator counts its own.
-"""
+"""Requests to the job's object store per checkpoint, and their price on S3. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +15,14 @@ from barrier_runtime.state.store.use import StoreCounts
 _METRICS = (STORE_WRITES.name, STORE_READS.name, STORE_SENT_BYTES.name, STORE_RECEIVED_BYTES.name)
 _NONE = (0, 0, 0, 0)
 _DAY_MS = 86_400_000
-_FEW = 3  # checkpoints, for a rate
-OWN = ""  # in place of a slot's process
+_FEW = 3  # checkpoints with figures, too few for a rate
+OWN = ""  # the coordinator, in place of a slot's process
 
 
 class StoreUseBetween:
-    """Last reported sums by process, and the part that belongs to a checkpoint.
+    """Store requests between checkpoints, from reported sums.
 
-    Requests of a slot's process before the first report here are not counted: the process may have worked for another
-    coordinator.
+    A process's first report counts nothing: the process may have worked for another coordinator.
     """
 
     def __init__(self) -> None:
@@ -34,7 +30,7 @@ class StoreUseBetween:
         self._gone: dict[str, tuple[int, ...]] = {OWN: _NONE}
 
     def tell_slots(self, slots: Iterable[tuple[str, Mapping[str, float]]]) -> None:
-        """Takes (process uuid, metrics) of present slots, and forgets others."""
+        """`slots`: (process uuid, metrics). Forgets absent slots."""
         own = self._reported.get(OWN)
         self._reported = {} if own is None else {OWN: own}
         for uuid, metrics in slots:
@@ -45,7 +41,7 @@ class StoreUseBetween:
         self._reported[OWN] = (counts.writes, counts.reads, counts.sent_bytes, counts.received_bytes)
 
     def since_last(self) -> StoreUseStatus | None:
-        """Returns requests since the last call; None without any report."""
+        """Requests since the last call; None without any report."""
         if not self._reported:
             return None
         sums = [0, 0, 0, 0]
@@ -65,21 +61,20 @@ class Prices:
     reads: float
 
     def of(self, use: StoreUseStatus) -> float:
-        """Returns US dollars."""
         return (use.writes * self.writes + use.reads * self.reads) / 1_000_000
 
 
 @dataclass(frozen=True)
 class StoreRate:
-    """Mean over the last checkpoints."""
+    """Mean over the last checkpoints. Costs in US dollars."""
 
     checkpoints: int
-    writes: float  # per checkpoint, as the next three
+    writes: float  # per checkpoint; also the next three
     reads: float
     sent_bytes: float
     received_bytes: float
-    cost: float  # US dollars
-    cost_per_day: float  # at the rate of these checkpoints
+    cost: float
+    cost_per_day: float
 
 
 def prices_of(status: JobStatus) -> Prices:
@@ -88,12 +83,11 @@ def prices_of(status: JobStatus) -> Prices:
 
 
 def store_rate(history: Sequence[CheckpointStatus], prices: Prices) -> StoreRate | None:
-    """Returns the rate; None if too few checkpoints have figures."""
     known = [each for each in history if each.store is not None]
     first = next((each for each in history if each.store is not None), None)
     if first is None or len(known) <= _FEW:
         return None
-    # Figures of the first checkpoint are older than the span, which begins with its end.
+    # figures of the first checkpoint precede the span
     uses = [each.store for each in known[1:] if each.store is not None]
     span_ms = max(1, known[-1].triggered_ms + known[-1].duration_ms - first.triggered_ms - first.duration_ms)
     count = len(uses)

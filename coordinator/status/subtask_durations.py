@@ -1,12 +1,11 @@
 """Durations of every subtask in a checkpoint, packed for the history. Pure.
 
-The history has the slowest subtasks in full (`statistics.SUBTASKS`) and is rewritten after each checkpoint: a record
-per subtask would need megabytes; packed, a subtask takes 10 to 30 bytes:
+Packed, a subtask takes 10 to 30 bytes; the history is rewritten after each checkpoint:
 
     version (1 byte), then zlib of: count, and a column per field of `_FIELDS`, subtasks in the order of their ids
 
-Bounds: the `MOST` slowest subtasks of a checkpoint; `MOST_TOGETHER` subtasks of the newest checkpoints of a job
-together. So a job of up to 160 subtasks has all subtasks of the last 100 checkpoints.
+Bounds: the `MOST` slowest subtasks of a checkpoint; `MOST_TOGETHER` of a job's newest checkpoints. So a job of up to
+160 subtasks has all subtasks of the last 100 checkpoints.
 """
 
 import struct
@@ -31,7 +30,6 @@ _TOP = 2.0**32 - 1
 
 
 def packed(acks: Mapping[SubtaskId, Ack], acked_ms: Mapping[SubtaskId, int], triggered_ms: int) -> bytes:
-    """Packs a checkpoint; empty without acks."""
     if not acks:
         return b""
     ids: Sequence[SubtaskId] = list(acks)
@@ -71,14 +69,14 @@ def unpacked(data: bytes, most: int = MOST) -> list[SubtaskPhases]:
 
 
 def all_subtasks(record: CheckpointStatus, most: int = MOST) -> list[SubtaskPhases]:
-    """Returns the `most` slowest subtasks: those known in full, then durations of the others."""
+    """Subtasks known in full, then durations of the others."""
     full = {(each.chain, each.subtask) for each in record.subtasks}
     others = (each for each in unpacked(record.phases, most) if (each.chain, each.subtask) not in full)
     return [*record.subtasks, *others][:most]
 
 
 def new_bytes(ack: Ack) -> int:
-    """Returns uploaded bytes, with rows in flight."""
+    """Includes rows in flight."""
     keyed = sum(each.keyed.new_bytes for each in ack.operators if each.keyed is not None)
     return keyed + sum(each.file.size for snapshot in ack.operators for each in snapshot.in_flight)
 

@@ -1,7 +1,6 @@
 """Transactions of each sink's subtasks: open, pre-committed, or decided and invisible. Pure.
 
-A sink reports for how long the target remembers pre-committed transactions (`transaction_timeout_ms`). When the oldest
-transaction has used half of that time, a person should look.
+A sink reports for how long the target remembers pre-committed transactions (`transaction_timeout_ms`).
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from barrier_runtime.coordinator.metric_table import (
 )
 from barrier_runtime.coordinator.status.status import JobStatus
 
-DANGER = 0.5  # of the target's time
+DANGER = 0.5  # of the target's time: a person should look
 OWN_METRICS = frozenset(
     each.name for each in (TRANSACTION_OLDEST_MS, TRANSACTION_OPENED_MS, TRANSACTION_TIMEOUT_MS, TRANSACTIONS_UNDECIDED)
 )
@@ -24,20 +23,20 @@ OWN_METRICS = frozenset(
 
 @dataclass(frozen=True)
 class SinkTransactions:
-    """Transactions of a subtask of a sink. None: unknown."""
+    """None: unknown."""
 
     sink: str  # "<operator>/<subtask>", or "<operator>/global"
-    through: int  # everything up to this checkpoint is visible
+    through: int  # visible up to this checkpoint
     open_ms: int | None  # age of the transaction that takes rows
-    undecided: int | None  # pre-committed, without a decision on the checkpoint
-    pending: int  # completed checkpoints that the subtask has not made visible
-    oldest_ms: int | None  # age of the oldest closed and invisible transaction; None: there is none
+    undecided: int | None  # pre-committed, undecided
+    pending: int  # completed, invisible checkpoints
+    oldest_ms: int | None  # oldest closed and invisible transaction
     timeout_ms: int | None  # the target's memory; 0: unlimited
-    safe_until_ms: int | None  # when the target may forget the oldest; None: never, or there is none
+    safe_until_ms: int | None  # when the target may forget the oldest; None: never
     attempts: int = 0  # of a failing commit
     error: str = ""
     failing_since_ms: int = 0  # 0: unknown
-    slow_since_ms: int = 0  # since when the sink commits more slowly than checkpoints complete; 0: the sink keeps up
+    slow_since_ms: int = 0  # 0: commits keep up with checkpoints
 
     @property
     def spent(self) -> float:
@@ -50,7 +49,6 @@ class SinkTransactions:
 
 
 def of_sinks(status: JobStatus, now_ms: int) -> list[SinkTransactions]:
-    """Returns every subtask of a sink that commits."""
     completes = [each for each in status.checkpoints.history if each.outcome == "complete"]
     troubles = {each.sink: each for each in status.commits.troubles}
     figures = {str(slot.slot): slot.metrics for slot in status.slots}
@@ -90,6 +88,6 @@ def of_sinks(status: JobStatus, now_ms: int) -> list[SinkTransactions]:
 
 
 def most_spent(sinks: Sequence[SinkTransactions]) -> SinkTransactions | None:
-    """Returns the transactions closest to the target's limit, if any are in danger."""
+    """Transactions closest to the target's limit, if in danger."""
     worst = max(sinks, key=lambda each: each.spent, default=None)
     return worst if worst is not None and worst.in_danger else None

@@ -1,12 +1,10 @@
 """Bytes of messages, and size limits: a version byte, then MessagePack of the tagged struct.
 
-Decoding is strict (types, unknown tags and unknown fields are refused) and bounded. Any other bytes, a pickle included,
-raise a `ProtocolViolation` that names the error; nothing is ever executed.
+Decoding is strict and bounded: other bytes raise `ProtocolViolation`.
 
-A checkpoint has many snapshots with many files. Up to `MAX_CARRIED_BYTES` a message carries the snapshots; a larger
-message names manifest and hash, and the slot reads the manifest from the store. A checkpoint beyond
-`MAX_MANIFEST_BYTES` is never decided, and an ack beyond `MAX_ACK_BYTES` becomes a decline. So every decided checkpoint
-can be deployed at any parallelism, if a slot can hold the manifest.
+Up to `MAX_CARRIED_BYTES` a message carries snapshots; a larger message names a manifest in the store. Every decided
+checkpoint can be deployed at any parallelism, because a checkpoint beyond `MAX_MANIFEST_BYTES` is never decided, and an
+ack beyond `MAX_ACK_BYTES` becomes a decline.
 """
 
 from collections.abc import Iterable
@@ -14,12 +12,14 @@ from collections.abc import Iterable
 import msgspec
 
 from barrier_runtime.coordinator.wire.messages import PROTOCOL_VERSION, ToCoordinator, ToSlot
+from barrier_runtime.coordinator.wire.translation import TRANSLATIONS, for_slot, from_slot
 from barrier_runtime.state.errors import UNREADABLE, ProtocolViolation
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.versioned import Format
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
+_CLOSE = "close the connection and register again"
 _ONE_RELEASE = "run the same release of barrier-runtime in driver, slots and coordinator"
 MESSAGES = Format(
     "a message",
@@ -29,6 +29,7 @@ MESSAGES = Format(
     oldest=PROTOCOL_VERSION,
     refusal=ProtocolViolation,
 )
+_UNTRANSLATABLE = (LookupError, TypeError, AttributeError, ValueError)  # other fields than a translation expects
 _VERSION = bytes([PROTOCOL_VERSION])
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_COORDINATOR: msgspec.msgpack.Decoder[ToCoordinator] = msgspec.msgpack.Decoder(ToCoordinator)
@@ -36,7 +37,7 @@ _TO_SLOT: msgspec.msgpack.Decoder[ToSlot] = msgspec.msgpack.Decoder(ToSlot)
 
 
 def encode(message: ToCoordinator | ToSlot) -> bytes:
-    """Returns the bytes of a message. Raises `ProtocolViolation` above the limit."""
+    """Raises `ProtocolViolation` above the limit."""
     data = _VERSION + _ENCODER.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolViolation(
@@ -46,17 +47,28 @@ def encode(message: ToCoordinator | ToSlot) -> bytes:
     return data
 
 
-def decode_to_coordinator(payload: bytes) -> ToCoordinator:
-    """Returns the message that a slot sent. Raises `ProtocolViolation` for anything else."""
-    body = _checked(payload)
+def encode_to_slot(message: ToSlot, version: int) -> bytes | None:
+    """Returns None if the protocol `version` has no such message."""
+    data = encode(message)
+    if version not in TRANSLATIONS:
+        return data
+    body = for_slot(data[1:], version)
+    return None if body is None else bytes([version]) + body
+
+
+def decode_to_coordinator(payload: bytes, version: int = PROTOCOL_VERSION) -> ToCoordinator:
+    """Raises `ProtocolViolation` for anything but a message of protocol `version`."""
+    earlier = version in TRANSLATIONS
+    body = _bounded(payload) if earlier else _checked(payload)
+    if earlier and payload[0] != version:
+        raise ProtocolViolation(f"a message of version {payload[0]} from a slot of version {version}: {_CLOSE}")
     try:
-        return _TO_COORDINATOR.decode(body)
-    except UNREADABLE as error:
+        return _TO_COORDINATOR.decode(from_slot(body, version) if earlier else body)
+    except (*UNREADABLE, *_UNTRANSLATABLE) as error:
         raise _refused(error) from error
 
 
 def decode_to_slot(payload: bytes) -> ToSlot:
-    """Returns the message that a coordinator sent. Raises `ProtocolViolation` for anything else."""
     body = _checked(payload)
     try:
         return _TO_SLOT.decode(body)
@@ -65,18 +77,23 @@ def decode_to_slot(payload: bytes) -> ToSlot:
 
 
 def _checked(payload: bytes) -> memoryview:
+    body = _bounded(payload)
+    MESSAGES.check(payload[0])
+    return body
+
+
+def _bounded(payload: bytes) -> memoryview:
     if not payload:
-        raise ProtocolViolation("empty message: close the connection and register again")
+        raise ProtocolViolation(f"empty message: {_CLOSE}")
     if len(payload) > MAX_MESSAGE_BYTES:
         raise ProtocolViolation(
             f"message of {len(payload)} bytes is over the cap of {MAX_MESSAGE_BYTES} bytes: close the connection"
         )
-    MESSAGES.check(payload[0])
     return memoryview(payload)[1:]
 
 
 def _refused(error: Exception) -> ProtocolViolation:
-    return ProtocolViolation(f"not a message of this protocol ({error}): close the connection and register again")
+    return ProtocolViolation(f"not a message of this protocol ({error}): {_CLOSE}")
 
 
 MAX_CARRIED_BYTES = 1 << 20  # per message to a slot
@@ -87,12 +104,12 @@ _REMEDY = "remember less per subtask (fewer splits, states or pending commits), 
 
 
 def encoded_size(snapshots: Iterable[OperatorSnapshot]) -> int:
-    """Returns the size of snapshots in a message; in a manifest binary values take a third more."""
+    """Size in a message; in a manifest binary values take a third more."""
     return sum(len(_ENCODER.encode(each)) for each in snapshots)
 
 
 def too_large_ack(snapshots: tuple[OperatorSnapshot, ...]) -> str:
-    """Returns why no ack can carry these snapshots; "" if an ack can."""
+    """Returns why no ack can carry these snapshots, or ""."""
     size = encoded_size(snapshots)
     if size <= MAX_ACK_BYTES:
         return ""
@@ -100,7 +117,7 @@ def too_large_ack(snapshots: tuple[OperatorSnapshot, ...]) -> str:
 
 
 def too_large_manifest(size: int, snapshots: tuple[OperatorSnapshot, ...]) -> str:
-    """Returns why a manifest of `size` bytes with these snapshots is not decided; "" if it may be."""
+    """Returns why no manifest of `size` bytes is decided, or ""."""
     if size <= MAX_MANIFEST_BYTES:
         return ""
     return (

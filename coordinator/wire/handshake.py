@@ -1,4 +1,4 @@
-"""Mutual HMAC-SHA256 authentication of two peers, then frames with proof of origin and order. Sans-io.
+"""Mutual HMAC-SHA256 authentication of control and data connections. Sans-io.
 
     initiator                                   acceptor
       Hello {version, job, run_id, purpose, claims, nonce, X}  →
@@ -6,15 +6,11 @@
       Proof {HMAC(secret, "initiator" + transcript)}  →
       ← frames →          keys = HMAC(HMAC(secret, X25519(X, Y)), direction + transcript)
 
-Both ends know the job's secret, which is never sent. Every MAC covers both nonces, all fields and the free `claims`:
-nothing can be replayed, and no peer can claim another slot's identity. Before the proof a peer gets no memory beyond a
-small hello. Control and data connections use the same handshake.
+Every MAC covers both nonces, all fields and the free `claims`: nothing can be replayed, and no peer can claim another
+slot's identity. Before the proof a peer gets memory only for a small hello.
 
-X and Y are public keys that live as long as the connection: encrypted frames stay secret from readers who learn the
-secret later. Between loopback addresses, without X and Y, frames carry a MAC, with keys from the secret alone. Design
-and threats: docs/design/wire-encryption.md.
-
-Each handshake message is `length u16 BE · MessagePack`; frames: see `framing`.
+Each handshake message is `length u16 BE · MessagePack`. X and Y are public keys of the connection; between loopback
+addresses they are missing, and frames carry a MAC. Design and threats: docs/design/wire-encryption.md.
 """
 
 import hashlib
@@ -37,15 +33,16 @@ NONCE_BYTES = KEY_BYTES = 32
 MAX_HANDSHAKE_BYTES = 4096
 _MAGIC = "barrier-runtime"
 _SMALL = struct.Struct(">H")
+_OF_TLS = 0x1603  # first bytes of TLS, longer than any handshake message
 
 
 def job_secret(daemon_key: bytes, job: str, run_id: str) -> bytes:
-    """Returns the secret of a run, derived so that a restarted coordinator needs a single key."""
+    """Secret of a run, derived so that a restarted coordinator needs a single key."""
     return hmac.digest(daemon_key, f"job-secret:{job}:{run_id}".encode(), "sha256")
 
 
 class HandshakeFailed(ProtocolViolation):
-    """The peer gave no proof. Close the connection and ignore all bytes."""
+    """Close the connection and ignore all bytes."""
 
 
 _FORMAT = replace(MESSAGES, subject="the handshake of a peer", refusal=HandshakeFailed)
@@ -74,7 +71,7 @@ class _Proof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 @dataclass(frozen=True, repr=False)
 class PeerSession:
-    """Result of a handshake: the peer's hello, and a key per direction. Never printed."""
+    """Never printed."""
 
     hello: Hello
     send_key: bytes
@@ -169,7 +166,7 @@ class Acceptor:
         self._nonce = nonce
         self._private = private
         self._encrypted = encrypted
-        self._key = b""  # public; empty: not encrypted
+        self._key = b""  # empty: not encrypted
         self._purpose = purpose
         self._secret_of = secret_of
         self._buffer = bytearray()
@@ -178,7 +175,7 @@ class Acceptor:
         self.session: PeerSession | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Returns bytes to send. `session`: set after the peer's proof."""
+        """As `Initiator.feed`."""
         self._buffer += data
         if self.session is not None:
             return b""
@@ -200,7 +197,7 @@ class Acceptor:
     def _challenge(self, hello: Hello) -> bytes:
         if hello.magic != _MAGIC:
             raise HandshakeFailed(f"a peer speaks {hello.magic[:100]!r}, not {_MAGIC!r}: check the addresses")
-        if self._purpose == "data":  # a coordinator refuses other versions by name, after the proof
+        if self._purpose == "data":  # a coordinator refuses other versions after the proof
             _FORMAT.check(hello.version)
         if hello.purpose != self._purpose:
             raise HandshakeFailed(f"a {hello.purpose} connection came to a {self._purpose} port: check the addresses")
@@ -250,7 +247,6 @@ def _public(private: bytes) -> bytes:
 
 
 def _root(secret: bytes, private: bytes, peer: bytes) -> bytes:
-    """Returns the key behind the keys of frames: of the job's secret, and of exchanged keys if any."""
     if not private:
         return secret
     from barrier_runtime.coordinator.wire.sealing import shared_key
@@ -271,7 +267,7 @@ def _check_nonce(nonce: bytes) -> None:
 
 
 def _fields(message: Hello | _Challenge | _Proof) -> tuple[object, ...]:
-    """Fields on the wire: without a key as long as for earlier versions, which can read that."""
+    """Earlier versions expect no empty key."""
     fields = msgspec.structs.astuple(message)
     return fields if fields[-1] else fields[:-1]
 
@@ -286,10 +282,12 @@ def _small_frame(message: Hello | _Challenge | _Proof) -> bytes:
 
 
 def _take(buffer: bytearray, decoder: msgspec.msgpack.Decoder[_Small]) -> _Small | None:
-    """Removes a whole handshake message from the front of `buffer`; None if incomplete."""
+    """Removes a message from the front of `buffer`; None if incomplete."""
     if len(buffer) < _SMALL.size:
         return None
     (size,) = _SMALL.unpack_from(buffer)
+    if size == _OF_TLS:
+        raise HandshakeFailed("a peer speaks TLS, and this process has no certificate: give both tls_certificate")
     if size > MAX_HANDSHAKE_BYTES:
         raise HandshakeFailed(f"handshake message announces {size} bytes, the cap is {MAX_HANDSHAKE_BYTES}: closed")
     if len(buffer) < _SMALL.size + size:

@@ -1,76 +1,25 @@
-"""Messages between slots and coordinator, and the job's description. Typed, never pickled.
+"""Messages between slots and coordinator. Times are milliseconds unless named otherwise.
 
-Messages carry a fencing token where needed; the connection (see `handshake`) has proven job, run and slot. Times are
-milliseconds unless named otherwise. `checkpoint` is always a checkpoint id.
+Messages carry a fencing token where needed; the connection (see `handshake`) has proven job, run and slot.
 """
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from barrier_runtime.coordinator.option_types import CheckpointOptions as CheckpointOptions
 from barrier_runtime.coordinator.option_types import RestartOptions as RestartOptions
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes, StateDescription
+from barrier_runtime.coordinator.wire.job_spec import STABLE_KIND as STABLE_KIND
+from barrier_runtime.coordinator.wire.job_spec import ChainSpec as ChainSpec
+from barrier_runtime.coordinator.wire.job_spec import JobSpec as JobSpec
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
 
-PROTOCOL_VERSION = 3  # of messages and handshake
-STABLE_KIND = "stable"  # steps that release rows after a decision, see `ChainSpec.kinds`
-ACCEPTED_PROTOCOLS = (PROTOCOL_VERSION,)  # of slots, by a coordinator
+PROTOCOL_VERSION = 3
+ACCEPTED_PROTOCOLS = (PROTOCOL_VERSION,)  # from 0.1.0 on also the version before
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of all messages; the tag is the class name."""
-
-
-class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An operator chain, for the coordinator. Every chain has `parallelism` subtasks."""
-
-    chain: int
-    operators: tuple[str, ...]
-    stateful: tuple[str, ...] = ()  # operators whose snapshots a restore must assign
-    sinks: tuple[str, ...] = ()  # operators that commit
-    global_sinks: tuple[str, ...] = ()  # those `sinks` with a global committer, in subtask 0
-    is_source: bool = False
-    definitions: dict[str, str] = {}  # operator -> definition of state, see `state.snapshots.snapshot.DEFINITION`
-    keys: dict[str, str] = {}  # operator -> typed columns of keys, if known
-    states: dict[str, dict[str, StateDescription]] = {}  # operator -> declared state -> description
-    inputs: tuple[int, ...] = ()  # chains that send rows here; for people
-    kinds: dict[str, str] = {}  # operator -> kind of step, see `state.snapshots.snapshot.KIND`
-    targets: dict[str, str] = {}  # sink -> target, if known
-    columns: dict[str, dict[str, str]] = {}  # operator -> column that the state depends on, if known -> type
-    commit_every_ms: dict[str, int] = {}  # `global_sinks` with held commits -> interval
-
-
-class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Submitted description of a job, without code and secrets; stored in the FENCE record."""
-
-    job: str
-    run_id: str  # of a run of the user's program; another run fences this run
-    submitter: str  # "user@host pid 123", for people
-    parallelism: int
-    max_parallelism: int
-    chains: tuple[ChainSpec, ...]
-    checkpoints: CheckpointOptions = CheckpointOptions()
-    restore: str = "latest"  # "latest", "none" or a checkpoint id
-    allow_replay: bool = False  # restore a checkpoint older than the last completed one
-    allow_non_restored: bool = False  # drop state whose operator is gone
-    allow_drained: bool = False  # continue with state of a job whose input was ended early
-    slot_timeout_ms: int = 10_000  # a slot silent for this long is lost
-    resource_wait_timeout_ms: int = msgspec.field(default=60_000, name="gang_timeout_ms")  # for all slots to register
-    resume_timeout_ms: int = 3_000  # wait of a restarted coordinator for running slots
-    reconnect_grace_ms: int = 500  # for a slot with a broken connection to return without a restart
-    restart: RestartOptions = RestartOptions()
-    progress_timeout_ms: int = 0  # report missing checkpoints or commits after this time; 0: see `options`
-    store_write_price: float = 5.0  # US dollars for a million requests
-    store_read_price: float = 0.4
-    program: str = ""  # of the run; "": the first program, else id of the request to replace
-    fingerprint: str = ""  # of the program's code and structure; "": unknown
-    outdated: tuple[str, ...] = ()  # replaced programs: runs of these fingerprints are refused
-    allow_outdated: bool = False  # … unless allowed
-    at_least: int | None = None  # fewest slots that suffice, if others stay away; None: the job waits for all
-    degrade_after_ms: int = 60_000  # … after slots have been missing for this long
-    full_parallelism: int = 0  # slots to which the job returns; 0: `parallelism`. See `phases/width`
-    narrow_because: str = ""  # slots that stayed away
-    carrier: Literal["spark", "processes"] = "spark"  # runs the slots, and replaces dead slots
+    """The tag is the class name."""
 
 
 class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):
@@ -82,14 +31,21 @@ class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid
 
 
 class SlotClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A slot's claims in the handshake of a control connection; Register must repeat them."""
+    """A slot's claims in the handshake; Register must repeat them."""
 
     slot: int
     uuid: str
 
 
+class SlotFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    clock_ms: int  # wall clock
+    open_files: int  # limit of the process
+    free_bytes: int  # of the folder for local state
+    folder: str
+
+
 class Register(Message, frozen=True, omit_defaults=True):
-    """First message on every (re)connection. A known uuid is a survivor, not a new slot."""
+    """First message of a connection. A known uuid is a survivor."""
 
     slot: int
     uuid: str  # of this Python process
@@ -102,17 +58,25 @@ class Register(Message, frozen=True, omit_defaults=True):
     phase: Literal["idle", "restoring", "running", "paused"]  # paused: running, with stopped sources
     highest_checkpoint: int = 0  # of all seen barriers and triggers
     committed: dict[str, int] = {}  # `sink_key` -> committed up to this checkpoint
-    ended: tuple[SubtaskId, ...] = ()  # subtasks at the end of input in generation `token`
-    died: dict[int, str] = {}  # this host's processes that a signal killed recently: pid -> "SIGSEGV"
+    ended: tuple[SubtaskId, ...] = ()  # at the end of input in generation `token`
+    died: dict[int, str] = {}  # processes of this host that a signal killed recently: pid -> "SIGSEGV"
     drained: bool = False  # sources were ended early in generation `token`
     program: str = ""  # as in `JobSpec`
-    broken: str = ""  # why the slot cannot run the program, and is never deployed
-    versions: dict[str, str] = {}  # of the slot's process, see `versions`; empty: unknown
-    parallelism: int = 0  # of the last deployment, to which `committed` refers; 0: unknown
+    broken: str = ""  # why the slot is never deployed
+    versions: dict[str, str] = {}  # see `versions`; empty: unknown
+    parallelism: int = 0  # of the last deployment, for `committed`; 0: unknown
+    facts: SlotFacts | None = None  # the slot then answers a `Probe`; None: of an earlier release
+    answers: bool = False  # to an `AskSlot`; False: of an earlier build
+
+
+class Probed(Message, frozen=True):
+    store: str  # "": the slot has read the store; else the error
+    store_ms: int
+    unreached: dict[int, str] = {}  # slot -> error of a connection
 
 
 class HeldBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Split that holds back a source's event time in a slot.
+    """Split that holds back a source's event time.
 
     `split`: shortened id of the slowest unfinished split; "": none.
     """
@@ -121,7 +85,7 @@ class HeldBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     watermark_ms: int | None = None  # None: no row yet
     idle: bool = False  # no split, or all empty for the idle timeout
     idle_splits: tuple[str, ...] = ()  # some splits empty for the idle timeout, ids shortened
-    idle_count: int = 0  # number of these splits
+    idle_count: int = 0  # of all these splits
 
 
 class Heartbeat(Message, frozen=True):
@@ -130,7 +94,7 @@ class Heartbeat(Message, frozen=True):
     latency: dict[str, str] = {}  # "<sink>:processed" / "<sink>:visible" -> HdrHistogram, base64 (µs; of this process)
     sent_at_ms: int = 0
     opening: dict[str, float] = {}  # restoring sources and operators -> seconds so far
-    blocked: str = ""  # subtask whose step blocked the slot for seconds, since the last heartbeat
+    blocked: str = ""  # subtask whose step blocked the slot for seconds
     sources: dict[str, HeldBack] = {}
     prefetched: int = 0  # checkpoint of the last completed `Prefetch`
     unheard: dict[int, int] = {}  # slots unheard for several heartbeats -> milliseconds
@@ -138,10 +102,7 @@ class Heartbeat(Message, frozen=True):
 
 
 class EventTimeReached(Message, frozen=True):
-    """Event time of this slot's sources, in a job with `max_drift`; unlisted sources have ended here.
-
-    Answered by `LowestEventTime`.
-    """
+    """Sent only with `max_drift`; unlisted sources have ended here."""
 
     token: int
     sources: dict[str, HeldBack] = {}
@@ -163,7 +124,7 @@ class Ack(Message, frozen=True):
 
 
 class Decline(Message, frozen=True):
-    """The subtask refuses the checkpoint. `unavailable`: because a server does not answer."""
+    """`unavailable`: because a server does not answer."""
 
     token: int
     checkpoint: int
@@ -173,17 +134,17 @@ class Decline(Message, frozen=True):
 
 
 class SubtaskEnded(Message, frozen=True):
-    """The subtask read (a source: emitted) the last element, and continues to answer triggers."""
+    """The subtask read (a source: emitted) the last element. Triggers are still answered."""
 
     token: int
     subtask: SubtaskId
 
 
-GLOBAL_COMMITTER = -1  # "subtask" of a sink's global committer, which runs in subtask 0
+GLOBAL_COMMITTER = -1  # of a sink; runs in subtask 0
 
 
 class Committed(Message, frozen=True):
-    """A sink subtask (or `GLOBAL_COMMITTER`) has committed everything up to `checkpoint`."""
+    """The subtask (or `GLOBAL_COMMITTER`) has committed everything up to `checkpoint`."""
 
     token: int
     checkpoint: int
@@ -192,7 +153,7 @@ class Committed(Message, frozen=True):
 
 
 class CommitFailing(Message, frozen=True):
-    """A commit failed and is being retried. For status only."""
+    """For status only: the commit is retried."""
 
     token: int
     checkpoint: int
@@ -203,7 +164,7 @@ class CommitFailing(Message, frozen=True):
 
 
 class Waiting(Message, frozen=True):
-    """While restoring: `operator` cannot open, because a server does not answer. The slot retries."""
+    """A server that a restoring `operator` needs does not answer. The slot retries."""
 
     token: int
     operator: str
@@ -212,7 +173,7 @@ class Waiting(Message, frozen=True):
 
 
 class SubtaskFailed(Message, frozen=True):
-    """A subtask cannot continue. `retryable`: a new generation may help; else the job fails with `error`.
+    """`retryable`: a new generation may help; else the job fails with `error`.
 
     `unavailable`: because a server does not answer.
     """
@@ -225,6 +186,14 @@ class SubtaskFailed(Message, frozen=True):
     unavailable: bool = False
 
 
+class SlotAnswer(Message, frozen=True):
+    """Answer to an `AskSlot`. `refusal`: why there are no lines; else ""."""
+
+    number: int
+    lines: tuple[str, ...] = ()
+    refusal: str = ""
+
+
 class Registered(Message, frozen=True):
     """Answer to Register. `last_completed` replaces a lost CheckpointComplete."""
 
@@ -233,11 +202,7 @@ class Registered(Message, frozen=True):
     heartbeat_ms: int
 
 
-class CancelGeneration(Message, frozen=True, tag="Halt"):  # name on the wire
-    """Stop every subtask; keep the process, and copies of `keep_checkpoint`."""
-
-    token: int
-    keep_checkpoint: int
+Subject: TypeAlias = Literal["log", "stacks"]
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -247,9 +212,32 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int
 
 
-class ManifestRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A decided manifest that a slot reads from the store."""
+class Probe(Message, frozen=True):
+    """Connect to `peers` and read the store, in parallel with the deployment."""
 
+    peers: tuple[Peer, ...]
+
+
+MOST_ROWS = 50
+
+
+class AskSlot(Message, frozen=True):
+    """A client's question. The job does not wait for the answer."""
+
+    number: int
+    subject: Subject | Literal["rows"]
+    step: str = ""  # rows that this step sends on; of a sink, arriving rows
+    count: int = 0  # at most `MOST_ROWS`
+
+
+class CancelGeneration(Message, frozen=True, tag="Halt"):  # name on the wire
+    """Stop every subtask; keep the process, and copies of `keep_checkpoint`."""
+
+    token: int
+    keep_checkpoint: int
+
+
+class ManifestRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     sha256: str
 
@@ -257,25 +245,25 @@ class ManifestRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Deploy(Message, frozen=True, omit_defaults=True):
     """Restore and connect. `operators`: snapshots for subtasks of this slot (all when rescaling).
 
-    `manifest`: instead, if the snapshots are too large for a message; the slot selects them there.
+    `manifest`: instead, if the snapshots are too large for a message.
     """
 
     token: int
     checkpoint: int  # 0: no state
     peers: tuple[Peer, ...]
     operators: tuple[OperatorSnapshot, ...] = ()
-    lineage: str = ""  # of all state that grew from the same start: targets ignore memories of other lineages
+    lineage: str = ""  # targets ignore memories of other lineages
     settled: bool = False  # all listed transactions are visible: no check by sinks
     manifest: ManifestRef | None = None
     drained: bool = False  # this run has ended the sources early: they read nothing more
-    reopened: bool = False  # another run had; this run reads on: ended event time begins anew
-    first_sha256: str = ""  # of the log's first record, unique to the log; empty: unknown
+    reopened: bool = False  # another run had, but this run reads on: ended event time begins anew
+    first_sha256: str = ""  # of the log's first record; empty: unknown
 
 
 class Prefetch(Message, frozen=True):
-    """Fetch missing files of this checkpoint, and stop compacting databases. Repeatable for later checkpoints.
+    """Fetch missing files, and stop compacting databases. May be repeated.
 
-    The job may continue from this or a later checkpoint with `parallelism` slots. Answered by `Heartbeat.prefetched`.
+    The job may continue from this or a later checkpoint with `parallelism` slots.
     """
 
     checkpoint: int
@@ -289,38 +277,37 @@ class Start(Message, frozen=True):
 
 
 class Trigger(Message, frozen=True, omit_defaults=True):  # omitted defaults suit older slots
-    """Take checkpoint `checkpoint`. Sent to every slot; may be repeated."""
+    """Sent to every slot; may be repeated."""
 
     token: int
     checkpoint: int
     triggered_at_ms: int
     aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned without limit
     stop: bool = False  # the job stops with this checkpoint: the slot's last figures precede acks and commits
-    pause: bool = False  # sources then read nothing, unless the checkpoint aborts: the job moves or stops
-    overtakes_timers: bool = False  # aligned, but barriers do not wait for many due timers
+    pause: bool = False  # sources read nothing more, unless the checkpoint aborts
+    overtakes_timers: bool = False  # barriers do not wait for many due timers
 
 
 class EndSources(Message, frozen=True):
-    """Drain: every source ends now; windows and timers fire as at the end of all input.
+    """Drain: sources end now; windows and timers fire as at the end of input.
 
-    Sent to every slot, perhaps repeatedly, while no checkpoint is pending; none is taken before all subtasks have
-    ended.
+    Sent to every slot while no checkpoint is pending; may be repeated.
     """
 
     token: int
 
 
 class CheckpointComplete(Message, frozen=True, tag="Complete"):  # name on the wire
-    """`checkpoint` is decided: commit everything up to that checkpoint. May be repeated."""
+    """Commit everything up to `checkpoint`. May be repeated."""
 
     token: int
     checkpoint: int
 
 
 class CommitGlobally(Message, frozen=True):
-    """To slot 0: all subtasks of sink `operator` have committed `checkpoint`; make everything visible. Repeatable.
+    """To slot 0: all subtasks have committed; show everything up to `checkpoint`. May be repeated.
 
-    `snapshots`: the sink's part of the manifest; `manifest`: its place, if the part is too large for a message.
+    `snapshots`: the sink's part of the manifest; `manifest`: instead, if the part is too large for a message.
     """
 
     token: int
@@ -331,7 +318,7 @@ class CommitGlobally(Message, frozen=True):
 
 
 class Visible(Message, frozen=True):
-    """To every slot: a global committer of sink `operator` shows all up to `checkpoint`. Repeatable."""
+    """Sink `operator` shows all up to `checkpoint`. May be repeated."""
 
     token: int
     checkpoint: int
@@ -339,7 +326,7 @@ class Visible(Message, frozen=True):
 
 
 class LowestEventTime(Message, frozen=True):
-    """Answer to `EventTimeReached`: the lowest watermark that any split of the job allows.
+    """Lowest watermark that any split of the job allows.
 
     Least int64: a split has no rows, or a slot has not reported; greatest: no split holds others back.
     """
@@ -355,24 +342,25 @@ class AbortCheckpoint(Message, frozen=True):
 
 
 class Heard(Message, frozen=True):
-    """Answer to a Heartbeat: the coordinator lives, though it may send nothing else for hours."""
+    """Answer to a Heartbeat."""
 
 
 class TryElsewhere(Message, frozen=True):
-    """Try the next address: another daemon (`reason`) leads the slot's run, or the run is unknown here."""
+    """Another daemon (`reason`) leads the slot's run, or the run is unknown here."""
 
     reason: str
 
 
 class Shutdown(Message, frozen=True):
-    """Leave. `reason`: for the user; `outcome`: end of the job for this slot."""
+    """`reason`: for the user."""
 
     outcome: Literal["finished", "failed", "cancelled", "fenced", "replaced", "left"]  # left: the job needs fewer slots
     reason: str
 
 
-ToCoordinator = (
+ToJob = (
     Register
+    | Probed
     | Heartbeat
     | EventTimeReached
     | Restored
@@ -384,8 +372,11 @@ ToCoordinator = (
     | Waiting
     | SubtaskFailed
 )
+ToCoordinator = ToJob | SlotAnswer
 ToSlot = (
     Registered
+    | Probe
+    | AskSlot
     | CancelGeneration
     | Deploy
     | Prefetch
@@ -404,5 +395,5 @@ ToSlot = (
 
 
 def sink_key(operator: str, subtask: int) -> str:
-    """Returns the name of a sink subtask or global committer in figures: "out/0", "out/global"."""
+    """Returns "out/0" or "out/global"."""
     return f"{operator}/{'global' if subtask == GLOBAL_COMMITTER else subtask}"

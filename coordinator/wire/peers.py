@@ -1,4 +1,4 @@
-"""Policies toward peers: which connections are encrypted, and how many log lines strangers may cause. Pure."""
+"""Encryption toward peers, and limits of log lines that strangers cause."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +10,11 @@ Policy = Callable[[Any], bool]  # takes an address as `socket.getpeername` retur
 
 
 def across_hosts(peer: Any) -> bool:
-    """Encrypts every connection, except those of a loopback address."""
     return not peer or not is_loopback(str(peer[0]))
 
 
 def never(peer: Any) -> bool:
-    """Encrypts nothing: the operator trusts the network (`insecure_network_ok`)."""
+    """The operator trusts the network (`insecure_network_ok`)."""
     return False
 
 
@@ -25,14 +24,14 @@ PER_S = 60.0
 
 @dataclass
 class LineLimit:
-    """Allows `LINES` lines in each period of `PER_S`, and counts the others."""
+    """Allows `LINES` lines per `PER_S` seconds."""
 
-    _period_s: float = float("-inf")  # begin of the present period
-    _lines: int = 0  # in the present period
+    _period_s: float = float("-inf")
+    _lines: int = 0
     _left_out: int = 0  # since the last line
 
     def left_out_before(self, now_s: float) -> int | None:
-        """Returns the number of lines left out before this line; None: leave this line out too."""
+        """Lines left out before this line; None: leave this line out too."""
         if now_s - self._period_s >= PER_S:
             self._period_s, self._lines = now_s, 0
         if self._lines == LINES:
@@ -43,7 +42,7 @@ class LineLimit:
         return left_out
 
     def line(self, peer: object, reason: str, now_s: float) -> str | None:
-        """Returns the line about a refused connection; None: leave the line out."""
+        """Returns None to leave the line out."""
         left_out = self.left_out_before(now_s)
         if left_out is None:
             return None

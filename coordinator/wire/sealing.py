@@ -1,9 +1,9 @@
-"""X25519 keys and frames encrypted with AES-256-GCM: the only file that uses the library `cryptography`. Pure.
+"""X25519 keys and frames encrypted with AES-256-GCM. Pure.
 
     frame = length u32 BE · sequence u64 BE · ciphertext · tag 16
 
-The nonce is the sequence, which the receiver checks, under a key that only a direction of a connection has. After
-`_FRAMES_OF_A_KEY` frames both ends replace the key by a hash of the key.
+The nonce is the sequence, which the receiver checks; each direction has another key. After `_FRAMES_OF_A_KEY` frames
+both ends replace the key by a hash of the key.
 """
 
 import hmac
@@ -25,14 +25,12 @@ def public_key(private: bytes) -> bytes:
 
 
 def shared_key(private: bytes, public: bytes) -> bytes:
-    """Returns the secret that both ends compute. Raises `ValueError` for bytes that are no key of a peer."""
+    """Raises `ValueError` for bytes that are no key of a peer."""
     key: bytes = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     return key
 
 
 class SealedFraming(Framing):
-    """Payloads <-> encrypted frames, in order. One instance per connection."""
-
     def __init__(self, send_key: bytes, receive_key: bytes, max_payload: int) -> None:
         super().__init__(send_key, receive_key, max_payload)
         self._sealer, self._opener = AESGCM(send_key), AESGCM(receive_key)

@@ -1,4 +1,4 @@
-"""Versions that slots and coordinator compare at a registration: a slot that cannot work is refused by name. Pure."""
+"""Versions compared at a registration. Pure."""
 
 from collections.abc import Mapping
 
@@ -6,10 +6,10 @@ from barrier_runtime.coordinator.wire.messages import ACCEPTED_PROTOCOLS, Regist
 
 PROTOCOL, PYTHON, PROJECT, BUILD = "the protocol", "Python", "barrier-runtime", "the build of barrier-runtime"
 
-# parts of the version that must be equal, as they decide about closures, Arrow, messages and files of state
+# parts of the version that must be equal: they decide about closures, Arrow, messages and files of state
 _COMPARED = {PYTHON: 2, "pyarrow": 1, "msgspec": 1, "rocksdict": 1}
 _SHOWN = (PROJECT, BUILD)
-_LONGEST = 40  # characters of a version
+_LONGEST = 40
 _ONE_ENVIRONMENT = (
     "give the executors the driver's environment (PYSPARK_PYTHON with the same packages on each host, or "
     "spark.archives), and coordinator daemons the same release"
@@ -17,10 +17,10 @@ _ONE_ENVIRONMENT = (
 
 
 def why_incompatible(register: Register, own: Mapping[str, str]) -> str:
-    """Returns why the slot cannot work with a coordinator of versions `own`; "" if the slot can.
+    """Returns why the slot cannot work with a coordinator of versions `own`; else "".
 
-    Unknown versions are not compared: a daemon needs no rocksdict. Nor are those of a slot that has run in the job, so
-    that an upgraded coordinator keeps the slots that it finds."""
+    Unknown versions are not compared: a daemon needs no rocksdict. Deployed slots are not compared: an upgraded
+    coordinator keeps them."""
     slots = register.versions
     found = [
         (name, slots[name], own[name])
@@ -36,7 +36,7 @@ def why_incompatible(register: Register, own: Mapping[str, str]) -> str:
 
 
 def differing_build(register: Register, own: Mapping[str, str]) -> str:
-    """Returns a warning about another release or build that speaks the same protocol; "" if there is none."""
+    """Returns a warning about another release or build, or ""."""
     slots = register.versions
     found = [(name, slots[name], own[name]) for name in _SHOWN if slots.get(name) and own.get(name, "") != slots[name]]
     return _differs(register, found, "install the same build on all hosts") if found and own else ""
@@ -59,7 +59,7 @@ class Compatibility:
         self._refused: dict[tuple[str, int], str] = {}  # (program, slot) -> why the last process was refused
 
     def why_refused(self, register: Register) -> str:
-        """Returns why the slot must leave; "" if the slot may stay. Remembers the answer for the slot's place."""
+        """Returns "" if the slot may stay. The answer is remembered."""
         why = why_incompatible(register, self._versions)
         place = register.program, register.slot
         if why:
@@ -72,5 +72,5 @@ class Compatibility:
         return differing_build(register, self._versions)
 
     def refused(self, program: str) -> str:
-        """Returns why a slot of `program` was refused; "" if none is missing for that reason."""
+        """Why a slot of `program` was refused; else ""."""
         return next((why for (of, _), why in sorted(self._refused.items()) if of == program), "")

@@ -22,6 +22,7 @@ _PORTS = range(15_000, 32_000)  # below the systems' ports for outgoing connecti
 _LOOK_S = 0.05
 _LOG_LINES = 20
 _LONGEST_PARENT = 30  # characters: paths of sockets are limited to about a hundred
+_reservations: list[socket.socket] = []
 
 
 class ServerError(RuntimeError):
@@ -144,12 +145,33 @@ def _parent() -> str:
 
 
 def free_port() -> int:
-    """An unused port of 127.0.0.1, which the system gives to no outgoing connection either."""
+    """An unused port of 127.0.0.1, reserved for this process: no other process's call returns the port.
+
+    Servers listen seconds later, and keep their ports while they are stopped. The system gives these ports to no
+    outgoing connection.
+    """
     while True:
         port = random.SystemRandom().choice(_PORTS)
+        reservation = _reserve(port)
+        if reservation is None:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _reservations.append(reservation)
             return port
+        reservation.close()
+
+
+def _reserve(port: int) -> socket.socket | None:
+    """A socket whose name reserves the port until the process ends; None if another socket has the name."""
+    reservation = socket.socket(socket.AF_UNIX)
+    if sys.platform == "linux":  # a name without a file; like the port, a name of this network namespace
+        try:
+            reservation.bind(f"\0barrier-port-{port}")
+        except OSError:
+            reservation.close()
+            return None
+    return reservation
 
 
 def find_program(name: str, package: str, *places: str) -> str:

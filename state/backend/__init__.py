@@ -1,1 +1,1 @@
-"""All keyed state of one operator subtask: opened, written, snapshotted, restored."""
+"""All keyed state of an operator subtask: opened, written, snapshotted, restored."""

@@ -1,32 +1,18 @@
 """Snapshots of a keyed backend: frozen, drained, linked, uploaded, completed.
 
-Steps of checkpoint n:
-
-    freeze(n)           on the loop, at the barrier: dirty entries become the frozen entries, in microseconds
+    freeze(n)           on the loop, at the barrier: dirty entries become the frozen entries
     drain()             on the loop, between batches: writes slices of the frozen entries to the key-value store
     write(n)            on a worker thread, once drain() returned True: flush, hard links, then hash and upload
     clean_up()          on a worker thread, after write(n), while the snapshot is reported
     completed(n) or aborted(n)   on the loop
 
-While the files of n are linked, the key-value store thus holds exactly the state at barrier n. Until then nothing else
-is written to the store: caches spill later. Reads are always allowed. Segments of columnar tables
-(`columns/segment_set`) are not in that store: the linking thread takes them from the tables, writes them, and links
-their files next to the store's files.
+All other methods run on the loop. Until the files of n are linked, only frozen entries are written to the key-value
+store, which then holds exactly the state at barrier n. If barrier m arrives while n is still frozen, the loop first
+drains, flushes and links n, whose `write` then only uploads. The remaining frozen entries of an aborted n join m.
 
-If barrier m arrives while n is still frozen, the loop finishes n first: drains, flushes and links; the `write` of n
-then only uploads. The remaining frozen entries of an aborted n join m. `write` raises `SnapshotDropped` if the
-checkpoint was aborted, subsumed or closed meanwhile, and the caller declines the checkpoint.
-
-Side-by-side databases of a restore are merged by the loop, the only writer, in slices of about a millisecond, with
-pauses:
-
-| moment            | merging                                                                                      |
-|-------------------|----------------------------------------------------------------------------------------------|
-| the first barrier | merging begins: rows that waited for the restore go first                                    |
-| a slice           | moves entries, unless the store must not be written: from a barrier to its snapshot's links  |
-| a rescale is near | the caller postpones slices: moved entries would have to be fetched in the pause             |
-| nothing is left   | the next snapshot closes empty databases; then the shard uses the remaining database alone   |
-| the backend ends  | merging ends; moved entries count as far as a checkpoint has them                            |
+From the first barrier on, the loop, the only writer, merges side-by-side databases
+(docs/design/side-by-side-databases.md). Near a rescale, whose pause would fetch moved entries, the caller postpones
+slices.
 """
 
 import logging
@@ -49,10 +35,10 @@ from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.values.table import StateTable
 
 _AT_ONCE = 128  # entries
-_MOST_AT_ONCE = 8  # batches of that size per slice, unless the slice takes too long
+_MOST_AT_ONCE = 8  # batches per slice, if time allows
 _SLICE_S = 0.001
 _PAUSE_S = 0.003
-_RESTS = 9  # pause, as a multiple of the duration of a slice
+_RESTS = 9  # pause, as a multiple of a slice's duration
 _WAIT_S = 0.1  # wait for a snapshot
 
 
@@ -83,7 +69,7 @@ class MergingDatabases:
         self._call_later(self._moved(store), self._slice)
 
     def _moved(self, store: SideBySide) -> float:
-        """Moves some entries; returns the pause before the next slice, in seconds."""
+        """Returns the pause in seconds."""
         if not self._shard.may_write():
             return _PAUSE_S
         began_s = self._now_s()
@@ -101,7 +87,7 @@ _SYNCHRONOUS_SLICE = 4_096
 
 
 class SnapshotDropped(Unavailable):
-    """The snapshot is no longer wanted or possible: decline the checkpoint."""
+    """The snapshot was aborted, subsumed or closed: decline the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +99,6 @@ class UploadTo:
 
 
 class BackendSnapshots:
-    """Snapshots of all tables of one `KeyedBackend`.
-
-    All methods but `write` and `clean_up` run on the loop.
-    """
-
     def __init__(
         self,
         shard: Shard,
@@ -140,17 +121,16 @@ class BackendSnapshots:
         self._target = target
         self._directory = directory
         self._copies = copies
-        # Held while a checkpoint's files are being linked.
         self._linking_lock = threading.Lock()
-        self._state_lock = threading.Lock()  # guards the next five attributes; held for moments only
+        self._state_lock = threading.Lock()  # guards the next five attributes
         self._frozen: int | None = None  # frozen, not linked
         self._linking: int | None = None  # being linked by a worker
         self._linked: dict[int, Path] = {}  # linked on the loop, not yet taken by a worker
         self._uploaded: dict[int, dict[str, FileRef]] = {}  # not completed: immutable file -> object
-        self._settled: int = 0  # every checkpoint up to this one is completed, aborted or subsumed
+        self._settled: int = 0  # highest completed checkpoint; all earlier are resolved, too
         self._aborted: set[int] = set()
         self.closed = False
-        self._merging: MergingDatabases | None = None  # None once merging has begun
+        self._merging: MergingDatabases | None = None  # None once begun
         self._confirmed = {ref.name: ref for ref in reusable}  # of the last completed, first of the restored
 
     # ---- from freeze to completed
@@ -174,9 +154,7 @@ class BackendSnapshots:
             self._merging = None
 
     def drain(self, max_entries: int = 256) -> bool:
-        """Returns True if no frozen entries are left. Returns False while `linking`: call again in a millisecond or
-        so.
-        """
+        """Returns True if no frozen entries are left. While `linking`, call again after about a millisecond."""
         if self._linking is not None:
             return not self._has_frozen()
         left = max_entries
@@ -189,11 +167,10 @@ class BackendSnapshots:
 
     @property
     def linking(self) -> bool:
-        """Returns True while a worker links files: a few milliseconds without writes to the key-value store."""
         return self._linking is not None
 
     def write(self, checkpoint: int) -> KeyedSnapshot:
-        """Blocking, on a worker thread; `clean_up` follows. Raises `SnapshotDropped`."""
+        """Blocking. Raises `SnapshotDropped`."""
         directory = self._link_on_worker(checkpoint)
         try:
             check = lambda: self._check_wanted(checkpoint)  # noqa: E731
@@ -226,7 +203,6 @@ class BackendSnapshots:
         )
 
     def completed(self, checkpoint: int) -> None:
-        """Records that `checkpoint` is decided: the files may be reused, older files are no longer needed."""
         with self._state_lock:
             if checkpoint <= self._settled:
                 return
@@ -249,7 +225,7 @@ class BackendSnapshots:
         self._copies.aborted(self._shard.operator, self._shard.subtask, checkpoint)
 
     def close(self) -> bool:
-        """Ends snapshots, and waits until no file is being linked. Returns False if closed before."""
+        """Waits until no file is being linked. Returns False if closed before."""
         with self._state_lock:
             if self.closed:
                 return False
@@ -257,8 +233,6 @@ class BackendSnapshots:
             self._drop_frozen(lambda number: True)
         with self._linking_lock:
             return True
-
-    # ---- internals
 
     def _may_write(self) -> bool:
         """Order matters: a worker sets `_linking` before clearing `_frozen`."""
@@ -268,10 +242,9 @@ class BackendSnapshots:
         return any(table.frozen_entries for table in self._tables.values())
 
     def _finish_earlier(self) -> None:
-        """Drains and links a still frozen checkpoint, on the loop, before the next checkpoint begins."""
         if self._frozen is None:
             return
-        with self._linking_lock:  # a worker may be linking this or an older checkpoint
+        with self._linking_lock:  # a worker may be linking files
             with self._state_lock:
                 earlier = self._frozen
             if earlier is None:
@@ -295,7 +268,7 @@ class BackendSnapshots:
                     raise ProtocolViolation(
                         f"checkpoint {checkpoint} of {self._place()} is written before it is drained: report this"
                     )
-                segments = self._take_segments()  # before the loop may freeze the next segments
+                segments = self._take_segments()  # before the loop freezes the next
                 self._linking = checkpoint
                 self._frozen = None
             try:
@@ -304,7 +277,6 @@ class BackendSnapshots:
                 self._linking = None
 
     def clean_up(self) -> None:
-        """Deletes unwanted copies and merges segments. Blocking, on a worker thread, after each `write`."""
         self._copies.delete_unwanted()
         try:
             self._segments.merge(lambda: not self.closed)
@@ -346,10 +318,9 @@ class BackendSnapshots:
             )
 
     def _drop_frozen(self, is_dropped: Callable[[int], bool]) -> None:
-        """Called with the lock held.
+        """Needs the lock. Frozen entries of a dropped checkpoint remain, as state without a snapshot.
 
-        Frozen entries of a dropped checkpoint remain, as state without a snapshot. A worker drops the checkpoint that
-        it is linking.
+        A worker that is linking the checkpoint drops the checkpoint.
         """
         if self._frozen is not None and is_dropped(self._frozen):
             self._frozen = None

@@ -1,4 +1,4 @@
-"""All keyed state of one operator subtask: a table and a description per state, in one store."""
+"""All keyed state of an operator subtask: tables, descriptions, and the store below."""
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -37,15 +37,12 @@ T = TypeVar("T", bound=StateTable | ColumnTable)
 
 _BYTES = StateDescription(type=ValueType("bytes"))
 _TIMERS = StateDescription(TIMERS.name)
-_LAST_FIRST = 2  # layout of columns whose entries are `last_first`
-_IN_SLICES = 3  # layout of `last_first` columns of slices of windows, not of windows
+_LAST_FIRST = 2  # layout of `last_first` columns
+_IN_SLICES = 3  # layout of `last_first` columns of slices, not windows
 
 
 class KeyedBackend:
-    """Keyed state of a subtask, made by `open_keyed_backend`.
-
-    All methods run on the loop's thread, except for `compact` and some of `BackendSnapshots`.
-    """
+    """All methods run on the loop's thread, except for `compact` and some of `BackendSnapshots`."""
 
     def __init__(
         self,
@@ -83,7 +80,7 @@ class KeyedBackend:
     # ---- tables
 
     def lend_cache(self, share: float) -> int:
-        """Reserves a share of the cache for the caller's own memory; returns the size in bytes.
+        """Reserves a share of the cache for the caller; returns the size in bytes.
 
         Tables get the remainder when the next table is opened.
         """
@@ -103,11 +100,10 @@ class KeyedBackend:
     ) -> StateTable:
         """Opens the state `name`: values of any kind, by key.
 
-        `immutable` promises that no value is changed in place, `comparable` that equal values have equal encodings, so
-        that changes in place can be noticed (`watched_table`). `what` describes the state in snapshots; a restored
-        state with another description is refused. `undo`: of an operator that repeats failed calls.
-
-        The first `key_width` fields of an entry's key determine the key group; the other fields are the namespace.
+        `immutable`: no value is changed in place. `comparable`: equal values have equal encodings (for
+        `watched_table`). `undo`: of an operator that repeats failed calls. Refuses a restored state with another
+        description than `what`. The first `key_width` fields of a key determine the key group; the others are the
+        namespace.
         """
         kind = WatchedTable if self.watched and comparable and not immutable else StateTable
         of = (name, self._value_state_id(name, key_width, what), self._shard, encode, decode, key_width, immutable)
@@ -124,24 +120,16 @@ class KeyedBackend:
         comparable: bool = False,
         undo: Undo | None = None,
     ) -> EntryTable:
-        """Opens the state `name`: any number of ordered entries per key (`values/entry_table`).
-
-        Parameters as in `table`.
-        """
+        """Opens a state of ordered entries per key; parameters as in `table`."""
         kind = WatchedEntryTable if self.watched and comparable and not immutable else EntryTable
         of = (name, self._value_state_id(name, key_width, what), self._shard, encode, decode, key_width, immutable)
         return self._add(name, made(kind, (*of, self._cache_bytes, what.row.numbered), undo))
 
     def table_of_bytes(self, name: str, key_width: int) -> BytesTable:
-        """Opens the state `name`: bytes of any size, by key (`values/table`)."""
         state_id = self._value_state_id(name, key_width, _BYTES)
         return self._add(name, BytesTable(name, state_id, self._shard, key_width, self._cache_bytes))
 
     def timer_table(self, name: str, key_width: int) -> TimerTable:
-        """Opens the timers `name`, in firing order (`values/timer_table`).
-
-        Moves timers that an older release has stored by key.
-        """
         older: StateTable | None = None
         if name in self._restored_states:
             what = self._described.get(name, ONE_VALUE)
@@ -172,12 +160,12 @@ class KeyedBackend:
     ) -> ColumnTable:
         """Opens the state `name` as columns: name -> (numpy dtype, initial value).
 
-        - `evictable`: only a bounded part of the entries is in memory; otherwise all entries are.
-        - `added`: the last of the columns, which state of older releases may lack; they are 0 there.
-        - `before`: the columns of the restored state, name -> numpy dtype in the order of its rows, if columns or order
-          differ; the stored rows are then converted (`columns/stored_rows`).
+        - `evictable`: only a bounded part of the entries is in memory.
+        - `added`: the last columns, which state of older releases may lack; they are 0 there.
+        - `before`: the restored columns, name -> numpy dtype in the order of the stored rows, if columns or order
+          differ; stored rows are then converted.
         - `last_first`: evicted entries can be found by the last field of their keys, an int of 64 bits; entries in
-          memory may then take a share of the slot's memory (`SlotMemory.hold`).
+          memory may take a share of the slot's memory (`SlotMemory.hold`).
         - `in_slices`: recorded in snapshots, so that releases that would take the entries for windows refuse them.
         """
         if not columns:
@@ -212,7 +200,7 @@ class KeyedBackend:
         return self._add(name, table)
 
     def held_bytes(self) -> int:
-        """Share of the slot's memory that the operator may hold besides the caches, in bytes, at present."""
+        """Bytes of the slot's memory that the operator may hold besides the caches."""
         return self._held_memory().share_bytes()
 
     def restored(self, name: str) -> StateDescription | None:
@@ -226,8 +214,9 @@ class KeyedBackend:
         return {**described, **self._restored_beside}
 
     def described_beside(self, name: str, what: StateDescription) -> None:
-        """Describes the state `name`, whose content is elsewhere in the snapshots. Raises `InvalidJob` if the restored
-        description differs.
+        """Describes a state whose content is elsewhere in the snapshots.
+
+        Raises `InvalidJob` if the restored description differs.
         """
         if name in self._tables:
             raise InvalidJob(f"{self._shard.operator} has two states named {name!r}: give each a name of its own")
@@ -235,7 +224,6 @@ class KeyedBackend:
         self._described[name] = what
 
     def describe(self, name: str, what: StateDescription) -> None:
-        """Replaces the description of the state `name` in later snapshots."""
         self._described[name] = what
 
     # ---- other
@@ -243,8 +231,7 @@ class KeyedBackend:
     def contents(self) -> Iterator[tuple[str, tuple[Any, ...], tuple[Any, ...], Any]]:
         """Yields every entry of every table: state, key, middle part, value.
 
-        The middle part is the entry's key in lists and maps, the time (ms) of a timer, or a namespace. The value of
-        columns is a dict.
+        The middle part is the entry key in lists and maps, a timer's time (ms), or a namespace. Columns yield dicts.
         """
         for name, table in self._tables.items():
             if isinstance(table, ColumnTable):
@@ -274,13 +261,12 @@ class KeyedBackend:
         return self._described.get(name, ONE_VALUE)
 
     def memory_bytes(self) -> int:
-        """Approximate size in memory, without the part shared by the slot's databases."""
         tables = int(sum(table.memory_bytes() for table in self._tables.values()))
         return tables + self._segments.waiting_bytes + self._shard.kv.memory_bytes()
 
     @property
     def compacts(self) -> bool:
-        """Returns whether the database merges files. The next snapshot has the new files, maybe most of the state."""
+        """Returns whether the database merges files, maybe most of the state, which the next snapshot uploads."""
         return not self.snapshots.closed and self._shard.kv.compacts
 
     def compact(self) -> None:
@@ -300,8 +286,6 @@ class KeyedBackend:
             for name in (DATABASE, BESIDE, SEGMENTS):
                 shutil.rmtree(self._directory / name, ignore_errors=True)
 
-    # ---- internals
-
     def _value_state_id(self, name: str, key_width: int, what: StateDescription) -> int:
         if self._segments.has(name):
             raise InvalidJob(
@@ -314,7 +298,7 @@ class KeyedBackend:
         return state_id
 
     def _by_key(self, name: str, key_width: int) -> StateTable:
-        """The timers of an older release, under their old state id; the name gets a new id."""
+        """Opens the timers of an older release; the name gets a new state id."""
         state_id = self._states[name]
         table = StateTable(name, state_id, self._shard, encode_timer, decode_timer, key_width, True, self._cache_bytes)
         self._states[name] = max(self._states.values()) + 1
@@ -375,9 +359,10 @@ def open_keyed_backend(
     thresholds: Thresholds | None = None,
     watched: bool = False,
 ) -> KeyedBackend:
-    """`restored`: the subtask's own snapshot, or all snapshots of the operator. Blocking. `directory` is new and
-    belongs to this incarnation of the subtask alone; `copies` outlives it. `watched`: refuses values that were changed
-    in place and not stored.
+    """Blocking. `restored`: the subtask's own snapshot, or all snapshots of the operator.
+
+    `directory`: new, of this incarnation alone; `copies` outlives the incarnation. `watched`: refuses values changed in
+    place and not stored.
     """
     check_max_parallelism(parallelism, max_parallelism)
     plan = plan_restore(operator, subtask, parallelism, max_parallelism, restored)

@@ -1,22 +1,17 @@
 """Carries out a `RestorePlan`: opens a key-value store with this subtask's key groups.
 
-Files come from a local copy if the slot still has exactly these files, else from the object store; every byte is hashed
-before a file is opened. A snapshot that fits unchanged is linked into a new folder and opened. At another parallelism
-the databases of all overlapping snapshots are opened side by side (`snapshots/restore_plan`,
-docs/design/side-by-side-databases.md), and a few range tombstones delete the foreign key groups of each. Databases that
-are small or do not fit are copied into the first database, entry by entry.
+Files come from a local copy if the slot has exactly these files, else from the object store; every byte is hashed
+before a file is opened. `restore_plan` says which databases are opened (side by side:
+docs/design/side-by-side-databases.md) and which are copied by entry.
 
-Foreign keys are deleted, not only hidden: otherwise a later subtask that owns these keys and opens this database's
-snapshot would find keys that their owner has deleted meanwhile.
+Foreign keys are deleted, not only hidden: a later owner that opens this database's snapshot would find keys that were
+deleted meanwhile. The first checkpoint refers to reusable files instead of uploading them:
 
-Linked, immutable files are files of the incarnation from then on, under their local names. The first checkpoint
-therefore names the stored files again and uploads only new files (`Opened.reusable`), in each of these cases:
-
-| the database is …    | its files                                        | segments        |
-|----------------------|--------------------------------------------------|-----------------|
-| opened as it is      | linked: reusable                                 | linked: reusable |
-| opened, and narrowed | linked: reusable, with the name of its number now | written anew under the same names: not |
-| copied               | not linked                                       | written anew    |
+| the database is …    | files                                            | segments                   |
+|----------------------|--------------------------------------------------|----------------------------|
+| opened unchanged     | linked: reusable                                 | linked: reusable           |
+| opened, and narrowed | linked: reusable, named after the current number | written anew: not reusable |
+| copied               | not linked                                       | written anew: not reusable |
 """
 
 import os
@@ -58,31 +53,28 @@ _COPY_SLICE = 2_000
 
 
 class KvBackend(Protocol):
-    """A kind of key-value store, opened empty or with the files of a snapshot.
-
-    `copied_bytes`: up to this size, a database is copied instead of opened side by side.
-    """
+    """A kind of key-value store. Databases up to `copied_bytes` are copied."""
 
     @property
     def copied_bytes(self) -> int: ...
 
     def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
-        """Opens an empty store, in `directory` if the store needs a folder."""
+        """Opens an empty store, in `directory` if a folder is needed."""
         ...
 
     def adopt(
         self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory, database: int = 0
     ) -> KvStore:
-        """Opens a store in `directory`, which must not exist yet, with the content of the snapshot's `files`.
+        """Opens a store with the content of the snapshot's `files`, in `directory`, which must not exist yet.
 
-        The files may be linked and must not change. `database`: number of the side-by-side database in the snapshot.
+        Links to files are allowed, changes are not. `database`: number of the side-by-side database.
         """
         ...
 
 
 @dataclass(frozen=True)
 class RestoreSite:
-    """Sources and destination of a restore's files. `directory` belongs to the subtask's incarnation."""
+    """`directory` belongs to the subtask's incarnation."""
 
     operator: str
     store: ObjectStore
@@ -137,7 +129,6 @@ def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> Opened:
 
 
 def ranges_in(files: Path, keyed: KeyedSnapshot) -> KeyRanges:
-    """Key ranges of each database of a snapshot whose files are in `files`."""
     if all(ref.name != RANGES_FILE for ref in keyed.files):
         return KeyRanges()
     return read_ranges((files / RANGES_FILE).read_bytes(), str(files / RANGES_FILE))
@@ -183,18 +174,17 @@ def _files_of(part: RestorePart, source: RestoreSite, fetched: Path) -> Path:
     missing = [ref for ref in part.keyed.files if not here(ref)]
     for ref in missing:
         source.copies.wait_for(ref)
-    missing = [ref for ref in missing if not here(ref)]  # also files that arrived just before the wait
+    missing = [ref for ref in missing if not here(ref)]  # with files that arrived just before the wait
     download(source.store, missing, target, source.downloads_at_once)
     return target
 
 
 def _linked(place: Path | None, target: Path) -> bool:
-    """Returns False if linking is impossible."""
     if place is None:
         return False
     try:
         os.link(place, target)
-    except OSError:  # deleted meanwhile, or the folders are on different disks
+    except OSError:  # deleted meanwhile, or on another disk
         return False
     return True
 
@@ -228,8 +218,7 @@ def _copy(database: StoredDatabase, files: Path, kv: KvStore, source: RestoreSit
 
 
 class _RocksDbBackend:
-    # Copying this much takes as long as opening another database, 5 to 10 ms: a thousand entries of 100 bytes of noise,
-    # or ten times as many that compress well.
+    # Copying this much takes as long as opening another database, 5 to 10 ms.
     copied_bytes = 128 << 10
 
     def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
@@ -243,7 +232,7 @@ class _RocksDbBackend:
 
 
 class _MemoryBackend:
-    """State in memory: one file, which is always read whole, so side-by-side stores would not be faster."""
+    """State in memory: a single file, read whole, so side-by-side stores gain nothing."""
 
     copied_bytes = sys.maxsize
 
@@ -262,7 +251,7 @@ BACKENDS: dict[str, KvBackend] = {"rocksdb": _RocksDbBackend(), "memory": _Memor
 def opened_whole(
     keyed: KeyedSnapshot, files: Path, directory: Path, open_one: Callable[[int, Path], KvStore]
 ) -> KvStore:
-    """`open_one` opens the snapshot's database with that number in that folder."""
+    """`open_one` opens a database of the snapshot, by number and folder."""
     ranges = ranges_in(files, keyed)
     stores = {number: open_one(number, directory / str(number)) for number in {0, *ranges.numbers()}}
     others = [Database(number, store, directory / str(number)) for number, store in stores.items() if number]

@@ -1,11 +1,7 @@
-"""Keyed state of one subtask in a snapshot, read (`StoredPart`) or written (`WrittenPart`) without the job's program.
+"""Reads (`StoredPart`) and writes (`WrittenPart`) a subtask's keyed state without the job's program.
 
-Files are fetched into a folder of the reader's own, checked, and opened as a restore would open them. A reader of one
-state in few key groups (`only`) fetches only the blocks of RocksDB's files with these groups, into a local file of the
-same size, with holes. Blocking.
-
-A file with holes cannot be checked against the file's hash. RocksDB checks each block before use, and treats a hole as
-damage; the reader then fetches the files whole. See docs/design/side-by-side-databases.md.
+With `only`, a reader fetches the blocks with a state's key groups alone, and whole files if RocksDB finds a hole
+(docs/design/side-by-side-databases.md). Blocking.
 """
 
 import shutil
@@ -39,9 +35,9 @@ from barrier_runtime.state.snapshots.verified import describe, download_verified
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
-_WHOLE_BYTES = 128 << 10  # smaller files are fetched whole, in a single request
+_WHOLE_BYTES = 128 << 10  # smaller files are fetched whole
 _TAIL_BYTES = 8 << 10
-_TAIL_SHARE = 256  # share of a file that is roughly its index
+_TAIL_SHARE = 256  # share of a file for the index
 
 
 def download_range(
@@ -98,8 +94,6 @@ def _download_blocks(remote: _Remote, path: Path, start: bytes, end: bytes) -> N
 
 @dataclass
 class _Tail:
-    """The fetched end of a file: bytes from `begins` on."""
-
     remote: _Remote
     begins: int
     data: bytes
@@ -114,15 +108,15 @@ class _Tail:
 
 _CACHE_BYTES = 32 << 20
 _DOWNLOADS_AT_ONCE = 4
-_BEHIND_KEY = b"\xff"  # no field of a key begins with this byte
+_BEHIND_KEY = b"\xff"  # no key field begins with FF
 
 
 @dataclass(frozen=True)
 class KeyGroups:
-    """The part to read: one state in the key groups `first` to `last`, both inclusive.
+    """Key groups `first` to `last`, both inclusive, of a state.
 
-    `columns`: also segments, which are fetched whole. `key`: in one group, only entries whose encoded key begins with
-    `key`.
+    `columns`: also segments, which are fetched whole. `key`: only entries with this beginning of the encoded key;
+    `first` is `last`.
     """
 
     state: str
@@ -133,9 +127,9 @@ class KeyGroups:
 
 
 class StoredPart:
-    """A snapshot's state, opened for reading. Use as a context manager.
+    """A snapshot's state, opened for reading. Context manager.
 
-    `directory`: new, and removed at the end. `only`: no other state or key groups are read.
+    `directory`: new, and removed at the end. `only`: nothing else is read.
     """
 
     def __init__(
@@ -155,7 +149,7 @@ class StoredPart:
             if self._only is not None:
                 try:
                     self._kv = self._of_groups(self._only)
-                except Corrupt:  # or this release does not find a part that RocksDB needs to open the file
+                except Corrupt:  # or RocksDB needs an unfetched part
                     self._fetch_whole()
             else:
                 self._fetch_whole()
@@ -203,7 +197,7 @@ class StoredPart:
         return opened_whole(self._keyed, self._files, self._directory / "db-with-holes", with_holes)
 
     def entries(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[tuple[bytes, bytes]]:
-        """Yields the state's entries (whole key, data) in key groups `first` to `last`, inclusive, in order."""
+        """Yields (whole key, data), in order; `first` and `last` are inclusive."""
         return chain.from_iterable(self.entry_lists(state, first, last))
 
     def entry_lists(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -216,8 +210,7 @@ class StoredPart:
         except Corrupt:
             if self._only is None:
                 raise
-            # Damage, or a hole: a search for the next key passes over deleted entries, possibly beyond the fetched
-            # blocks.
+            # Damage, or a hole: searches pass over deleted entries, possibly beyond the fetched blocks.
             self._fetch_whole()
             for some in self._scanned(keyed.states[state], first, last):
                 yield [entry for entry in some if entry[0] > given]
@@ -237,10 +230,7 @@ class StoredPart:
     def segments(
         self, state: str, first: int = 0, last: int = 0xFFFF, columns: Collection[str] | None = None
     ) -> Iterator[Segment]:
-        """Yields segments of a columnar state, in key groups `first` to `last`, both inclusive.
-
-        No key is in two segments. `columns`: only these are decoded.
-        """
+        """As `segments_in`; `first` and `last` are inclusive."""
         if self._only is not None and not self._only.columns:
             return iter(())
         keyed, names = self._keyed, [ref.name for ref in self._keyed.files]
@@ -249,7 +239,7 @@ class StoredPart:
 
 
 def rows_told(keyed: KeyedSnapshot, store: ObjectStore, state: str) -> int | None:
-    """Number of rows of a columnar state by the headers of its files; None if the rows must be read."""
+    """Number of rows, from headers of files; None if the rows must be read."""
     found: list[tuple[int, Header]] = []
     for ref in keyed.files:
         number = segment_number(ref.name)
@@ -264,7 +254,7 @@ def rows_told(keyed: KeyedSnapshot, store: ObjectStore, state: str) -> int | Non
 
 
 def _part_of(ref: FileRef, store: ObjectStore, start: int, size: int) -> bytes:
-    """Bytes of a part of a file, unchecked: the hash is of the whole file."""
+    """Unchecked: the hash is of the whole file."""
     if ref.inline is not None:
         return ref.inline[start : start + size]
     assert ref.key is not None
@@ -275,10 +265,9 @@ _WRITE_BYTES = 64 << 20
 
 
 class WrittenPart:
-    """A snapshot that is being written. Use as a context manager.
+    """A snapshot that is being written. Context manager.
 
-    `directory`: new, and removed at the end. `backend`: "rocksdb", or "memory" for small state. `states`: name -> id,
-    which is part of each entry's key.
+    `directory`: new, and removed at the end. `states`: name -> id, which is part of each entry's key.
     """
 
     def __init__(
@@ -308,14 +297,14 @@ class WrittenPart:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Writes entries (whole key, data) as stored; the keys are in this part's key groups."""
+        """Writes entries (whole key, data) of this part's key groups."""
         self._kv.write(entries)
 
     def add(self, segment: Segment) -> None:
         self._segments.add(segment)
 
     def inline(self) -> KeyedSnapshot:
-        """The written state as a snapshot that contains the files; for small state."""
+        """Returns a snapshot with the files inside; for small state."""
         return self._uploaded(None, lambda: "", Thresholds(sys.maxsize, sys.maxsize))
 
     def uploaded(self, store: ObjectStore, new_key: Callable[[], str]) -> KeyedSnapshot:

@@ -1,13 +1,7 @@
 """In-memory entries of a column table: a row id per key, a row over numpy arrays, and marks per row.
 
-`RemovedKeys` holds the keys that were removed since the last freeze. Ended windows are removed a million rows at a
-time: their keys wait as arrays, and the index, which costs a look-up per key, is made only when a key arrives that may
-be among them.
-
-`Victims` chooses the entries that leave memory next: the least recently used. A hand goes round the row ids, a part at
-a time, and takes entries that were not used since the oldest eighth of all entries; a sample shows which call that is.
-No call therefore looks at every entry. Victims are taken in small numbers, in the order of the store, which writes
-neighbours much faster; entries that were used meanwhile stay.
+`Victims` chooses the least recently used entries, from a part of the row ids at a time. Victims are taken in the
+store's order, which writes neighbours much faster; entries used meanwhile stay.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,29 +22,28 @@ GONE = np.iinfo(np.int64).max
 _NO_ROWS: RowIds = np.empty(0, np.int64)
 _LOOKED_AT = 16_384  # row ids per step
 _SAMPLED = 2_048
-_OLDEST = 8  # at most this part of all entries, 1/8, is chosen
+_OLDEST = 8  # at most 1/8 of all entries is chosen
 
 
 class Victims:
     def __init__(self, stored: EntryKeys) -> None:
         self._stored = stored
         self._row_ids = _NO_ROWS
-        self._newest = 0  # latest call that used one of the victims, when they were chosen
-        self._hand = 0  # row id
+        self._newest = 0  # latest call that used a victim, at the choice
+        self._hand = 0
 
     @property
     def left(self) -> int:
         return len(self._row_ids)
 
     def choose(self, keys: IntKeys | TupleKeys, used: npt.NDArray[np.int64], count: int) -> None:
-        """Chooses about `count` victims, as far as there are that many old entries."""
         limit = keys.numbers.limit
         self._newest = _oldest_eighth(used[:limit])
         found: list[RowIds] = []
         looked_at, number, most = 0, 0, max(count, len(keys) // _OLDEST)
         while looked_at < limit and number < count:
             first = self._hand if self._hand < limit else 0
-            self._hand = min(limit, first + min(_LOOKED_AT, limit - looked_at))  # each row id once
+            self._hand = min(limit, first + min(_LOOKED_AT, limit - looked_at))
             old = first + np.flatnonzero(used[first : self._hand] <= self._newest)
             if len(old) > most - number:
                 old = old[: most - number]
@@ -71,22 +64,25 @@ class Victims:
 
 
 def _oldest_eighth(used: npt.NDArray[np.int64]) -> int:
-    """Latest call that used an entry of about the oldest eighth."""
     sample = used[:: max(1, len(used) // _SAMPLED)]
     sample = sample[sample != GONE]
-    if not len(sample):  # nearly all row ids are free
+    if not len(sample):
         return int(GONE) - 1
     at = len(sample) // _OLDEST
     return int(np.partition(sample, at)[at])
 
 
 class RemovedKeys:
-    """Keys whose removal is not frozen yet. `index`: empty, of the table's kind."""
+    """Keys whose removal is not frozen yet. `index`: empty, of the table's kind.
+
+    Keys of ended windows, a million at a time, wait as arrays; the index is made once an arriving key may be among
+    them.
+    """
 
     def __init__(self, index: IntKeys | TupleKeys) -> None:
         self._index = index
-        self._waiting: list[Ints] = []  # keys that arrive now have a last field above the highest of these
-        self._many = 0  # number of waiting keys
+        self._waiting: list[Ints] = []  # most arriving keys have higher last fields
+        self._many = 0
         self._highest = 0
 
     def __len__(self) -> int:
@@ -97,14 +93,14 @@ class RemovedKeys:
         self.index.place(keys)  # type: ignore[arg-type]
 
     def add_by_last(self, keys: Ints) -> None:
-        """Adds one or more keys of a table whose keys arrive nearly in the order of their last fields."""
+        """Adds keys of a table whose keys arrive nearly in the order of their last fields."""
         highest = int(keys[-1].max())
         self._highest = max(self._highest, highest) if self._waiting else highest
         self._waiting.append(keys)
         self._many += keys.shape[1]
 
     def may_have(self, lowest_last: Callable[[], int]) -> bool:
-        """True if the set may contain a key with that last field or a higher last field."""
+        """True if the set may contain a key with last field `lowest_last()` or higher."""
         return len(self._index) > 0 or (bool(self._waiting) and lowest_last() <= self._highest)
 
     @property
@@ -123,14 +119,14 @@ NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
 class ColumnRows:
-    """Rows of a `ColumnTable`. `columns`: name → (numpy dtype, initial value)."""
+    """`columns`: name → (numpy dtype, initial value)."""
 
     def __init__(self, columns: Mapping[str, tuple[str, Any]], key_width: int) -> None:
         self.initial = {column: value for column, (_, value) in columns.items()}
         self.wide = tuple(column for column, (kind, _) in columns.items() if is_wide(kind))
         self.keys: IntKeys | TupleKeys = IntKeys(key_width)
         self.removed = RemovedKeys(IntKeys(key_width))  # keys to delete from stored entries
-        self.recent: dict[int, int] = {}  # key of a single int -> row id, of keys used in small batches
+        self.recent: dict[int, int] = {}  # single int key -> row id, of keys used in small batches
         self._cells = CellBytes()
         self._capacity = 0
         self.columns: dict[str, npt.NDArray[Any]] = {name: np.empty(0, kind) for name, (kind, _) in columns.items()}
@@ -146,17 +142,17 @@ class ColumnRows:
     # ---- keys
 
     def key_batch(self, keys: Sequence[Key]) -> Any:
-        """`keys` as the index takes them. The first key that is not all ints changes the index to tuples."""
+        """The first key that is not all ints changes the index to tuples."""
         if isinstance(self.keys, IntKeys):
             key_batch = int_key_batch(keys, len(keys[0])) if keys and self.fits(len(keys[0])) else None
             if key_batch is not None or not keys:
                 return key_batch if key_batch is not None else np.empty((self.keys.fields, 0), np.int64)
-            self.keys, self.removed = tuple_keys(self.keys), self.removed.with_tuples()  # row ids stay the same
+            self.keys, self.removed = tuple_keys(self.keys), self.removed.with_tuples()
             self.recent.clear()
         return keys
 
     def fits(self, fields: int) -> bool:
-        """True if the index takes keys of that many ints. An empty index is replaced to fit."""
+        """True if the index takes keys of that many ints; an empty index is replaced to fit."""
         keys = self.keys
         if isinstance(keys, IntKeys) and keys.fields != fields and not len(keys) and not len(self.removed):
             self.keys, self.removed = IntKeys(fields), RemovedKeys(IntKeys(fields))
@@ -181,18 +177,16 @@ class ColumnRows:
             self._count_cells(row_ids)
 
     def mark_frozen(self, row_ids: RowIds) -> None:
-        """Marks rows as equal to the next snapshot."""
         self.dirty[row_ids] = False
         self.stored[row_ids] = True
 
     def place(self, key_batch: Any) -> RowIds:
-        """Row ids of keys, which get new rows if necessary."""
         row_ids, _ = self.keys.place(key_batch)
         self.grow(self.keys.numbers.limit)
         return row_ids
 
     def begin(self, row_ids: RowIds, now: int) -> None:
-        """Gives rows of new keys their initial values. `now`: number of the current call."""
+        """`now`: number of the current call."""
         self.grow(self.keys.numbers.limit)
         for column, initial in self.initial.items():
             self.columns[column][row_ids] = initial
@@ -213,7 +207,7 @@ class ColumnRows:
         self.dirty[row_ids] = False
 
     def put_segment(self, segment: Segment, changed: bool) -> None:
-        """Applies a segment. `changed`: all rows are written again, and the next segment is a base."""
+        """`changed`: all rows are written again, and the next segment is a base."""
         if segment.base:
             self.forget(self.keys.all())
         if count(segment.removed):

@@ -1,19 +1,10 @@
-"""Keyed state as columns: every key has a row id, and a value is one row over a few numpy arrays.
+"""Keyed state as columns: each key has a row id, each value is a row over a few numpy arrays.
 
-Per batch, an operator calls `row_ids(keys)`, changes `columns` by numpy, and calls `mark_dirty`. Keys of ints have no
-Python objects (`keys/row_index`) until a key of another type arrives. A freeze copies the dirty rows, which are written
-in two forms:
+Per batch, an operator calls `row_ids(keys)`, changes `columns`, and calls `mark_dirty`. A freeze copies the dirty rows,
+for segments or, from the first eviction on, for entries of the key-value store (docs/design/columns-and-segments.md).
 
-    segments   while all entries are in memory: a freeze makes a segment (see `segment`), which a worker writes;
-               no code runs once per entry
-    entries    of the key-value store, one per key (see `stored_rows`), from the first eviction on, because evicted
-               entries are looked up one by one; written in slices. With `last_first` the entries are in the order of
-               the last field of their keys (see `entry_keys`), and `entries_of` finds them by this field
-
-A column of dtype "O" holds bytes of any length (see `wide_columns`). The first eviction makes all rows dirty, so that
-the next snapshot has all of them as entries, and no segment of this table. A `last_first` table returns to segments at
-the first freeze without evicted entries and with less than half of the memory limit used: that freeze makes a segment
-of all rows, and removes the stored entries.
+The first eviction makes all rows dirty. A `last_first` table (`entry_keys`) returns to segments at the first freeze
+without evicted entries and with at most half of the memory limit used.
 """
 
 import sys
@@ -37,11 +28,11 @@ _FEW_ROWS = 256  # for fewer rows, a dict of recent keys is faster than the inde
 _REMEMBERED = 65_536
 SPILLED_AT_ONCE = 512
 _MOST_REMOVED = 4_096
-_FEWEST = 1_024  # minimum number of entries in memory
+_FEWEST = 1_024
 
 
 class ColumnTable:
-    """A columnar state, made by `KeyedBackend.column_table`; for a single thread."""
+    """For a single thread."""
 
     most_cache_bytes = sys.maxsize
 
@@ -62,19 +53,16 @@ class ColumnTable:
         rekey: bool = False,
         held_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """`segments`: the table's restored segments, oldest first.
+        """`segments`: the restored segments, oldest first.
 
-        `stored`: the key-value store has entries of the table.
-
-        `added`: the last of `columns`, which older releases did not write; they are 0 there. `before`: the stored
-        columns, name → numpy dtype in the order of the stored rows; None: the same columns. `rekey`: the stored entries
-        are not `last_first` yet. `held_bytes`: returns the memory limit of the entries, in bytes, if above
-        `cache_bytes`.
+        `stored`: the key-value store has entries of the table. `added`, `before`, `last_first`: as in
+        `KeyedBackend.column_table`. `rekey`: the stored entries are not `last_first` yet. `held_bytes`: memory limit of
+        the entries, if above `cache_bytes`.
         """
         self.name = name
         self.key_width = key_width
-        self.made = NO_ROWS  # row ids of the keys that were new in the last call of `row_ids` and similar methods
-        self.loaded = 0  # number of entries read from the store since the table was made
+        self.made = NO_ROWS  # row ids made by the last call
+        self.loaded = 0
         self._state_id = state_id
         self._shard = shard
         self._held_bytes = held_bytes
@@ -88,7 +76,7 @@ class ColumnTable:
         self._complete = not stored  # every entry has a row id
         self._came_back = False  # `_complete` has become True again
         self._in_segments = True
-        self._segments: list[FrozenSegment] = []  # frozen, not yet written
+        self._segments: list[FrozenSegment] = []
         self._segments_end = False  # the next snapshot has no earlier segments
         self._tracks = False
         self._victims = Victims(self._store.keys)
@@ -112,19 +100,17 @@ class ColumnTable:
 
     @property
     def entries(self) -> int:
-        """Number of keys that have a row id now."""
         return len(self._rows.keys)
 
     def keys_of(self, row_ids: RowIds) -> list[Key]:
         return self._rows.keys.tuples(row_ids)
 
     def int_keys_of(self, row_ids: RowIds) -> Ints | None:
-        """Keys as an array of shape (fields, keys); None if the table has had keys with other types than int."""
+        """Array of shape (fields, keys); None once the table has had a key with another type than int."""
         keys = self._rows.keys
         return keys.key_batch(row_ids) if isinstance(keys, IntKeys) else None
 
     def mark_dirty(self, row_ids: RowIds) -> None:
-        """Marks changed rows, which belong to the next snapshot."""
         self._rows.mark_dirty(row_ids)
 
     def mark_few_dirty(self, row_ids: list[int]) -> None:
@@ -142,7 +128,7 @@ class ColumnTable:
         return self._placed(self._rows.key_batch(keys))
 
     def row_ids_int64(self, *fields: Ints) -> RowIds:
-        """Row ids of keys given as one int64 array per field; keys may repeat."""
+        """Row ids of keys, given as an int64 array per field; keys may repeat."""
         self._begin_call()
         if not self._rows.fits(len(fields)):
             return self._placed(self._rows.key_batch(list(zip(*(field.tolist() for field in fields), strict=True))))
@@ -195,7 +181,6 @@ class ColumnTable:
             self._relieve_removed()
 
     def load_all(self) -> RowIds:
-        """Loads every entry; returns all row ids."""
         if not self._complete:
             self._load_stored()
         return self._rows.keys.all()
@@ -204,25 +189,25 @@ class ColumnTable:
 
     @property
     def is_whole(self) -> bool:
-        """Returns whether every entry has always had a row id; otherwise row ids are valid until the next call."""
+        """Returns whether every entry keeps a row id. Otherwise row ids are valid until the next call."""
         return self._complete and not self._came_back
 
     @property
     def is_in_memory(self) -> bool:
-        """Returns whether every entry has a row id now, so that nothing is read from the store."""
         return self._complete
 
     def lasts(self, first: int) -> Ints:
-        """Distinct last fields of all keys, ascending; none is below `first`. Only with `last_first`."""
+        """Distinct last fields of all keys, ascending. None is below `first`. Only with `last_first`."""
         assert self._store.lasts is not None, "of a table whose entries are in this order"
         in_memory = self._rows.last_fields(self._rows.keys.all())
         return distinct_ints(np.concatenate([in_memory, self._store.lasts.all_from(first)]))
 
     def entries_of(self, last: int) -> Iterator[RowIds]:
-        """Yields row ids of all entries whose key ends with `last`: entries in memory, then stored entries.
+        """Yields row ids of all entries whose key ends with `last`.
 
-        The stored entries come in parts, by key group and key. Row ids of a part are valid until the next part is
-        requested. An entry that the caller does not remove may be yielded twice. Do not call `row_ids` meanwhile.
+        Entries in memory come first, then stored entries in parts, by key group and key. Row ids of a part are valid
+        until the next part. An entry that the caller does not remove may be yielded twice. Do not call `row_ids`
+        meanwhile.
         """
         assert self._store.lasts is not None, "of a table whose entries are in this order"
         row_ids = self._rows.keys.all()
@@ -267,15 +252,13 @@ class ColumnTable:
         return len(self._store.frozen) + sum(segment.left for segment in self._segments)
 
     def take(self, max_entries: int) -> list[Entry]:
-        """Up to `max_entries` frozen entries, oldest freeze first; also encodes up to that many keys of each
-        segment.
-        """
+        """Up to `max_entries` frozen entries, oldest freeze first; also encodes as many keys of each segment."""
         for segment in self._segments:
             segment.encode_keys(max_entries)
         return self._store.frozen.take(max_entries)
 
     def take_segments(self) -> list[FrozenSegment]:
-        """Segments of all freezes, oldest first, once no frozen entry is left; the caller owns them."""
+        """Segments of all freezes, oldest first; called once no frozen entry is left."""
         taken, self._segments = self._segments, []
         return taken
 
@@ -317,7 +300,6 @@ class ColumnTable:
         return row_ids
 
     def _remembered(self, values: Ints) -> RowIds:
-        """Row ids of a few single ints: a dict is faster than a dozen passes of numpy."""
         recent, keys = self._rows.recent, values.tolist()
         self.made = NO_ROWS
         try:
@@ -389,7 +371,6 @@ class ColumnTable:
         self._rows.stored[:] = False
 
     def _may_enter_segments(self, lasts: Lasts) -> None:
-        """Returns to segments if entries are few: removes stored entries, makes all rows dirty."""
         if 2 * len(self._rows.keys) > self._entry_limit:
             return
         stored = np.flatnonzero(self._rows.stored)
@@ -405,7 +386,7 @@ class ColumnTable:
     # ---- eviction
 
     def _make_room(self) -> None:
-        """Evicts least recently used entries, as many as arrived, to keep calls short; writes dirty entries."""
+        """Evicts least recently used entries, as many as arrived, to keep calls short."""
         if self._in_segments:
             self._leave_segments()
         if self._store.frozen:
@@ -435,7 +416,6 @@ class ColumnTable:
         self._rows.forget(row_ids)
 
     def _relieve_removed(self) -> None:
-        """Writes the removals that wait for the next snapshot, if they are many."""
         few = len(self._rows.removed) <= _MOST_REMOVED
         if few or self._in_segments or self._store.frozen or not self._store.may_write:
             return

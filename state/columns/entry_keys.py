@@ -1,7 +1,7 @@
 """Stored keys of a columnar table's entries: key group, state id, and key fields (`key_codec`).
 
-If entries are requested by the last field, such as the start of a window, the last field comes first (`last_first`):
-the entries of a window are adjacent in each key group, in the order of their keys.
+With `last_first` the last field, such as a window's start, comes first: a window's entries are adjacent in each key
+group.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from barrier_runtime.state.keys.row_index import Ints, Key
 from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
 
 _INT_SIGN = np.uint64(1 << 63)
-_INT_BYTES = 9  # size of an int in a key
+_INT_BYTES = 9
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class EntryKeys:
     # ---- to bytes
 
     def groups_of_ints(self, key_batch: Ints) -> npt.NDArray[np.uint16]:
-        """Key groups of the keys. Raises `ProtocolViolation` for a key of another subtask."""
+        """Raises `ProtocolViolation` for a key of another subtask."""
         shard = self.shard
         groups = key_groups_of_int64(key_batch[0], shard.max_parallelism, *key_batch[1 : self.key_width])
         foreign = (groups < shard.key_group_first) | (groups > shard.key_group_last)
@@ -40,7 +40,7 @@ class EntryKeys:
         return groups
 
     def order_of_ints(self, key_batch: Ints, groups: npt.NDArray[np.uint16]) -> npt.NDArray[np.intp]:
-        """Positions of the keys in nearly the order of the store: by the first stored field."""
+        """Positions of the keys in nearly the store's order: by the first stored field."""
         if self.last_first:
             return np.lexsort((key_batch[0], key_batch[-1], groups))
         return np.lexsort((key_batch[0], groups))
@@ -81,10 +81,9 @@ class EntryKeys:
     # ---- the last field, stored first
 
     def range_of(self, group: int, last: int) -> tuple[bytes, bytes]:
-        """Range of the stored entries of a group with that last field: first key, exclusive end."""
         prefix = self.shard.prefix(group, self.state_id)
         start = prefix + encode_key((last,))
-        return start, start + b"\xff"  # no field of a key begins with FF
+        return start, start + b"\xff"  # no key field begins with FF
 
     @staticmethod
     def last_of(data_key: bytes) -> int:
@@ -97,7 +96,7 @@ class EntryKeys:
 
 
 def int_key(fields: int, prefix: Sequence[str] = ("group", "state")) -> np.dtype[np.void]:
-    """Layout of stored keys of that many ints (see `key_codec`), after key group and state id."""
+    """Layout of stored keys of that many ints (`key_codec`), after key group and state id."""
     parts = [(name, ">u2") for name in prefix]
     for number in range(fields):
         parts += [(f"tag{number}", "u1"), (f"field{number}", ">u8")]

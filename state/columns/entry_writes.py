@@ -1,8 +1,7 @@
 """Encodes frozen rows of a columnar table for the key-value store, in slices, in the store's order.
 
-RocksDB takes neighbours ten times faster than keys at random. A run has the rows that one freeze found dirty (`rows`,
-packed at the freeze) or removed (`rows` is None). A freeze sorts and encodes nothing; both happen step by step as
-entries are taken.
+RocksDB takes neighbours ten times faster than keys at random. A run has the rows that a freeze found dirty or, if
+`rows` is None, removed. Runs are sorted and encoded as entries are taken, not at the freeze.
 """
 
 import struct
@@ -19,11 +18,11 @@ from barrier_runtime.state.kv.store import Entry
 
 Rows = npt.NDArray[np.void]
 
-_CHUNK = 2_048  # minimum number of entries that are sorted and encoded at a time
+_CHUNK = 2_048  # minimum of entries sorted and encoded at a time
 
 
 class IntRun:
-    """A run of keys of int64 fields (an array of shape (fields, keys))."""
+    """Keys of int64 fields, as an array of shape (fields, keys)."""
 
     def __init__(
         self, stored: EntryKeys, key_batch: Ints, rows: Rows | None, cells: Sequence[bytes] | None = None
@@ -48,7 +47,7 @@ class IntRun:
     def _encoded(self) -> Iterator[Entry]:
         groups = self._stored.groups_of_ints(self._key_batch)
         order = np.argsort(groups, kind="stable")
-        ends = np.flatnonzero(np.diff(groups[order], append=-1)) + 1  # ends of the groups in `order`
+        ends = np.flatnonzero(np.diff(groups[order], append=-1)) + 1
         start = 0
         for end in ends.tolist():
             if end - start >= _CHUNK or end == len(order):
@@ -73,7 +72,7 @@ class IntRun:
 
 
 class TupleRun:
-    """A run of keys of any kind: the keys of `row_ids`, which also cache their stored form."""
+    """Keys of any kind; `keys` also caches their stored form."""
 
     def __init__(
         self,
@@ -144,7 +143,7 @@ class FrozenRuns:
         self._runs.append(run)
 
     def add_removal(self, run: IntRun | TupleRun, keys: IntKeys | TupleKeys) -> None:
-        """Adds a run that removes `keys`: their stored entries are invalid from now on."""
+        """Adds a run that removes `keys`, whose stored entries are invalid from now on."""
         self._runs.append(run)
         self._removals.append((run, keys))
 
@@ -158,7 +157,7 @@ class FrozenRuns:
         return entries
 
     def removed(self, key_batch: Ints | Sequence[Key], count: int) -> npt.NDArray[np.bool_] | None:
-        """True for each key whose stored entry an unwritten run removes; None if there is no such run."""
+        """True for each key whose stored entry an unwritten run removes; None: no such run."""
         self._removals = [(run, keys) for run, keys in self._removals if len(run)]
         if not self._removals:
             return None

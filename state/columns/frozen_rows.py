@@ -1,7 +1,6 @@
-"""Rows that a freeze of a columnar table copied, to be written as a segment.
+"""Rows that a freeze of a columnar table copied, to be written as a segment by a worker.
 
-Other keys are encoded step by step on the loop, where the table caches stored keys. A worker calls `segment` and writes
-the segment.
+Keys other than ints are encoded before, in small parts on the slot's loop, where the table caches encoded keys.
 """
 
 from collections.abc import Mapping
@@ -91,8 +90,6 @@ class FrozenSegment:
 
 
 class _Encoded:
-    """Keys of any kind, partly encoded."""
-
     def __init__(self, run: TupleRun) -> None:
         self._run = run
         self._ready: list[pa.LargeBinaryArray] = []

@@ -1,12 +1,11 @@
-"""Rows of a columnar table as bytes: a *segment*, the unit in which a checkpoint writes such a table.
+"""A *segment*: rows of a columnar table as bytes, in columns.
 
-A segment is a *delta* (rows changed since the segment before, and removed keys) or a *base* (all rows: earlier segments
-do not count). The segments from the last base on, read in order, give the table. Content is in columns, without code
-per row: keys of ints as int64 fields, all others as binary values of key group (2 bytes, big endian) and encoded key
-(`key_codec`).
+A segment is a *delta* (rows changed since the segment before, and removed keys) or a *base* (all rows). The segments
+from the last base on, read in order, give the table. Keys of ints are int64 fields; all others are binary values of key
+group (2 bytes, big endian) and encoded key (`key_codec`).
 
-    magic, length and CRC-32 of the header (4 bytes each, big endian), header (JSON, see `Header`), then per column its
-    bytes by significance (all first bytes, all second bytes, …), as one LZ4 block; the header has their CRC-32
+    magic, length and CRC-32 of the header (4 bytes each, big endian), header (JSON, see `Header`), then per column the
+    bytes by significance (all first bytes, all second bytes, …), as an LZ4 block; the header has their CRC-32
 
 A column of cells (`wide_columns`; dtype "binary" in the header) has two blocks: lengths, and all bytes.
 """
@@ -33,13 +32,13 @@ SEGMENT_VERSION = 1
 MAGIC = b"barrier-segment-%d\n" % SEGMENT_VERSION
 GROUP_BYTES = 2
 
-Keys: TypeAlias = Ints | pa.LargeBinaryArray  # int64 of shape (fields, keys), or key group and encoded key
+Keys: TypeAlias = Ints | pa.LargeBinaryArray  # int64 of shape (fields, keys), or binary
 Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
-_fixed = struct.Struct(">II")  # length and CRC-32 of the header
+_fixed = struct.Struct(">II")
 FIXED_BYTES = len(MAGIC) + _fixed.size
-_CELLS = "binary"  # dtype of a column of cells, in a header
-_LZ4_AT_MOST = 255  # maximum size of a block, as a multiple of the compressed size
+_CELLS = "binary"
+_LZ4_AT_MOST = 255  # maximum size of a block relative to the compressed size
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Segment:
     """Rows of a state. `columns`: name → value per key. `removed`: none of `keys`, and empty in a base."""
 
     state: str
-    key_width: int  # number of key fields that determine the key group
+    key_width: int  # key fields that determine the key group
     base: bool
     keys: Keys
     columns: Columns
@@ -59,10 +58,7 @@ class Segment:
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Description of a segment. `fields`: of int keys; 0 for binary keys.
-
-    `level`: number of merges of the rows.
-    """
+    """`fields`: of int keys; 0 for binary keys. `level`: number of merges of the rows."""
 
     state: str
     key_width: int
@@ -72,7 +68,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: int
     removed: int
     columns: list[tuple[str, str]]  # name and numpy dtype, or "binary"
-    blocks: list[tuple[int, int]]  # size of each block in bytes: compressed, uncompressed
+    blocks: list[tuple[int, int]]  # bytes of each block: compressed, uncompressed
     crc32: int  # of all blocks as stored
 
     @property
@@ -92,7 +88,7 @@ def count(keys: Keys) -> int:
 
 
 def encode(segment: Segment, level: int) -> list[bytes]:
-    """Releases the interpreter's lock in the large steps: a worker runs beside the loop."""
+    """Releases the interpreter's lock in the large steps."""
     columns = [part for column in segment.columns.values() for part in _column_arrays(column)]
     arrays = [*_key_arrays(segment.keys), *columns, *_key_arrays(segment.removed)]
     blocks = [_by_significance(array) for array in arrays]
@@ -115,10 +111,7 @@ def encode(segment: Segment, level: int) -> list[bytes]:
 
 
 def header_bytes(fixed: bytes, where: str) -> int:
-    """Size of the header of a file that begins with these FIXED_BYTES.
-
-    Raises `Corrupt` for any other file.
-    """
+    """Size of the header after the first FIXED_BYTES. Raises `Corrupt` for another kind of file."""
     check_magic(fixed, MAGIC, _FORMAT, where)
     if len(fixed) < FIXED_BYTES:
         raise _FORMAT.unreadable("it is too short", where)
@@ -138,10 +131,7 @@ def decode_header(data: bytes, where: str) -> tuple[Header, int]:
 
 
 def decode(data: bytes, where: str, columns: Collection[str] | None = None) -> Segment:
-    """Decodes a segment; if `columns` is given, only these.
-
-    Raises `Corrupt` for bytes that `encode` never makes.
-    """
+    """Decodes a segment, or only some `columns`. Raises `Corrupt` for bytes that `encode` never makes."""
     header, at = decode_header(data, where)
     if len(data) != at + sum(small for small, _ in header.blocks) or _crc32([memoryview(data)[at:]]) != header.crc32:
         raise _FORMAT.unreadable("its rows are damaged", where)
@@ -225,7 +215,6 @@ def _of_significance(block: bytes, kind: str, values: int) -> npt.NDArray[Any]:
 
 
 def _buffers(keys: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Offsets, beginning with 0, and the bytes."""
     if not len(keys):
         return np.zeros(1, np.int64), np.empty(0, np.uint8)
     _, offsets_buffer, data_buffer = keys.buffers()
@@ -234,7 +223,7 @@ def _buffers(keys: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDAr
     return offsets - offsets[0], data[offsets[0] : offsets[-1]]
 
 
-# ---------------------------------------------------------------- several segments as one
+# ---------------------------------------------------------------- merging
 
 
 def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Segment:
@@ -252,7 +241,7 @@ def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Seg
     if len(fields) > 1 or 0 in fields:
         runs = [as_binary(run, last.key_width, max_parallelism) for run in runs]
     every = _joined(runs)
-    newest = _newest(every)  # positions in `every`, one per key
+    newest = _newest(every)  # a position in `every` for each key
     is_row = np.concatenate([np.full(count(run), at % 2 == 1) for at, run in enumerate(runs)])
     row_number = np.cumsum(is_row) - 1
     rows, gone = newest[is_row[newest]], newest[~is_row[newest]]
@@ -264,7 +253,7 @@ def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Seg
 
 
 def joined(segments: Sequence[Segment], max_parallelism: int) -> Segment:
-    """A base of one or more segments without common keys. Their removed keys are ignored."""
+    """Joins segments without common keys to a base; ignores removed keys."""
     first, fields = segments[0], {len(each.keys) if isinstance(each.keys, np.ndarray) else 0 for each in segments}
     keys = [each.keys for each in segments]
     if len(fields) > 1 or 0 in fields:
@@ -304,7 +293,7 @@ def within(segment: Segment, first: int, last: int, max_parallelism: int) -> Seg
 def chunks(segment: Segment, entries: int) -> list[Segment]:
     """Splits a segment into segments of at most `entries` rows.
 
-    Only the first can be a base and has the removed keys.
+    Only the first has the removed keys and can be a base.
     """
     rows = count(segment.keys)
     cut = []

@@ -1,15 +1,14 @@
 """Decides when segments are merged.
 
-Deltas accumulate after a base. When the deltas have as many entries as the base, all become a new base; a changed row
-is therefore written at most twice, besides the merges below. When many deltas with the same number of merges exist,
-they become one delta, so that a restore reads some dozens of files at most.
+When the deltas have as many entries as the base, all become a new base: besides merges of deltas, a changed row is
+written at most twice. Many deltas of the same level are merged, so a restore reads some dozens of files at most.
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BOTTOM = 1_000_000  # level of a base, and of its chunks
+BOTTOM = 1_000_000  # level of a base and of chunks of a base
 _MANY = 24
 
 
@@ -20,7 +19,7 @@ class Size:
 
 
 def merge_from(sizes: Sequence[Size]) -> int | None:
-    """Index in a state's segments, oldest first, from which all are merged into one; None: no merge."""
+    """Index in a state's segments, oldest first, from which all are merged; None: no merge."""
     below = list(itertools.takewhile(lambda size: size.level == BOTTOM, sizes))
     above = sizes[len(below) :]
     if not above:

@@ -1,10 +1,8 @@
-"""The segments of all columnar tables of one backend.
+"""Segment files of all columnar tables of a backend.
 
-The thread that links a checkpoint's files calls `write` and `link`, one call at a time. `merge` may run meanwhile:
-merging reads files that do not change, and the result replaces these files only if all of them are still in use. A file
-is listed once it is complete on disk; segments that could not be written wait for the next checkpoint. An incarnation
-never reuses numbers and names of files, so that a name identifies the bytes; a restore reads files in the order of
-their numbers.
+The thread that links a checkpoint's files calls `write` and `link`. `merge` may run meanwhile: the result replaces
+files only if all are still in use. A file is listed once complete; segments that could not be written wait for the next
+checkpoint. An incarnation never reuses a file's number, and a restore reads files by number.
 """
 
 import os
@@ -47,7 +45,7 @@ class SegmentFile:
 
 @dataclass(frozen=True)
 class _Merge:
-    """The last files of a state, to be merged; the result gets numbers from `number` on."""
+    """The last files of a state, to be merged into files with numbers from `number` on."""
 
     state: str
     files: tuple[SegmentFile, ...]
@@ -56,7 +54,7 @@ class _Merge:
 
 
 class SegmentLog:
-    """Segments in `directory`. Creates the folder for the first segment, or takes over existing segments."""
+    """Takes over the segments in `directory`, or creates the folder for the first segment."""
 
     def __init__(self, directory: Path, max_parallelism: int) -> None:
         self._directory = directory
@@ -66,7 +64,7 @@ class SegmentLog:
         found = _files(directory, os.listdir(directory)) if directory.exists() else []
         self._live = _by_state(found)  # in the order of writing
         self._next = found[-1].number + 1 if found else 1
-        self._waiting: list[FrozenSegment] = []  # the writing thread replaces this list, and never changes it
+        self._waiting: list[FrozenSegment] = []  # replaced by the writing thread, never changed
 
     def has(self, state: str) -> bool:
         return state in self._live
@@ -80,28 +78,23 @@ class SegmentLog:
         return sum(segment.nbytes for segment in self._waiting)
 
     def write(self, frozen: Iterable[FrozenSegment]) -> None:
-        """Writes segments, which are part of snapshots linked from now on."""
         self._waiting = _since_the_last_bases([*self._waiting, *frozen])
         while self._waiting:
             self._append(self._waiting[0].segment())
             self._waiting = self._waiting[1:]
 
     def link(self, directory: Path) -> None:
-        """Links all live segments into `directory`; copies them if the file system has no hard links."""
         with self._lock:
             for files in self._live.values():
                 for file in files:
                     link_or_copy(file.path, directory / file.path.name)
 
     def merge(self, wanted: Callable[[], bool]) -> None:
-        """Merges segments as `segment_plan` decides; stops if `wanted` returns False."""
         for state in list(self._live):
             with self._lock:
                 plan = self._planned(state)
             if plan is not None and wanted():
                 self._carry_out(plan, wanted)
-
-    # ---- internals
 
     def _append(self, segment: Segment) -> None:
         with self._lock:
@@ -117,8 +110,9 @@ class SegmentLog:
             self._writing = False
 
     def _planned(self, state: str) -> _Merge | None:
-        """With the lock held. None while a segment is being written: the merged segment would get a higher number, and
-        a restore would read it later.
+        """Needs the lock. None while a segment is being written.
+
+        Otherwise the merged segment would get a higher number, and be read later by a restore.
         """
         files = self._live.get(state, [])
         start = merge_from([file.size for file in files])
@@ -149,13 +143,12 @@ class SegmentLog:
             _remove(written)
 
     def _place_of(self, plan: _Merge) -> int | None:
-        """Index of the plan's files in the list; None if they are no longer in use."""
         live = self._live.get(plan.state, [])
         start = next((at for at, file in enumerate(live) if file is plan.files[0]), None)
         return start if start is not None and tuple(live[start : start + len(plan.files)]) == plan.files else None
 
     def _replace(self, state: str, files: list[SegmentFile]) -> None:
-        """Called with the lock held."""
+        """Needs the lock."""
         before = self._live.get(state, [])
         if files:
             self._live[state] = files
@@ -166,12 +159,10 @@ class SegmentLog:
 
 
 def _numbers(entries: int) -> int:
-    """Maximum number of files for that many entries."""
     return 1 + entries // _CHUNK_ENTRIES
 
 
 def _since_the_last_bases(frozen: Sequence[FrozenSegment]) -> list[FrozenSegment]:
-    """Drops segments that are followed by a base of the same state."""
     last = {segment.state: at for at, segment in enumerate(frozen) if segment.base}
     return [segment for at, segment in enumerate(frozen) if at >= last.get(segment.state, 0)]
 
@@ -206,7 +197,7 @@ def _by_state(files: Iterable[SegmentFile]) -> dict[str, list[SegmentFile]]:
 
 
 def _written(directory: Path, number: int, segment: Segment, level: int) -> list[SegmentFile]:
-    """Writes a segment to files with numbers from `number` on: all files or, after an error, none."""
+    """Writes files with numbers from `number` on: all files or, after an error, none."""
     written: list[SegmentFile] = []
     try:
         for chunk in chunks(segment, _CHUNK_ENTRIES):
@@ -240,10 +231,7 @@ def link_segments(source: Path, names: Iterable[str], target: Path) -> None:
 
 
 def rows_by_headers(headers: Sequence[Header]) -> int | None:
-    """Number of rows in all segments of a state, given in the order of writing.
-
-    None if deltas may have changed or removed rows.
-    """
+    """Number of rows in all segments, given in the order of writing; None if deltas may have changed rows."""
     first = next((at for at in range(len(headers) - 1, -1, -1) if headers[at].base), 0)
     whole = [each for at, each in enumerate(headers[first:]) if at == 0 or each.level == BOTTOM]
     return sum(each.keys for each in whole) if len(whole) == len(headers) - first else None
@@ -258,9 +246,9 @@ def segments_in(
     last: int,
     columns: Collection[str] | None = None,
 ) -> Iterator[Segment]:
-    """Yields segments of `state` in key groups `first` to `last` of a snapshot with the files `names` in `directory`.
-    Each segment is a base, and no key is in two of them. `columns`: only these are decoded. A large state is yielded in
-    slices by key group, to bound memory; each slice reads all files, one at a time.
+    """Yields a snapshot's segments of `state` in key groups `first` to `last`: bases without common keys.
+
+    A large state is yielded in slices by key group, to bound memory.
     """
     files = _by_state(_files(directory, names)).get(state)
     if not files:
@@ -281,13 +269,12 @@ class SegmentsOf:
 
 
 def copy_segments(sources: Iterable[SegmentsOf], target: Path, max_parallelism: int) -> None:
-    """Copies the wanted key groups of all `sources` into `target`: per state one base, then all deltas.
+    """Copies wanted key groups of disjoint `sources` into `target`: per state a base, then all deltas.
 
-    Nothing is merged: a merge would take most of the time of a restore, and runs later, during work. No key group may
-    be wanted of two sources.
+    Merges run later: they would take most of a restore's time.
     """
     bases: dict[str, list[Segment]] = {}
-    deltas: dict[str, list[tuple[int, Segment]]] = {}  # with their levels
+    deltas: dict[str, list[tuple[int, Segment]]] = {}
     for source in sources:
         for state, files in _by_state(_files(source.directory, source.names)).items():
             first = next((at for at in range(len(files) - 1, -1, -1) if files[at].header.base), 0)
@@ -305,7 +292,7 @@ def copy_segments(sources: Iterable[SegmentsOf], target: Path, max_parallelism: 
 
 
 class SegmentsWritten:
-    """Writes bases, one per state, into the new folder `directory`."""
+    """Writes a base per state into the new folder `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

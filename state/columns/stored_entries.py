@@ -1,8 +1,4 @@
-"""Entries of a column table that are in the key-value store, or frozen and on their way there.
-
-`Lasts` and `entries_under` are for entries that the store orders by the last field of their keys
-(`EntryKeys.last_first`): which last fields exist, and the entries with a given last field.
-"""
+"""Entries of a column table that are in the key-value store, or frozen and on their way there."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -33,7 +29,7 @@ class Lasts:
         self._stored = stored
         self._found: set[int] = set()
         self._away: set[int] = set()  # last fields of entries that may be in the store only
-        self._looked = True  # True if the store was searched since the open
+        self._looked = True  # the store was searched since the open
         self._sorted: Ints | None = None
 
     def unknown(self) -> None:
@@ -41,7 +37,6 @@ class Lasts:
         self._looked = False
 
     def away(self, lasts: Ints) -> None:
-        """Records last fields of entries that have left memory."""
         self._away |= set(distinct_ints(lasts).tolist())
 
     @property
@@ -80,7 +75,7 @@ class Lasts:
         return found
 
     def all_from(self, first: int) -> Ints:
-        """All last fields, ascending. The store is searched from `first` on, to skip deleted entries below."""
+        """All last fields, ascending. Searches from `first` on, to skip deleted entries below."""
         if not self._looked:
             self._looked = True
             self._away |= set(self._in_store(first))
@@ -89,7 +84,6 @@ class Lasts:
         return np.array(sorted(self._found), np.int64)
 
     def _in_store(self, first: int) -> Iterator[int]:
-        """Yields the last fields in the store, by one search per last field and key group."""
         stored, shard = self._stored, self._stored.shard
         group, last, end = shard.key_group_first, first, range_end(shard.key_group_last)
         while group <= shard.key_group_last:
@@ -113,8 +107,7 @@ class Lasts:
 def entries_under(stored: EntryKeys, last: int) -> Iterator[list[tuple[bytes, bytes]]]:
     """Yields stored entries with that last field, in lists, by key group and key.
 
-    A list is read only when requested: entries may be deleted between two requests, unnoticed by a list that was read
-    before.
+    A list is read when requested, because entries may be deleted between two requests.
     """
     shard = stored.shard
     for group in range(shard.key_group_first, shard.key_group_last + 1):
@@ -125,10 +118,7 @@ def entries_under(stored: EntryKeys, last: int) -> Iterator[list[tuple[bytes, by
 
 
 def rekeyed(shard: Shard, state_id: int, stored: EntryKeys) -> None:
-    """Rewrites entries of an older release, which stored keys in plain order, under their current keys.
-
-    Done once, when the table is opened; the checkpoint stays unchanged.
-    """
+    """Rewrites an older release's entries, stored in plain order; the checkpoint stays unchanged."""
     rows = shard.scan_state(state_id)
     moved: list[Entry] = []
     while some := list(islice(rows, _REKEYED_AT_ONCE)):
@@ -144,8 +134,6 @@ _WRITTEN_AT_ONCE = 8_192
 
 
 class StoredEntries:
-    """Stored entries of a table. `written`: format of the rows."""
-
     def __init__(self, shard: Shard, state_id: int, key_width: int, last_first: bool, written: StoredRows) -> None:
         self._shard = shard
         self._state_id = state_id
@@ -204,7 +192,7 @@ class StoredEntries:
     # ---- from the store
 
     def fill(self, rows: ColumnRows, fresh: RowIds) -> int:
-        """Fills new rows with stored values; returns the number of rows found."""
+        """Returns the number of rows found."""
         if self.lasts is not None:
             fresh = fresh[self.lasts.has(rows.last_fields(fresh))]
         if not len(fresh):
@@ -226,7 +214,7 @@ class StoredEntries:
             yield some
 
     def load(self, rows: ColumnRows, entries: list[tuple[bytes, bytes]]) -> RowIds:
-        """Loads `entries`, except those in memory or with a pending removal; returns row ids."""
+        """Skips entries in memory or with a pending removal; returns row ids."""
         data_keys, data = [key for key, _ in entries], [value for _, value in entries]
         key_batch: Any = None
         if rows.fits(fields := int_fields(data_keys[0])):

@@ -6,12 +6,11 @@ The numbers are little endian; cells follow the numbers (see `wide_columns`).
     version 2     numbers; rows of version 1 lack the last numbers, which are 0 there
     version 3     numbers and cells
 
-A row does not name its columns. If the program's columns differ from the checkpoint's, all stored entries are therefore
-rewritten before the first is read: once, when the table is opened, in bounded memory. A crash meanwhile costs nothing,
-because the checkpoint stays unchanged.
+A row does not name the columns. If the program's columns differ from the checkpoint's, opening the table rewrites all
+stored entries in bounded memory; the checkpoint stays unchanged.
 
     column                in the checkpoint     not in the checkpoint
-    in the program        keeps its value       begins with its initial value
+    in the program        keeps the value       begins with the initial value
     not in the program    dropped               -
 
 Segments name their columns and follow the same table; all their rows are written again.
@@ -31,7 +30,7 @@ from barrier_runtime.state.keys.row_index import RowIds
 from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.versioned import Format
 
-_ROWS = 8_192  # rows at a time
+_ROWS = 8_192
 
 
 class OtherRow(Exception):
@@ -40,10 +39,7 @@ class OtherRow(Exception):
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Layout of an entry with the columns `kinds` (name → numpy dtype).
-
-    A version byte, the numbers in this order, little endian, then the cells.
-    """
+    """`kinds`: name → numpy dtype."""
 
     kinds: Mapping[str, str]
     version: int
@@ -57,7 +53,7 @@ class RowLayout:
         return [name for name, kind in self.kinds.items() if is_wide(kind)]
 
     def row(self, numbers: Sequence[str]) -> np.dtype[Any]:
-        """Layout of an entry with the columns `numbers`, the first of `self.numbers`."""
+        """`numbers`: the first of `self.numbers`."""
         return np.dtype([("", "u1")] + [(name, np.dtype(self.kinds[name]).newbyteorder("<")) for name in numbers])
 
 
@@ -87,14 +83,13 @@ def rewrite(
 
 
 def _read(values: Sequence[bytes], layout: RowLayout) -> dict[str, np.ndarray[Any, Any]]:
-    """Entries of older releases may lack the last numbers."""
     numbers, cells = layout.numbers, layout.cells
     columns: dict[str, np.ndarray[Any, Any]] = {
         name: np.zeros(len(values), kind) if not is_wide(kind) else np.full(len(values), EMPTY, np.object_)
         for name, kind in layout.kinds.items()
     }
     row = layout.row(numbers)
-    if not cells and all(len(value) == row.itemsize for value in values):  # the usual case
+    if not cells and all(len(value) == row.itemsize for value in values):
         found = np.frombuffer(b"".join(values), row)
         return {name: found[name] for name in numbers}
     of_width = {layout.row(numbers[:count]).itemsize: numbers[:count] for count in range(len(numbers) + 1)}
@@ -130,16 +125,14 @@ def _written(columns: Mapping[str, np.ndarray[Any, Any]], layout: RowLayout, cou
 
 
 VALUE_VERSION = 1
-ADDED_VERSION = 2  # of rows with columns that rows of version 1 lack
-WIDE_VERSION = 3  # of rows with cells after their numbers
+ADDED_VERSION = 2
+WIDE_VERSION = 3
 _FORMAT = Format("operator {}: a row of its state", WIDE_VERSION, damaged="restore from another checkpoint")
 
 
 class StoredRows:
-    """Encodes and decodes the stored rows of a table."""
-
     def __init__(self, operator: str, state: str, kinds: Mapping[str, str], added: Collection[str]) -> None:
-        """`kinds`: name → numpy dtype. `added`: the last of the columns, which older releases lack."""
+        """`added`: the last columns, which older releases lack."""
         self._operator = operator
         self._state = state
         self._kinds = dict(kinds)

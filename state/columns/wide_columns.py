@@ -1,10 +1,9 @@
 """Columns of a columnar table whose values have no fixed width: cells of bytes.
 
-A cell is a `bytes` object that is replaced, never changed, so that a freeze copies references and the copy stays valid.
-The size of the cells is counted when rows are marked as changed; eviction and the memory limit depend on this count.
+A cell is replaced, never changed, so a freeze copies references. The memory limit counts cells when rows are marked.
 
-    in a segment    lengths, and all bytes one after the other (see `segment`)
-    in an entry     after the row's numbers, per cell its length (4 bytes, little endian) and its bytes
+    in a segment    lengths, then the bytes of all cells (see `segment`)
+    in an entry     after the row's numbers, per cell length (4 bytes, little endian) and bytes
 """
 
 import struct
@@ -18,7 +17,7 @@ import pyarrow as pa
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.row_index import Ints, RowIds
 
-WIDE = "O"  # dtype of a column of cells
+WIDE = "O"
 EMPTY = b""
 _OBJECT_BYTES = 33  # size of a `bytes` object besides the content
 _length = struct.Struct("<I")
@@ -47,7 +46,7 @@ def from_binary(array: pa.LargeBinaryArray) -> Cells:
 
 
 def memory(cells: Cells) -> int:
-    """Approximate size of the cells in bytes, without the references to them."""
+    """Approximate size in bytes, without the references."""
     return int(lengths(cells).sum()) + _OBJECT_BYTES * len(cells)
 
 
@@ -58,7 +57,7 @@ def tails(columns: Mapping[str, npt.NDArray[Any]], names: Sequence[str], row_ids
 
 
 def cells_of(value: bytes, start: int, count: int) -> list[bytes]:
-    """The cells of an entry, from `start` on. Raises `ValueError` unless there are exactly `count` cells."""
+    """The cells of an entry, from `start` on. Raises `ValueError` for another number of cells."""
     found = []
     for _ in range(count):
         if start + _length.size > len(value):
@@ -73,8 +72,6 @@ def cells_of(value: bytes, start: int, count: int) -> list[bytes]:
 
 
 class CellBytes:
-    """Size of the cells of a table, in bytes."""
-
     def __init__(self) -> None:
         self.total = 0
         self._of_row = np.zeros(0, np.int64)
@@ -85,7 +82,7 @@ class CellBytes:
         self._of_row = grown
 
     def changed(self, row_ids: RowIds, columns: Sequence[Cells]) -> None:
-        """Counts changed cells of `row_ids`, which may repeat."""
+        """Counts changed cells; `row_ids` may repeat."""
         distinct = distinct_ints(row_ids)
         now = np.full(len(distinct), _OBJECT_BYTES * len(columns), np.int64)
         for cells in columns:
@@ -94,6 +91,6 @@ class CellBytes:
         self._of_row[distinct] = now
 
     def gone(self, row_ids: RowIds) -> None:
-        """Subtracts removed rows; each of `row_ids` occurs once."""
+        """Subtracts removed rows; `row_ids` are distinct."""
         self.total -= int(self._of_row[row_ids].sum())
         self._of_row[row_ids] = 0

@@ -1,8 +1,7 @@
 """Encodes keys, tuples of scalars, as bytes and back, without a schema. Byte order is key order.
 
-Each field begins with a tag, so the bytes describe their content, and kinds are ordered among each other (None < bool <
-int < float < str < bytes < date < datetime). Within a kind, byte order is value order. Strings end with a zero byte; a
-zero inside becomes 00 FF, and no tag is FF, so a shorter string comes first.
+Each field begins with a tag; tags order the kinds. Strings end with a zero byte; a zero inside becomes 00 FF, and no
+tag is FF, so a shorter string comes first.
 
     00      end of a string      05 None            0A False   0B True
     14 int, 8 bytes, sign flipped       15 int above 2**63-1, 8 bytes
@@ -25,9 +24,9 @@ Key = tuple[Any, ...]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 INT_TAG = 0x14
-INT_BYTES = 9  # including the tag
+INT_BYTES = 9
 _INT_FIELD = np.dtype([("tag", "u1"), ("value", ">u8")])
-_MANY = 16  # number of keys from which encoding field by field is faster
+_MANY = 16  # keys from which encoding field by field is faster
 _SIGN = 1 << 63
 _ALL = (1 << 64) - 1
 _EPOCH = dt.datetime(1970, 1, 1)
@@ -54,7 +53,6 @@ def encode_key(key: Key) -> bytes:
 
 
 def encode_keys(keys: Sequence[Key]) -> list[bytes]:
-    """As `encode_key` of each key; field by field if many keys have the same number of fields."""
     if len(keys) < _MANY or len(set(map(len, keys))) > 1 or not keys[0]:
         return [encode_key(key) for key in keys]
     first, *others = [_encoded_field(values) for values in zip(*keys, strict=True)]
@@ -80,7 +78,7 @@ def decode_key(data: bytes, start: int = 0) -> Key:
 
 
 def decode_columns(keys: Sequence[bytes], start: int = 0) -> list[list[Any] | Ints]:
-    """As `decode_key` of keys with the same number of fields, as columns: integers all at once."""
+    """As `decode_key`, by column; the keys have the same number of fields."""
     columns: list[list[Any] | Ints] = []
     content = np.frombuffer(b"".join(keys), np.uint8)
     ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))
@@ -101,9 +99,7 @@ def decode_columns(keys: Sequence[bytes], start: int = 0) -> list[list[Any] | In
         at = begins
     if (at == ends).all():
         return columns
-    return [
-        list(field) for field in zip(*[decode_key(key, start) for key in keys], strict=True)
-    ]  # raises for a bad key
+    return [list(field) for field in zip(*[decode_key(key, start) for key in keys], strict=True)]
 
 
 # ---------------------------------------------------------------- encoding
@@ -187,7 +183,6 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
 
 
 def _encoder_of(value: Any) -> Callable[[Any], bytes]:
-    """Encoder for subclasses, and for numpy's scalars, which have their plain value as `item()`."""
     if type(value) in _ENCODERS:
         return _ENCODERS[type(value)]
     if type(value).__module__ == "numpy" and hasattr(value, "item"):

@@ -1,20 +1,15 @@
 """Maps keys to key groups, and key groups to subtasks.
 
-The hash must never change, because all snapshots depend on the hash.
-
-A field is hashed like this (all arithmetic modulo 2**64):
+The hash must never change: all snapshots depend on the hash. Hash of a field (modulo 2**64):
 
     None                      NULL_HASH
     bool, int (64 bits)       splitmix64(value)
-    float                     splitmix64(IEEE-754 bits), with -0.0 as 0.0 and one NaN
+    float                     splitmix64(IEEE-754 bits), with -0.0 as 0.0 and a single NaN
     str (UTF-8), bytes        splitmix64(crc32(bytes) | length << 32)
     date                      splitmix64(days since 1970-01-01)
-    datetime                  splitmix64(microseconds since 1970-01-01T00:00Z; without time zone it counts as UTC)
+    datetime                  splitmix64(microseconds since 1970-01-01T00:00Z; without time zone: as UTC)
 
-A key of several fields is folded: h = splitmix64(h * 31 + next). The group is the top 32 bits scaled to the number of
-groups: (h >> 32) * max_parallelism >> 32. `key_group` computes the group of one key, `key_groups_of` those of whole
-columns; they always agree.
-
+A key of several fields is folded: h = splitmix64(h * 31 + next). The group is (h >> 32) * max_parallelism >> 32.
 Subtasks own contiguous ranges of groups, with Flink's formula.
 """
 
@@ -41,20 +36,20 @@ _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 _EPOCH = dt.datetime(1970, 1, 1)
 _EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _MICROSECOND = dt.timedelta(microseconds=1)
-_SMALL_ROWS = 512  # below this, single look-ups of strings are faster than dictionary-encoding
+_SMALL_ROWS = 512  # below, look-ups of strings are faster than dictionary-encoding
 _FEW_ROWS = 128
 _REMEMBERED_STRINGS = 65_536
 _REMEMBERED_KEYS = 65_536
-_REMEMBERED_BYTES = 16 * 1024 * 1024  # total size of cached texts; the number of texts bounds the other costs
+_REMEMBERED_BYTES = 16 * 1024 * 1024  # total size of cached texts
 
 U64 = npt.NDArray[np.uint64]
 
 
-# ---------------------------------------------------------------- one key
+# ---------------------------------------------------------------- single keys
 
 
 def splitmix64(value: int) -> int:
-    """The finaliser of Java's SplittableRandom, after one step of its generator."""
+    """The finaliser of Java's SplittableRandom, after a step of the generator."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -69,7 +64,7 @@ def hash_field(value: Any) -> int:
 
 
 def key_group(key: tuple[Any, ...], max_parallelism: int) -> int:
-    """The key group of a key; a key has at least one field."""
+    """The key must not be empty."""
     combined = hash_field(key[0])
     for field in key[1:]:
         combined = splitmix64(combined * 31 + hash_field(field))
@@ -112,7 +107,7 @@ def _hash_datetime(value: dt.datetime) -> int:
 
 
 class _StringHashes(dict[Any, int]):
-    """Cache of string hashes; cleared when full, because most streams repeat few strings."""
+    """Cleared when full, because most streams repeat few strings."""
 
     def __init__(self, hasher: Callable[[Any], int]) -> None:
         super().__init__()
@@ -160,13 +155,12 @@ def _hasher_of_subclass(value: Any) -> Callable[[Any], int]:
 
 # ---------------------------------------------------------------- whole columns
 
-# Made once: making a numpy scalar costs as much as using it on a small batch.
+# Made once: making a numpy scalar costs as much as using the scalar on a small batch.
 _GAMMA, _MIX_1, _MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _27, _30, _31, _32 = map(np.uint64, (27, 30, 31, 32))
 
 
 def splitmix64_of(values: U64) -> U64:
-    """`splitmix64` of every element, in a new array."""
     mixed: U64 = values + _GAMMA
     mixed ^= mixed >> _30
     mixed *= _MIX_1
@@ -190,7 +184,7 @@ def key_groups_of(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDAr
 def key_groups_of_int64(
     values: npt.NDArray[np.int64], max_parallelism: int, *more: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint16]:
-    """As `key_groups_of`, for int64 key columns without nulls as numpy arrays."""
+    """As `key_groups_of`, for int64 columns without nulls."""
     combined = splitmix64_of(values.view(np.uint64))
     for field in more:
         combined = splitmix64_of(combined * _31 + splitmix64_of(field.view(np.uint64)))
@@ -198,7 +192,7 @@ def key_groups_of_int64(
 
 
 def key_groups_of_few(columns: Sequence[list[Any]], kinds: Sequence[int], max_parallelism: int) -> list[int] | None:
-    """As `key_groups_of`, for a few rows as lists, of key columns of integers, booleans, text or bytes.
+    """As `key_groups_of`, for a few rows as lists, of integers, booleans, text or dates.
 
     `kinds`: ids of the columns' types. Returns None for other types, or after too many different keys.
     """
@@ -209,7 +203,7 @@ def key_groups_of_few(columns: Sequence[list[Any]], kinds: Sequence[int], max_pa
 
 
 def _groups_of_hashes(hashes: U64, max_parallelism: int) -> npt.NDArray[np.uint16]:
-    if max_parallelism & (max_parallelism - 1) == 0:  # a power of two: the same result in a single step
+    if max_parallelism & (max_parallelism - 1) == 0:  # same result in a single step
         return (hashes >> _64_MINUS[max_parallelism]).astype(np.uint16) if max_parallelism > 1 else _zeros(len(hashes))
     hashes = hashes >> _32
     hashes *= np.uint64(max_parallelism)
@@ -225,7 +219,7 @@ def _zeros(rows: int) -> npt.NDArray[np.uint16]:
 
 
 class _RememberedGroups(dict[Any, int]):
-    """Cache of groups of recent keys of one kind. Gives up for good when full: then computing is faster."""
+    """Groups of recent keys. Gives up for good when full: then computing is faster."""
 
     def __init__(self, single: bool, max_parallelism: int) -> None:
         super().__init__()
@@ -244,12 +238,11 @@ class _RememberedGroups(dict[Any, int]):
         return group
 
 
-# By max_parallelism and column types, because 1, 1.0 and True are one key of a dict. None: always computed.
+# By max_parallelism and column types, because 1, 1.0 and True are the same key of a dict.
 _remembered_groups: dict[tuple[int, ...], _RememberedGroups | None] = {}
 
 
 def _known_groups(kinds: tuple[int, ...]) -> _RememberedGroups | None:
-    """Cache for `kinds`: max_parallelism and column types. None: other types, or the cache has given up."""
     try:
         known = _remembered_groups[kinds]
     except KeyError:
@@ -261,10 +254,6 @@ def _known_groups(kinds: tuple[int, ...]) -> _RememberedGroups | None:
 
 
 def _groups_of_few(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDArray[np.uint16] | None:
-    """Key groups of a few rows by cache, faster than a dozen passes of numpy.
-
-    None: no cache for these columns.
-    """
     known = _known_groups((max_parallelism, *[column.type.id for column in columns]))
     if known is None:
         return None

@@ -1,13 +1,12 @@
-"""Distinct keys of a columnar table, each with a row id: int64 columns, or tuples of any scalars.
+"""Distinct keys of a columnar table, each with a row id.
 
-`IntKeys` is for keys of 64-bit ints, the usual case: an open-addressing hash table in numpy (about 10 ns a row, some 30
-bytes a key). `TupleKeys` is a dict. A *key batch* is several keys together: an int64 array of shape (fields, keys), or
-a list of tuples.
+`IntKeys`, for keys of 64-bit ints, is an open-addressing hash table in numpy; `TupleKeys`, for any scalars, is a dict.
+A *key batch* is an int64 array of shape (fields, keys), or a list of tuples.
 
-A nearly full hash table is replaced, which would take 200 ms for a million keys. A large table therefore gets a
-*successor*, filled in parts whenever keys arrive, before the table is full; searches use the table alone.
+Replacing a hash table takes 200 ms for a million keys, so a large table gets a *successor*, filled in parts whenever
+keys arrive; searches use the table alone.
 
-    row ids              the table    its successor
+    row ids              the table    the successor
     below `_known`       present      present: later changes go to both
     from `_known` on     present      absent: added, if they still exist, as `_known` advances
 
@@ -26,24 +25,24 @@ RowIds: TypeAlias = npt.NDArray[np.int64]
 Key: TypeAlias = tuple[Any, ...]
 
 _FIRST_BITS = 11
-_AT_ONCE_BITS = 16  # tables of up to this many bits are replaced at once
-_KNOWN_PER_KEY = 6  # row ids that a successor gets per arriving key, to be ready before the table is full
+_AT_ONCE_BITS = 16  # larger tables get a successor
+_KNOWN_PER_KEY = 6  # row ids that a successor gets per arriving key
 _KNOWN_AT_LEAST = 4_096
 _CLEARED_PER_KEY = 64  # places of a successor: unused memory takes 2 ms per MB
 _CLEARED_AT_LEAST = 1 << 20
-_FEW = 16  # number of keys below which single searches are faster
-_FREE = -1  # a place without a row id
-_SEARCHED_PER_KEY = 4  # row ids searched for a free row id
+_FEW = 16  # fewer keys are searched singly
+_FREE = -1
+_SEARCHED_PER_KEY = 4
 _SEARCHED_AT_LEAST = 4_096
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: a multiplication spreads neighbours evenly
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio spreads neighbours evenly
 _32 = np.uint64(32)
 _NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
 class RowNumbers:
-    """Allocates row ids. Freed row ids are reused in ascending order, so that new rows are adjacent.
+    """Allocates row ids; reuses freed row ids in ascending order, so that new rows are adjacent.
 
-    If few row ids are free the search is skipped, so there may be up to a third more row ids than keys.
+    The search is bounded: there may be up to a third more row ids than keys.
     """
 
     def __init__(self) -> None:
@@ -79,19 +78,27 @@ class RowNumbers:
         self._free[row_ids] = True
 
 
-class _Places:
-    """Places of row ids by the hash of their keys. `mixed`: hashes, see `IntKeys`."""
+def mixed_ints(fields: Sequence[Ints] | Ints) -> npt.NDArray[np.uint64]:
+    """Hash of each key. Use the highest bits."""
+    mixed: npt.NDArray[np.uint64] = fields[0].view(np.uint64) * _MIX
+    for field in fields[1:]:
+        mixed ^= mixed >> _32
+        mixed += field.view(np.uint64)
+        mixed *= _MIX
+    return mixed
 
+
+class _Places:
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self.shift = np.uint64(64 - bits)
         self.mask = np.int64((1 << bits) - 1)
         self.row_ids = np.empty(1 << bits, np.int32)
         self.gone = 0  # places whose row ids are free, or belong to another key since
-        self._cleared = 0  # places below are cleared
+        self._cleared = 0
 
     def clear(self, most: int) -> bool:
-        """Returns True once all are cleared, so that row ids may be added."""
+        """Returns True once all places are cleared, so that row ids may be added."""
         end = min(self._cleared + most, len(self.row_ids))
         self.row_ids[self._cleared : end] = _FREE
         self._cleared = end
@@ -102,7 +109,7 @@ class _Places:
         return home
 
     def settle(self, row_ids: RowIds, mixed: npt.NDArray[np.uint64]) -> None:
-        """Adds row ids of distinct keys that are not present."""
+        """Adds row ids of distinct, absent keys."""
         places = self.home(mixed)
         while len(row_ids):
             free = self.row_ids[places] == _FREE
@@ -112,12 +119,12 @@ class _Places:
 
 
 class IntKeys:
-    bytes_per_key = 48  # including the table's own few bytes per row id
+    bytes_per_key = 48  # including the table's few bytes
 
     def __init__(self, fields: int) -> None:
         self.fields = fields
         self.numbers = RowNumbers()
-        self._keys: Ints = np.zeros((fields, 1 << _FIRST_BITS - 1), np.int64)  # by row id
+        self._keys: Ints = np.zeros((fields, 1 << _FIRST_BITS - 1), np.int64)
         self._active = np.zeros(1 << _FIRST_BITS - 1, np.bool_)
         self._table = _cleared(_FIRST_BITS)
         self._successor: _Places | None = None
@@ -127,18 +134,18 @@ class IntKeys:
         return self.numbers.count
 
     def find(self, key_batch: Ints) -> RowIds:
-        """The row id of each key; negative if absent."""
+        """Row id of each key; negative if absent."""
         return self._looked_up(key_batch)[0]
 
     def place(self, key_batch: Ints) -> tuple[RowIds, RowIds]:
-        """The row id of each key, which may repeat; and the new row ids of keys that had none."""
+        """Row id of each key, which may repeat; and the new row ids."""
         row_ids, places = self._looked_up(key_batch)
         missing = np.flatnonzero(row_ids < 0)
         if not len(missing):
             return row_ids, _NO_ROWS
         table, fresh = self._table, key_batch.take(missing, axis=1)
         self._make_room(len(missing))
-        there = places[missing] if table is self._table else self._table.home(self._mixed(fresh))
+        there = places[missing] if table is self._table else self._table.home(mixed_ints(fresh))
         row_ids[missing], made = self._insert(fresh, there)
         if self._successor is not None:
             self._succeed(self._successor, made)
@@ -147,16 +154,14 @@ class IntKeys:
     def add(self, key_batch: Ints) -> RowIds:
         """As `place`, for distinct keys without row ids."""
         self._make_room(key_batch.shape[1])
-        made = self.numbers.take(key_batch.shape[1])
-        self._keys[:, made] = key_batch
-        self._active[made] = True
-        self._table.settle(made, self._mixed(key_batch))
+        made = self._begin(key_batch)
+        self._table.settle(made, mixed_ints(key_batch))
         if self._successor is not None:
             self._succeed(self._successor, made)
         return made
 
     def remove(self, row_ids: RowIds) -> None:
-        """Frees the row ids (each once). Their places keep them, and searches skip them like other keys."""
+        """Frees distinct row ids. Searches skip their places like those of other keys."""
         self._active[row_ids] = False
         self.numbers.give_back(row_ids)
         if len(row_ids) >= len(self):
@@ -180,37 +185,30 @@ class IntKeys:
     def all(self) -> RowIds:
         return np.flatnonzero(self._active[: self.numbers.limit])
 
-    # ---- internals
-
-    def _mixed(self, key_batch: Ints) -> npt.NDArray[np.uint64]:
-        """The hash of each key: its highest bits give the first place to search."""
-        mixed: npt.NDArray[np.uint64] = key_batch[0].view(np.uint64) * _MIX
-        for field in key_batch[1:]:
-            mixed ^= mixed >> _32
-            mixed += field.view(np.uint64)
-            mixed *= _MIX
-        return mixed
-
     def _looked_up(self, key_batch: Ints) -> tuple[RowIds, Ints]:
-        """The row id of each key, negative if absent, and the place where its search has ended."""
+        """As `find`, with the place where each search ended."""
         table, mask = self._table.row_ids, self._table.mask
-        ends = places = self._table.home(self._mixed(key_batch))
-        there = table.take(places)
-        found = there.astype(np.int64)
-        wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
+        ends = places = self._table.home(mixed_ints(key_batch))
+        found = table.take(places).astype(np.int64)
+        wrong = self._others(key_batch, found)
         rows = wrong
-        while len(wrong) > _FEW:  # the place has another key, or a removed key: try the next place
+        while len(wrong) > _FEW:  # another or a removed key: try the next place
             places, key_batch = places[wrong] + 1 & mask, key_batch.take(wrong, axis=1)
-            there = table.take(places)
+            there = table.take(places).astype(np.int64)
             found[rows], ends[rows] = there, places
-            wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
+            wrong = self._others(key_batch, there)
             rows = rows[wrong]
         for row, at in zip(rows.tolist(), wrong.tolist(), strict=True):
             found[row], ends[row] = self._search(places.item(at), key_batch[:, at].tolist())
         return found, ends
 
-    def _search(self, place: int, key: list[int]) -> tuple[int, int]:
-        """As `_looked_up`, for one key that is not at `place`."""
+    def _others(self, key_batch: Ints, there: Ints) -> Ints:
+        """`there`: row id at each place."""
+        others: Ints = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
+        return others
+
+    def _search(self, place: int, key: Sequence[int]) -> tuple[int, int]:
+        """As `_looked_up`, for a key that is not at `place`."""
         table = self._table.row_ids
         mask, slot_at, field_of, is_active = len(table) - 1, table.item, self._keys.item, self._active.item
         while True:
@@ -221,11 +219,12 @@ class IntKeys:
             ):
                 return row_id, place
 
-    def _equal(self, key_batch: Ints, row_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    def _equal(self, key_batch: Ints, row_ids: Ints) -> npt.NDArray[np.bool_]:
         equal: npt.NDArray[np.bool_] = row_ids >= 0
         for own, wanted in zip(self._keys, key_batch, strict=True):
             equal &= own.take(row_ids) == wanted
-        equal &= self._active.take(row_ids)
+        if self._table.gone:
+            equal &= self._active.take(row_ids)
         return equal
 
     def _make_room(self, count: int) -> None:
@@ -249,17 +248,17 @@ class IntKeys:
     def _replace(self, bits: int) -> None:
         self._table, self._successor = _cleared(bits), None
         there = self.all()
-        self._table.settle(there, self._mixed(self.key_batch(there)))
+        self._table.settle(there, mixed_ints(self.key_batch(there)))
 
     def _succeed(self, successor: _Places, made: RowIds) -> None:
-        """Adds the next row ids to the successor. `made`: the newest row ids."""
+        """`made`: the newest row ids."""
         if not successor.clear(_CLEARED_AT_LEAST + _CLEARED_PER_KEY * len(made)):
             return
         again = made[made < self._known]
-        successor.settle(again, self._mixed(self.key_batch(again)))
+        successor.settle(again, mixed_ints(self.key_batch(again)))
         end = min(self._known + _KNOWN_AT_LEAST + _KNOWN_PER_KEY * len(made), self.numbers.limit)
         known = self._known + np.flatnonzero(self._active[self._known : end])
-        successor.settle(known, self._mixed(self.key_batch(known)))
+        successor.settle(known, mixed_ints(self.key_batch(known)))
         self._known = end
         if end == self.numbers.limit:
             self._table, self._successor = successor, None
@@ -267,37 +266,56 @@ class IntKeys:
     def _insert(self, key_batch: Ints, places: Ints) -> tuple[RowIds, RowIds]:
         """Inserts keys without row ids, which may repeat, starting the search at `places`.
 
-        For each free place one of its candidates wins; candidates with the same key find the winner there, others try
-        the next place.
+        A candidate per free place wins; candidates with the same key find the winner there, others try the next place.
         """
         found = np.empty(len(places), np.int64)
         made = []
         rows = np.arange(len(places))
         table, mask = self._table.row_ids, self._table.mask
-        while len(rows):
-            free = np.flatnonzero(table.take(places) == _FREE)
+        while len(rows) > _FEW:
+            free = (table.take(places) == _FREE).nonzero()[0]
             if len(free):
-                wanted, claims = places[free], _FREE - 1 - free
+                wanted, claims = places.take(free), (_FREE - 1 - free).astype(np.int32)
                 table[wanted] = claims
-                won = table.take(wanted) == claims
-                winners = free[won]
-                fresh = self.numbers.take(len(winners))
-                for own, of_key in zip(self._keys, key_batch, strict=True):
-                    own[fresh] = of_key[winners]
-                self._active[fresh] = True
-                table[wanted[won]] = fresh
-                found[rows[winners]] = fresh
+                won = (table.take(wanted) == claims).nonzero()[0]
+                winners = free.take(won)
+                fresh = self._begin(key_batch.take(winners, axis=1))
+                table[wanted.take(won)] = fresh
+                found[rows.take(winners)] = fresh
                 made.append(fresh)
+                if len(winners) == len(rows):
+                    return found, fresh if len(made) == 1 else np.concatenate(made)
                 lost = np.ones(len(rows), np.bool_)
                 lost[winners] = False
-                left = np.flatnonzero(lost)
-                rows, places, key_batch = rows[left], places[left], key_batch.take(left, axis=1)
-            there = table.take(places)
+                left = lost.nonzero()[0]
+                rows, places, key_batch = rows.take(left), places.take(left), key_batch.take(left, axis=1)
+            there = table.take(places).astype(np.int64)
             same = self._equal(key_batch, there)
             found[rows[same]] = there[same]
-            left = np.flatnonzero(~same)
-            rows, places, key_batch = rows[left], places[left] + 1 & mask, key_batch.take(left, axis=1)
+            left = (~same).nonzero()[0]
+            rows, places, key_batch = rows.take(left), places.take(left) + 1 & mask, key_batch.take(left, axis=1)
+        if len(rows):
+            found[rows], fresh = self._insert_few(list(zip(*key_batch.tolist(), strict=True)), places.tolist())
+            made.append(fresh)
         return found, np.concatenate(made)
+
+    def _insert_few(self, keys: list[Key], places: list[int]) -> tuple[list[int], RowIds]:
+        before = dict(zip(keys, (place - 1 for place in places), strict=True))
+        row_ids = {key: self._search(place, key)[0] for key, place in before.items()}
+        absent = [key for key, row_id in row_ids.items() if row_id == _FREE]
+        if not absent:
+            return [row_ids[key] for key in keys], _NO_ROWS
+        fresh = self._begin(np.array(absent, np.int64).T)
+        for key, row_id in zip(absent, fresh.tolist(), strict=True):
+            self._table.row_ids[self._search(before[key], key)[1]] = row_ids[key] = row_id
+        return [row_ids[key] for key in keys], fresh
+
+    def _begin(self, key_batch: Ints) -> RowIds:
+        fresh = self.numbers.take(key_batch.shape[1])
+        for own, of_key in zip(self._keys, key_batch, strict=True):
+            own[fresh] = of_key
+        self._active[fresh] = True
+        return fresh
 
 
 def _cleared(bits: int) -> _Places:
@@ -311,15 +329,13 @@ def _bits(places: int, least: int) -> int:
 
 
 class TupleKeys:
-    """Row ids of keys as tuples, of any kinds and lengths."""
-
     bytes_per_key = 250
 
     def __init__(self, numbers: RowNumbers | None = None, index: dict[Key, int] | None = None) -> None:
         self.numbers = numbers or RowNumbers()
         self._index = index or {}
-        self._keys: list[Any] = [None] * self.numbers.limit  # by row id
-        self._data_keys: list[bytes | None] = [None] * self.numbers.limit  # stored form of the key, once encoded
+        self._keys: list[Any] = [None] * self.numbers.limit
+        self._data_keys: list[bytes | None] = [None] * self.numbers.limit  # stored form, once encoded
         for key, row_id in self._index.items():
             self._keys[row_id] = key
 
@@ -365,7 +381,6 @@ class TupleKeys:
         return np.sort(np.fromiter(self._index.values(), np.int64, len(self._index)))
 
     def known_data_keys(self, row_ids: Sequence[int], key_batch: Sequence[Key]) -> list[bytes | None]:
-        """Stored forms of these keys, from `remember_data_key`; None if unknown."""
         keys, data_keys = self._keys, self._data_keys
         return [
             data_keys[row_id] if keys[row_id] is key else None for row_id, key in zip(row_ids, key_batch, strict=True)
@@ -384,7 +399,7 @@ def tuple_keys(keys: "IntKeys | TupleKeys") -> TupleKeys:
 
 
 def int_key_batch(keys: Sequence[Key], fields: int) -> Ints | None:
-    """The keys as int64 columns, if all have that many fields and are ints of 64 bits; None otherwise."""
+    """Returns None unless all keys have that many fields, all ints of 64 bits."""
     if set(map(len, keys)) != {fields}:
         return None
     columns = list(zip(*keys, strict=True))

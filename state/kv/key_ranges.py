@@ -1,4 +1,4 @@
-"""Table of key ranges of several databases, and the stored form of the table.
+"""Key ranges of several databases.
 
 A boundary is a key, and may lie within a key group. An incarnation never reuses the number of a database.
 """
@@ -14,7 +14,7 @@ from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 RANGES_FILE = "beside.json"
 KeyRange = tuple[bytes, bytes]  # start inclusive, end exclusive
-_BEHIND_ALL = b"\xff\xff"  # above all key groups, and thus above all keys
+_BEHIND_ALL = b"\xff\xff"  # above all keys
 _FORMAT = Format("ranges of keys {}", 1, damaged="restore from another checkpoint")
 
 
@@ -33,10 +33,7 @@ _decoder = VersionedDecoder(_FORMAT, msgspec.json.Decoder(_Stored))
 
 @dataclass(frozen=True)
 class KeyRanges:
-    """Assigns every key to a database: that of the last start at or before the key.
-
-    The first start is empty.
-    """
+    """Maps each key to the database of the last start at or before the key. The first start is empty."""
 
     starts: tuple[bytes, ...] = (b"",)
     databases: tuple[int, ...] = (0,)
@@ -45,7 +42,6 @@ class KeyRanges:
         return tuple(sorted(set(self.databases)))
 
     def between(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yields start, end and database of the ranges from `start` on and below `end`, cut there."""
         at = bisect_right(self.starts, start) - 1
         while start < end:
             stop = min(end, self.starts[at + 1]) if at + 1 < len(self.starts) else end
@@ -53,11 +49,10 @@ class KeyRanges:
             start, at = stop, at + 1
 
     def of(self, database: int, start: bytes = b"", end: bytes = _BEHIND_ALL) -> tuple[KeyRange, ...]:
-        """Ranges of `database` from `start` on and below `end`."""
         return tuple((first, stop) for first, stop, number in self.between(start, end) if number == database)
 
     def given(self, start: bytes, end: bytes, database: int) -> "KeyRanges":
-        """The same ranges, except that the keys from `start` on and below `end` belong to `database`."""
+        """Returns ranges in which the keys from `start` on and below `end` belong to `database`."""
         each = list(zip(self.starts, self.databases, strict=True))
         behind = self.databases[bisect_right(self.starts, end) - 1]
         changed = [
@@ -75,7 +70,7 @@ class KeyRanges:
 
 
 def read_ranges(data: bytes, where: str) -> KeyRanges:
-    """Decodes `KeyRanges.stored`; raises `Corrupt` for other bytes."""
+    """Raises `Corrupt` for bytes that `KeyRanges.stored` did not make."""
     ranges = _decoder.decode(data, where).ranges
     starts, databases = tuple(each.start for each in ranges), tuple(each.database for each in ranges)
     if starts[:1] != (b"",) or any(one >= other for one, other in pairwise(starts)):

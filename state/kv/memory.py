@@ -24,7 +24,7 @@ class MemoryKv:
 
     def __init__(self) -> None:
         self._entries: dict[bytes, bytes] = {}
-        self._sorted: list[bytes] | None = None  # all keys in order; None: to be sorted again
+        self._sorted: list[bytes] | None = None  # keys in order; None: unsorted
         self._bytes = 0
 
     def get(self, key: bytes) -> bytes | None:
@@ -45,7 +45,7 @@ class MemoryKv:
             elif old is not None:
                 del stored[key]
             if old is None and value is not None:
-                self._sorted = None  # deleted keys may remain in the list: scans skip them
+                self._sorted = None  # deleted keys may remain: scans skip them
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         self.write([(key, None) for key, _ in list(self.scan(start, end))])
@@ -53,7 +53,7 @@ class MemoryKv:
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         if self._sorted is None:
             self._sorted = sorted(self._entries)
-        keys = self._sorted  # writes replace this list, and never change the list
+        keys = self._sorted  # replaced by writes, never changed
         for position in range(bisect_left(keys, start), bisect_left(keys, end)):
             value = self._entries.get(keys[position])
             if value is not None:

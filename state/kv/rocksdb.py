@@ -1,8 +1,8 @@
-"""RocksDB as the key-value store: the only file that imports rocksdict.
+"""RocksDB as the key-value store; the only file that imports rocksdict.
 
-Raw mode only, because rocksdict's default mode unpickles stored bytes. rocksdict prefers a `rocksdict-config.json` in
-the database's folder to the caller's options, so our own file is written there before every open, and is never part of
-a snapshot. The write-ahead log is off: checkpoints replace the log. All databases of a slot share one `SlotMemory`.
+Raw mode, because rocksdict's default mode unpickles stored bytes. rocksdict prefers a `rocksdict-config.json` in the
+database's folder to the caller's options, so this file is written before every open, never into a snapshot. Checkpoints
+replace the write-ahead log.
 """
 
 import os
@@ -28,38 +28,37 @@ _CURRENT = "CURRENT"
 CONFIG_FILE = "rocksdict-config.json"
 _OUR_CONFIG = '{"raw_mode":true,"prefix_extractors":{}}'
 _MIB = 1 << 20
-_FIRST_SCANNED = 4  # entries per iterator; many scans need only the first entry
+_FIRST_SCANNED = 4  # entries per iterator; many scans need only the first
 _MOST_SCANNED = 1_024
 _SCANNED_BYTES = 1 * _MIB
 _key_of = itemgetter(0)
 _LINKINGS, _BETWEEN_LINKINGS_S = 10, 0.005
 _LINKINGS_WITHOUT_ROCKSDB = 2_000  # RocksDB makes no checkpoint of a database with files in two folders
 _RUNS = 20  # sorted runs of files before some are merged
-_SIMILAR_PERCENT = 100  # a run may exceed its neighbour by this much, to be merged with it
+_SIMILAR_PERCENT = 100  # maximum size difference of neighbouring runs that are merged
 _SPACE_PERCENT = 200  # size of the others, relative to the oldest run, at which all are merged
 _FILTER_BITS = 10  # per key
-# A slot's memory divided by this is the maximum size of whole filters of a database. The block cache has up to 64
-# shards: a block that takes much of a shard is evicted, however much space the other shards have.
+# Divides the slot's memory: maximum size of a database's whole filters. A block that takes much of a shard of the cache
+# is evicted.
 _WHOLE_FILTERS = 512
 _LOOKED_AFTER = 65_536  # entries
 _IN_PARTS = (
     "{index_type=kTwoLevelIndexSearch;partition_filters=true;metadata_block_size=4096;"
     "pin_top_level_index_and_filter=true}"
 )
-_COMPACTING = 1  # threads of a process, for all databases; a merge may take minutes
+_COMPACTING = 1  # threads per process
 _COMPACTING_AT_A_CLOSE = 16
 _NO_LIMIT = 1 << 62  # bytes
 _NEVER = 1 << 30  # runs of files
-_MANY_RUNS = 100  # from this number of runs on, writers leave processor time to compactions
-_REST_S = 0.005  # pause per write in that case
+_MANY_RUNS = 100  # runs; from here on writers pause for compactions
+_REST_S = 0.005  # per write
 _AT_WORK = ("num-running-flushes", "mem-table-flush-pending", "num-running-compactions", "compaction-pending")
 
 
 class SlotMemory:
     """Memory of a slot: block cache and memtables of all databases, and memory held by operators.
 
-    Operators hold half of `total_bytes`, in equal parts, once any of them needs memory, such as for open windows. For
-    any thread: the chains of a slot are opened concurrently.
+    Operators that hold memory share half of `total_bytes` equally. For any thread.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -81,19 +80,18 @@ class SlotMemory:
         return self.total_bytes // 2 // max(1, self._holders)
 
     def shared(self) -> tuple[Any, Any]:
-        """Block cache and write-buffer manager, made at the first call."""
         with self._guard:
             if self._shared is None:
                 from rocksdict import Cache, WriteBufferManager
 
                 cache = Cache(self._database_bytes)
-                # The manager charges memtables to the cache, and never stalls the writer, the slot's loop.
+                # Memtables count towards the cache. The writer, the slot's loop, is never stalled.
                 manager = WriteBufferManager.new_write_buffer_manager_with_cache(self.total_bytes // 3, False, cache)
                 self._shared = (cache, manager)
             return self._shared
 
     def hold_compactions(self, held: bool) -> None:
-        """Prevents new compactions, until a database is opened or closed; running compactions continue."""
+        """Prevents new compactions until a database is opened or closed; running compactions continue."""
         if self._shared is not None:
             with self._guard:
                 self.compactions_held = held
@@ -101,7 +99,7 @@ class SlotMemory:
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """Starts all queued compactions, since a close waits for its own; these then end at once."""
+        """Starts all queued compactions, because a close waits for those of the database."""
         with self._guard:
             self.compactions_held = False
             self._closers += 1
@@ -144,7 +142,7 @@ class HeldMemory:
 
 
 class RocksDbKv:
-    """One database in `directory` (made if absent), which belongs to this process while it is open.
+    """A database in `directory`, made if absent.
 
     `with_holes`: for reading files with holes (`backend/stored_part`). `once`: after `close` only checkpoints of the
     database are opened (`small_files`).
@@ -173,11 +171,11 @@ class RocksDbKv:
         self._get = self._db.get
         self._whole_filter_bytes = memory.total_bytes // _WHOLE_FILTERS
         self._in_parts = False
-        self._written = 0  # entries written since the last check of the filters
-        self._is_behind = False  # at the last flush, compactions were behind the writes
+        self._written = 0  # entries since the last check of the filters
+        self._is_behind = False  # compactions, at the last flush
         # Directory and files of the last checkpoint. None: no checkpoint, or a write since.
         self._last: tuple[Path, list[str]] | None = None
-        self._live = "", LiveFiles()  # of the MANIFEST with that name
+        self._live = "", LiveFiles()  # name and live files of the MANIFEST
 
     def get(self, key: bytes) -> bytes | None:
         return self._get(key)  # type: ignore[no-any-return]
@@ -204,13 +202,13 @@ class RocksDbKv:
             self._may_part_filters()
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Writes a single tombstone. For few ranges in the life of a database: many of them slow down reads."""
+        """Writes a single tombstone. Many tombstones slow down reads."""
         self._last = None
         with self._named_trouble("write to"):
             self._db.delete_range(start, end)
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Uses an iterator per batch, because an iterator keeps even replaced files, and a scan may take hours."""
+        """An iterator keeps replaced files, and a scan may take hours: each batch has a new iterator."""
         most = _FIRST_SCANNED
         while start < end:
             found, start = self._scanned(start, end, most)
@@ -218,10 +216,9 @@ class RocksDbKv:
             most = min(4 * most, _MOST_SCANNED)
 
     def _scanned(self, start: bytes, end: bytes, most: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
-        """Up to `most` entries, and the key to continue at; `end` if no entries are left."""
         found: list[tuple[bytes, bytes]] = []
         size, wanted = 0, _FIRST_SCANNED
-        # ReadOptions.set_iterate_upper_bound is unusable: rocksdict frees the bound's bytes while the iterator lives.
+        # ReadOptions.set_iterate_upper_bound is unusable: rocksdict frees the bound while the iterator lives.
         entries = self._db.items(from_key=start)
         while some := list(islice(entries, min(wanted, most - len(found)))):
             if some[-1][0] >= end:
@@ -235,7 +232,7 @@ class RocksDbKv:
         return found, behind if self._goes_on(behind) else end
 
     def _goes_on(self, start: bytes) -> bool:
-        """True if entries exist from `start` on. Raises at an unreadable block, which just ends iterations."""
+        """Raises at an unreadable block, where iterations just end."""
         iterator = self._db.iter()
         iterator.seek(start)
         if iterator.valid():
@@ -260,11 +257,10 @@ class RocksDbKv:
         self._may_part_filters()
 
     def _may_part_filters(self) -> None:
-        """Splits filters and indexes of future files into parts of 4 kB once the database is large.
+        """Splits filters and indexes of future files once the database is large.
 
-        A look-up reads one part per run of files. Whole filters of large files do not stay in the cache, but cost a
-        tenth less in a small database. RocksDB changes options in place, so this waits until no file is being written;
-        none starts meanwhile, as `store` has one writer at a time.
+        RocksDB changes options in place, so the change waits until no file is being written; the single writer starts
+        none meanwhile. Design: docs/design/side-by-side-databases.md.
         """
         if self._in_parts or self._number("estimate-num-keys") * _FILTER_BITS // 8 < self._whole_filter_bytes:
             return
@@ -276,12 +272,11 @@ class RocksDbKv:
         return int(self._db.property_int_value(f"rocksdb.{name}") or 0)
 
     def checkpoint(self, directory: Path) -> None:
-        """Links the files; without a write since the last checkpoint, the files of that checkpoint again.
+        """Links the files; without a write since the last checkpoint, that checkpoint's files again.
 
-        These are the same state, even after a compaction. RocksDB's own checkpoint, the last resort, holds the
-        interpreter's lock during each sync, as long as the disk is busy.
+        RocksDB's own checkpoint, the last resort, holds the interpreter's lock during each sync.
         """
-        last = self._last  # `compact` may reset it meanwhile
+        last = self._last  # `compact` may reset `self._last` meanwhile
         if last is None or not self._linked_again(*last, directory):
             self.flush()
             if not self._linked_soon(directory):
@@ -289,13 +284,12 @@ class RocksDbKv:
                     self._checkpoint(self._db).create_checkpoint(str(directory))
                 except Exception as error:
                     raise trouble(f"cannot link the files of the state database into {directory}", error) from error
-                for options in directory.glob("OPTIONS-*"):  # never read: a database is opened with the current options
+                for options in directory.glob("OPTIONS-*"):  # unused: each open passes all options
                     options.unlink()
             self._last = directory, os.listdir(directory)
         directory.chmod(stat.S_IRWXU)
 
     def _linked_soon(self, directory: Path) -> bool:
-        """Returns False if files have changed during each attempt, or for another format of MANIFEST."""
         if directory.exists():
             return False
         in_two_folders = self._small.place != self._directory
@@ -312,7 +306,7 @@ class RocksDbKv:
         return False
 
     def _linked(self, directory: Path) -> bool:
-        """Links the consistent set of files that MANIFEST names; returns False if files are changing."""
+        """Returns False if files are changing."""
         current = (self._small.place / _CURRENT).read_bytes()
         name = current.decode().strip()
         content = (self._small.place / name).read_bytes()
@@ -331,7 +325,7 @@ class RocksDbKv:
         return True
 
     def _linked_again(self, last: Path, names: list[str], directory: Path) -> bool:
-        """Returns False if the last checkpoint's directory is incomplete: its owner may delete files anytime."""
+        """Returns False if the owner of the last checkpoint has deleted a file."""
         directory.mkdir(mode=0o700)
         try:
             for name in names:
@@ -343,10 +337,9 @@ class RocksDbKv:
         return True
 
     def compact(self) -> None:
-        """Removes tombstones and the entries they hide; RocksDB alone would wait for twenty runs of files."""
         with self._named_trouble("compact"):
             self._db.compact_range(None, None)
-        self._last = None  # otherwise the next checkpoint would link the old files again
+        self._last = None  # the next checkpoint must not link the old files
 
     @property
     def compacts(self) -> bool:
@@ -364,8 +357,7 @@ class RocksDbKv:
             with self._memory.closing():
                 self._db.close()
         except Exception as error:
-            # rocksdict flushes the memtable first. Entries in no checkpoint are useless, and the database is closed
-            # anyway, so a full disk is no error here.
+            # rocksdict flushes first. A full disk is no error: entries in no checkpoint are useless.
             if not is_full_disk(error):
                 raise trouble(f"cannot close the state database in {self._directory}", error) from error
         finally:
@@ -379,7 +371,7 @@ def _write_config(directory: Path) -> None:
 
 
 def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> Any:
-    """Options for many small databases with a loop that must not wait. `tables_in`: folder of SST files."""
+    """`tables_in`: folder of SST files."""
     from rocksdict import (
         BlockBasedOptions,
         DBCompactionStyle,
@@ -400,9 +392,9 @@ def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> An
     tables.set_cache_index_and_filter_blocks(True)
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
     tables.set_format_version(5)
-    environment = Env()  # the process-wide one
-    environment.set_high_priority_background_threads(2)  # flushes: checkpoints wait for them, and they free memory
-    environment.lower_thread_pool_cpu_priority()  # compaction must not take the processor from the loop
+    environment = Env()
+    environment.set_high_priority_background_threads(2)  # flushes, for which checkpoints wait
+    environment.lower_thread_pool_cpu_priority()  # compaction must not slow down the loop
     options = Options(raw_mode=True)
     options.set_env(environment)
     if tables_in is not None:
@@ -415,8 +407,7 @@ def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> An
     options.set_write_buffer_size(16 * _MIB)
     options.set_max_write_buffer_number(4)
     options.set_target_file_size_base(32 * _MIB)
-    # A flush at every checkpoint makes many small files, and compacted files are uploaded again. Runs of files are
-    # therefore merged late, with runs of similar size, and all together only if the others outweigh the oldest.
+    # Runs are merged late: compacted files are uploaded again (docs/design/side-by-side-databases.md).
     universal = UniversalCompactOptions()
     universal.max_size_amplification_percent = _SPACE_PERCENT
     universal.stop_style = UniversalCompactionStopStyle.similar()
@@ -424,8 +415,8 @@ def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> An
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_universal_compaction_options(universal)
     options.set_level_zero_file_num_compaction_trigger(_RUNS)
-    # RocksDB never slows writers down: the loop is the writer. Otherwise a flush, and thus a
-    # checkpoint, would wait for compactions, which have the lowest priority or are held. Many runs only slow look-ups.
+    # Never slows down the writer, the loop: a checkpoint's flush would wait for compactions, which have the lowest
+    # priority or are held. Many runs only slow look-ups.
     options.set_level_zero_slowdown_writes_trigger(_NEVER)
     options.set_level_zero_stop_writes_trigger(_NEVER)
     options.set_compression_type(DBCompressionType.lz4())

@@ -1,15 +1,9 @@
-"""Reads files of RocksDB: the bytes of an SST file that hold a range of keys, and the live files of a MANIFEST.
+"""Finds the bytes of an SST file that hold a range of keys, and the live files of a MANIFEST.
 
-An SST file, of which readers fetch only the needed blocks:
+    SST file: data blocks · filter · index · other blocks that an open file needs · footer (53 bytes)
 
-    data blocks · filter · index · other blocks that an open file needs · footer (53 bytes)
-
-The index has, per data block, the block's place and an upper bound of its keys. The index has one level, a single block
-for the whole file, or two levels: adjacent parts with such entries, followed by a block with the place of each part and
-an upper bound of its keys.
-
-RocksDB verifies each block's own checksum, so wrongly omitted bytes are damage to RocksDB, never another value. An
-unknown layout raises `UnknownLayout`: then read the whole file.
+The index has place and upper key bound of each data block: in a single block, or in adjacent parts before a block with
+the same of each part. After `UnknownLayout` read the whole file (docs/design/side-by-side-databases.md).
 """
 
 from collections.abc import Iterator
@@ -19,7 +13,7 @@ import pyarrow as pa
 
 FOOTER_BYTES = 53
 _MAGIC = 0x88E241B785F4CFF7  # of block-based tables
-_VERSIONS = range(4, 6)  # of the table format: index values are lengths, relative to the value before
+_VERSIONS = range(4, 6)  # of the table format
 _TRAILER_BYTES = 5  # end of a block: compression and checksum
 _PLAIN, _LZ4 = 0, 4
 _MOST_INDEX_BYTES = 256 << 20
@@ -31,7 +25,7 @@ class UnknownLayout(ValueError):
 
 @dataclass(frozen=True)
 class FilePart:
-    """Bytes of a file from `offset` on and below `end`."""
+    """Bytes of a file; `end` is exclusive."""
 
     offset: int
     end: int
@@ -52,10 +46,7 @@ def index_of(footer: bytes) -> FilePart:
 
 
 def whole_index(top: bytes, place: FilePart) -> FilePart:
-    """Place of the index with its parts, which precede it directly.
-
-    `top`: the bytes at `place`, from `index_of`.
-    """
+    """Place of the index: `top`, the bytes at `place` (from `index_of`), and the parts directly before."""
     named = _entries(_content(top))
     first, last = named[0][1], named[-1][1]
     if first.offset == 0:
@@ -68,10 +59,10 @@ def whole_index(top: bytes, place: FilePart) -> FilePart:
 def blocks_of(index: bytes, whole: FilePart, top: FilePart, start: bytes, end: bytes) -> FilePart:
     """Place of the data blocks with all keys from `start` on and below `end`, and with the next key.
 
-    The next key shows a reader that the range is complete. `index`: the bytes at `whole`, from `whole_index`.
+    The next key shows that the range is complete. `index`: the bytes at `whole`.
     """
     found: list[FilePart] = []
-    past = 0  # number of blocks whose last key is at or above `end`
+    past = 0  # blocks whose last key is at or above `end`
     for highest, place in _named(index, whole, top, start):
         if highest >= start:
             found.append(place)
@@ -82,7 +73,6 @@ def blocks_of(index: bytes, whole: FilePart, top: FilePart, start: bytes, end: b
 
 
 def _named(index: bytes, whole: FilePart, top: FilePart, start: bytes) -> Iterator[tuple[bytes, FilePart]]:
-    """Yields the entries of data blocks, without parts whose keys are all before `start`."""
     for highest, place in _entries(_content(index[top.offset - whole.offset :])):
         if whole == top:
             yield highest, place
@@ -106,7 +96,6 @@ def _content(block: bytes) -> bytes:
 
 
 def _entries(content: bytes) -> list[tuple[bytes, FilePart]]:
-    """Entries of an index block in order: upper bound of the block's keys, and place."""
     restarts = int.from_bytes(content[-4:], "little") & 0x7FFFFFFF
     entries_end = len(content) - 4 - 4 * restarts
     found: list[tuple[bytes, FilePart]] = []
@@ -133,7 +122,7 @@ def _entries(content: bytes) -> list[tuple[bytes, FilePart]]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits per byte, lowest first; and the end."""
+    """Decodes a number of seven bits per byte, lowest first; returns the number and the end."""
     number = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -149,20 +138,20 @@ _BLOCK_BYTES = 32 << 10
 _HEAD_BYTES = 7
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _DELETED, _ADDED = 6, 103
-_NUMBERS = {2, 3, 4, 9, 10, 200, 203, 300}  # followed by one number: of logs, files, column families
-_TEXTS = {1, 201}  # followed by one text
+_NUMBERS = {2, 3, 4, 9, 10, 200, 203, 300}  # followed by a number
+_TEXTS = {1, 201}  # followed by a text
 _NOTHING = {202}
 _POINTER = 5  # followed by a level and a key
-_MAY_BE_IGNORED = 1 << 13  # tags with this bit: followed by one text
+_MAY_BE_IGNORED = 1 << 13  # tags with this bit: followed by a text
 _LAST_OF_FILE = 1  # tag that ends the description of an added file
 
 
 class LiveFiles:
-    """Live files of a MANIFEST, which may be read repeatedly while it grows."""
+    """Numbers of a MANIFEST's live files. `read` may be repeated while the MANIFEST grows."""
 
     def __init__(self) -> None:
         self.numbers: set[int] = set()
-        self._at = 0  # end of the last entry read
+        self._at = 0  # end of the last entry
         self._entry = b""  # parts of the next entry
 
     def read(self, content: bytes) -> bool:
@@ -210,7 +199,6 @@ class LiveFiles:
 
 
 def _added(entry: bytes, at: int) -> tuple[int, int]:
-    """Number of the added file, and the end of the description."""
     _, at = varint(entry, at)  # level
     number, at = varint(entry, at)
     _, at = varint(entry, at)  # size

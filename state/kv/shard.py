@@ -1,7 +1,6 @@
-"""`Shard`, shared by a backend's tables: key-value store, key groups, and permission to write.
+"""Key-value store, key groups and permission to write, shared by a backend's tables.
 
-Between a barrier and the hard links of its snapshot the store must have exactly the state at the barrier, so only
-frozen entries of that checkpoint may be written.
+Between a barrier and the hard links of the snapshot, only frozen entries of that checkpoint may be written.
 """
 
 import struct
@@ -42,7 +41,7 @@ class Shard:
     def kv_keys(
         self, state_id: int, key_width: int, keys: Sequence[tuple[Any, ...]], encoded: Sequence[bytes] | None = None
     ) -> list[bytes]:
-        """`encoded`: encoded keys, if they differ from plain encoded `keys`."""
+        """`encoded`: the encoded keys, unless these are `encode_keys(keys)`."""
         groups = key_groups_of_keys(keys, key_width, self.max_parallelism)
         prefixes = self.checked_prefixes(state_id, groups, keys)
         if encoded is None:
@@ -54,10 +53,7 @@ class Shard:
         return _pack_prefix(group, state_id)
 
     def checked_prefixes(self, state_id: int, groups: Sequence[int], keys: Sequence[tuple[Any, ...]]) -> list[bytes]:
-        """Prefix of a state's entries by key group. `groups`: key groups of `keys`.
-
-        Raises for foreign key groups.
-        """
+        """Raises `ProtocolViolation` if any of `groups`, the groups of `keys`, is foreign."""
         if not self.key_group_first <= min(groups) or not max(groups) <= self.key_group_last:
             at = next(at for at, g in enumerate(groups) if not self.key_group_first <= g <= self.key_group_last)
             raise self.foreign(keys[at], groups[at])
@@ -82,18 +78,18 @@ class Shard:
         return scan_state(self.kv, state_id, self.key_group_first, self.key_group_last)
 
     def scan_state_behind(self, state_id: int, last: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """As `scan_state`, after the whole key `last`; empty: from the first entry on."""
+        """Yields the state's entries after the key `last`; all entries if `last` is empty."""
         if not last:
             yield from self.scan_state(state_id)
             return
         prefix = last[:PREFIX_BYTES]
-        yield from self.kv.scan(last + b"\0", prefix + b"\xff")  # no field of a key begins with FF
+        yield from self.kv.scan(last + b"\0", prefix + b"\xff")  # no key field begins with FF
         yield from scan_state(self.kv, state_id, _read_prefix(last)[0] + 1, self.key_group_last)
 
     def state_behind(self, state_id: int, first: int, last: int, behind: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields stored entries of groups `first` to `last`, in order, beginning with the state's in `first`.
+        """Yields entries of groups `first` to `last`, beginning after the state's encoded key `behind`.
 
-        The first entry is the state's next after the encoded key `behind`; entries of other states follow.
+        With several groups, entries of other states are among them.
         """
         end = range_end(last) if last > first else _pack_prefix(first, state_id + 1)
         return self.kv.scan(_pack_prefix(first, state_id) + behind + b"\0", end)
@@ -109,10 +105,7 @@ def scan_state(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[tu
 
 
 def scan_state_lists(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[list[tuple[bytes, bytes]]]:
-    """As `scan_state`, in lists of up to 64 entries.
-
-    Skips other states and empty groups, so that 32,768 mostly empty groups cost little.
-    """
+    """As `scan_state`, in lists of up to 64 entries. Seeks past other states and empty groups."""
     group = first
     while group <= last:
         start = _pack_prefix(group, state_id)
@@ -134,9 +127,9 @@ def scan_state_lists(kv: KvStore, state_id: int, first: int, last: int) -> Itera
 def _own_of(
     some: list[tuple[bytes, bytes]], start: bytes, state_id: int
 ) -> tuple[list[tuple[bytes, bytes]], bytes, int | None]:
-    """Splits off the entries of the state at the beginning of `some`.
+    """Splits the state's entries off the beginning of `some`.
 
-    Returns these entries; the prefix of the last of them; and, if another state follows, the next group to search.
+    Also returns the last prefix and, if another state follows, the next group to search.
     """
     for at, (key, _) in enumerate(some):
         if not key.startswith(start):
@@ -152,7 +145,6 @@ def range_start(group: int) -> bytes:
 
 
 def range_end(group: int) -> bytes:
-    """Smallest key after a group."""
     return (group + 1).to_bytes(2, "big")
 
 

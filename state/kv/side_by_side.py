@@ -1,6 +1,6 @@
-"""Several databases side by side as one key-value store, each with its own `key_ranges`.
+"""Several databases side by side as a single key-value store, by `key_ranges`.
 
-A restore at another parallelism opens such databases; while the job runs, all entries move into the first, in slices
+A restore at another parallelism opens them; while the job runs, all entries move into the first, in slices
 (docs/design/side-by-side-databases.md).
 
 | state   | databases            | files of a checkpoint                      | ends with                  |
@@ -8,18 +8,11 @@ A restore at another parallelism opens such databases; while the job runs, all e
 | beside  | the first and others | the first's, others' as `beside-<number>-…`, and `beside.json` | a `move` |
 | moving  | the same             | the same                                   | the last entry of the last |
 | emptied | the first; the others are obsolete | the first's                  | `flush`, which closes them |
-| alone   | the first            | the first's                                | its owner takes `first`    |
+| alone   | the first            | the first's                                | the owner takes `first`    |
 
-- A move writes entries into the first database, then shifts the boundary past them; the other database still has them,
-  invisibly.
-- A flush deletes moved entries from the other database, by one range. No database in a snapshot thus has keys of
-  another database, and a restore with other boundaries finds no deleted keys.
-- A checkpoint between two moves has the current boundary, as a key.
-- A kill never loses entries: without a write-ahead log only checkpoints count, and each checkpoint has its own ranges.
-- A scan that continues after a move looks up the ranges again after the last yielded key.
-- A later flush closes a database that is emptied during a compaction, or while compactions are held.
-
-All methods are for one thread, as in `store`; `move` is a write.
+A kill between two moves loses no entries: only checkpoints count, and each stores the ranges. A flush deletes moved
+entries from the other database, so a restore with other boundaries finds no deleted keys. For a single thread, as in
+`store`; `move` is a write.
 """
 
 import shutil
@@ -38,10 +31,8 @@ from barrier_runtime.state.scratch import beside_name, database_of, link_or_copy
 def link_database(source: Path, names: Sequence[str], target: Path, database: int = 0) -> None:
     """Makes `target` (new) a database of the files `names` of `source`, which stays unchanged.
 
-    Skips segments, and files of databases other than `database` (`scratch.database_of`).
-
-    Opening a database rewrites the MANIFEST and continues the numbering, so a snapshot is never opened in place. SSTs
-    never change and are linked; the small remainder is copied.
+    Skips segments, and files of other databases than `database`. Opening rewrites the MANIFEST, so a snapshot is never
+    opened in place.
     """
     target.mkdir(parents=True, mode=0o700)
     for name in names:
@@ -54,22 +45,22 @@ def link_database(source: Path, names: Sequence[str], target: Path, database: in
             shutil.copyfile(source / name, target / own_name)
 
 
-_MOVED_BYTES = 256 << 10  # limit of one `move`, exceeded by at most one entry
+_MOVED_BYTES = 256 << 10  # limit of a `move` without the last entry
 
 
 @dataclass
 class Database:
-    """A database besides the first, which has number 0. `folder`: removed when the database is empty."""
+    """A database besides the first, which has number 0. `folder` is removed once the database is empty."""
 
     number: int
     kv: KvStore
     folder: Path
-    moved: list[KeyRange] = field(default_factory=list)  # moved to the first database; also still here
+    moved: list[KeyRange] = field(default_factory=list)  # moved to the first database; still here
 
 
 class SideBySide:
     def __init__(self, first: KvStore, others: Sequence[Database], ranges: KeyRanges) -> None:
-        """`others`: the last is emptied first. Each has only entries of its own ranges."""
+        """`others`: the last is emptied first. Each has only entries of the database's part of `ranges`."""
         self.first = first
         self._others = list(others)
         self._emptied: list[Database] = []
@@ -117,7 +108,7 @@ class SideBySide:
                 start = stop
 
     def move(self, most: int) -> bool:
-        """Moves up to `most` entries to the first database. Returns False if all entries are there."""
+        """Returns False if all entries are in the first database."""
         if not self._others:
             return False
         donor = self._others[-1]
@@ -159,7 +150,7 @@ class SideBySide:
                 each.kv.checkpoint(apart)
                 for path in apart.iterdir():
                     path.rename(directory / beside_name(each.number, path.name))
-            finally:  # otherwise its links would keep files on a disk that may be full
+            finally:  # the links would keep files on a disk that may be full
                 shutil.rmtree(apart, ignore_errors=True)
         if self._others:
             (directory / RANGES_FILE).write_bytes(self._ranges.stored())
@@ -196,7 +187,6 @@ class SideBySide:
         return [self.first, *(each.kv for each in self._others)]
 
     def _take(self, ranges: KeyRanges) -> None:
-        """Uses these ranges from now on. Databases without a range become obsolete."""
         numbers = set(ranges.databases)
         self._emptied += [each for each in self._others if each.number not in numbers]
         self._others = [each for each in self._others if each.number in numbers]

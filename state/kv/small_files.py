@@ -1,15 +1,11 @@
-"""Places the small, often synced files of a database in memory, if this machine has enough.
+"""Places the small, often synced files of a database in /dev/shm, if this machine has enough memory.
 
-A database need not survive a power cut, since only checkpoints count. RocksDB syncs anyway: MANIFEST, CURRENT, OPTIONS,
-IDENTITY and their folder seven times at an open, MANIFEST again at each flush. During each sync rocksdict holds the
-interpreter's lock, for as long as the disk is busy. These files are therefore in /dev/shm (some 100 kB per database);
-the database's own folder has its SST files, RocksDB's event log, and a lock.
+Only checkpoints must survive a power cut, but RocksDB syncs MANIFEST, CURRENT and others seven times at an open, and
+MANIFEST at each flush, while rocksdict holds the interpreter's lock. The database's own folder keeps the SST files,
+RocksDB's event log, and a lock.
 
-| the process that opened it … | its files in memory                                                                |
-|------------------------------|------------------------------------------------------------------------------------|
-| closes it                    | go: an incarnation opens a database once, and checkpoints have links to its files  |
-| ends without closing         | go when its slot ends, or at the normal end of the process                         |
-| is killed                    | go when another process of this user opens a database and finds the lock free      |
+Files in memory are removed at the close, or when the slot or the process ends; those of a killed process, when another
+process of this user opens a database and finds the lock free.
 """
 
 import atexit
@@ -24,14 +20,14 @@ from barrier_runtime.state.scratch import LOCK, flocked, remove_left
 
 MEMORY = Path("/dev/shm")
 _PREFIX = "barrier-runtime-db-"
-_ROOM_BYTES = 32 << 20  # minimum free memory; with less the files stay on disk
+_ROOM_BYTES = 32 << 20  # minimum free memory
 _MOVED = ("CURRENT", "MANIFEST-")
 
 
 class SmallFiles:
     """Small files of the database in `directory`, which belongs to this process until `close`.
 
-    `place`: folder of the small files; in memory if `wanted`.
+    `place`: the folder; in memory if `wanted` and possible.
     """
 
     def __init__(self, directory: Path, wanted: bool) -> None:
@@ -50,7 +46,7 @@ class SmallFiles:
                 _remove(folder)
                 if not isinstance(error, OSError):
                     raise
-                return  # no memory left meanwhile: all files are still on disk
+                return  # no memory left: all files are still on disk
             for path in small:
                 path.unlink()
             self.place = folder
@@ -89,14 +85,13 @@ _process: _OfProcess | None = None
 
 
 def _new_folder() -> Path | None:
-    """None if there is too little memory, or no /dev/shm."""
     global _process
     try:
         room = os.statvfs(MEMORY)
         if room.f_bavail * room.f_frsize < _ROOM_BYTES:
             return None
         with _guard:
-            if _process is None or _process.pid != os.getpid():  # a forked process has no folder of its own yet
+            if _process is None or _process.pid != os.getpid():  # a forked process has no folder yet
                 remove_left(MEMORY, _PREFIX)
                 _process = _OfProcess()
             folder = Path(tempfile.mkdtemp(dir=_process.folder))
@@ -119,7 +114,6 @@ def _remove(folder: Path) -> None:
 
 @atexit.register
 def remove_all() -> None:
-    """Removes the folder of this process, which is ending."""
     global _process
     with _guard:
         ours, _process = _process, None

@@ -1,9 +1,7 @@
-"""The interface of the key-value store below keyed state.
+"""Interface of the key-value store below keyed state.
 
 `write` and `flush` are never called by two threads at a time; `flush` and `checkpoint` run on a worker thread while the
 loop does not `write`. Reads may run at any time.
-
-`trouble` translates an error of RocksDB: damaged or retryable, with the remedy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +15,7 @@ Entry = tuple[bytes, bytes | None]  # key, value; None deletes
 
 class KvStore(Protocol):
     @property
-    def kind(self) -> str:
-        """ "rocksdb" or "memory"."""
-        ...
+    def kind(self) -> str: ...
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -30,26 +26,21 @@ class KvStore(Protocol):
         ...
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Deletes all entries with start <= key < end.
-
-        Counts as a `write`; as fast for many entries as for few.
-        """
+        """Deletes all entries with start <= key < end. Counts as a `write`."""
         ...
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yields entries with start <= key < end, in key order. Concurrent writes may be missed."""
         ...
 
-    def flush(self) -> None:
-        """Writes pending entries to files, so that `checkpoint` has little to do."""
-        ...
+    def flush(self) -> None: ...
 
     def checkpoint(self, directory: Path) -> None:
-        """Writes the current content to `directory`, which must not exist yet, sharing files if possible."""
+        """Writes the current content to the new folder `directory`, sharing files if possible."""
         ...
 
     def compact(self) -> None:
-        """Reclaims the space of deleted entries. May take long; other methods may be called meanwhile."""
+        """Reclaims the space of deleted entries. May take long; other methods may run meanwhile."""
         ...
 
     @property
@@ -77,6 +68,6 @@ def trouble(what: str, error: Exception) -> BarrierRuntimeError:
         return Corrupt(f"{what}: {text}; restore from another checkpoint, or check this machine's disk")
     if is_full_disk(error):
         return Unavailable(f"{what}: {text}; free some disk space, it is tried again")
-    if "While lock file" in text or "lock hold by" in text:  # not just "lock", which may be part of a folder's name
+    if "While lock file" in text or "lock hold by" in text:  # a folder's name may contain "lock"
         return Unavailable(f"{what}: {text}; another process still holds it, it is tried in a fresh folder")
     return Unavailable(f"{what}: {text}; it is tried again")

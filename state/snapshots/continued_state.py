@@ -1,33 +1,14 @@
-"""One state across a program change: its description in later snapshots, or the reason for a refusal.
+"""A state across a program change: the description in later snapshots, or the reason for a refusal.
 
-Used before a new generation begins (`coordinator.log.restore_choice`) and when the state is opened.
+docs/state.md and docs/aggregates.md have tables of all changes. Entries are migrated when rewritten, so entries of
+several versions coexist, and all later descriptions have the earlier names of fields. A new field may therefore not
+have a name that old entries have for another field. A lost field without `renamed` is dropped, or refused if there is a
+new field, which could be the lost field.
 
-Entries are migrated when they are rewritten, so entries of several versions coexist, each with the field names of its
-own version. Earlier names of a field are therefore part of all later descriptions:
+Each function in `migrate` begins a version of the values, of any type; entries carry their version. Within a version
+types may change by the rules of `value_types`.
 
-    checkpoint \\ program    has the field               lacks the field
-    has the field           unchanged                   `renamed` decides: read under the new name, or dropped (None).
-                                                        Without `renamed`: dropped if no field is new, else refused,
-                                                        because any new field could be the old field
-    lost the field before   old entries have the field: -
-                            read if its type allows
-    never had the field     default in old entries      -
-    renamed the field       refused: old entries have   read under the current name
-                            another field of that name
-
-Each function in `migrate` begins a new version of the values, with field names of its own; entries carry their version.
-A program with more functions than the checkpoint begins a version, which may have any type. A program with fewer
-functions cannot read the entries and is refused. Within a version types may change by the rules of `value_types`.
-
-Aggregates, and the columns of their state:
-
-    checkpoint \\ program    has the aggregate                             lacks the aggregate
-    has the aggregate       continues; the new type must be able to       dropped if the user allows it, else refused
-                            read the state of a user's own aggregate
-    lacks the aggregate     begins at its initial value, with a warning   -
-
-Snapshots of older releases describe no aggregates; nothing is checked here then, and the operator refuses other columns
-of state.
+Snapshots of older releases describe no aggregates; the operator then refuses other columns of state.
 """
 
 from collections.abc import Mapping
@@ -80,9 +61,8 @@ def check_kind(now: StateDescription, before: StateDescription, where: str) -> N
 def continued(now: StateDescription, before: StateDescription | None, where: str) -> StateDescription:
     """Description of the state `now` for later snapshots, except for the TTL.
 
-    `now`: declared by the program, with the program's `renamed` and a version per function in `migrate`. `before`:
-    description in the restored snapshot; None: the state is new. Raises `InvalidJob` if values could be lost without
-    consent, or could not be read.
+    `now` has the program's `renamed`, and a version per function in `migrate`. `before`: restored description; None:
+    the state is new. Raises `InvalidJob` if values could be lost without consent, or could not be read.
     """
     if before is None:
         return msgspec.structs.replace(now, renamed={})
@@ -118,7 +98,6 @@ def continued(now: StateDescription, before: StateDescription | None, where: str
 
 
 def _check_earlier(earlier: tuple[ValueType, ...], now: ValueType, names: dict[str, str | None], where: str) -> None:
-    """Raises unless entries of `earlier` types, which were not rewritten, can be read as `now`."""
     found = (misfit(each, now, names, earlier=True) for each in earlier)
     wrong = next((each for each in found if each is not None), None)
     if wrong is not None:
@@ -126,11 +105,11 @@ def _check_earlier(earlier: tuple[ValueType, ...], now: ValueType, names: dict[s
 
 
 def _names_of_fields(now: StateDescription, before: StateDescription, where: str) -> dict[str, str | None]:
-    """All names that entries of this version may have for fields with another name now."""
+    """Other names that entries of this version may have for the current fields."""
     fields, renamed = now.fields, now.renamed
     earlier = {old: None if new is None else renamed.get(new, new) for old, new in before.renamed.items()}
     names = {**earlier, **renamed}
-    names = {old: new for old, new in names.items() if old != new}  # a field may have its old name again
+    names = {old: new for old, new in names.items() if old != new}  # a field may have the old name again
     again = [name for name in fields if name in names]
     if again:
         raise InvalidJob(
@@ -138,7 +117,7 @@ def _names_of_fields(now: StateDescription, before: StateDescription, where: str
             f"{names[again[0]] or 'dropped'!r}: give the new field another name"
         )
     gone = [name for name in before.fields if name not in fields and name not in names]
-    known = {*before.fields, *before.renamed}  # possible names in entries; other names explain no new field
+    known = {*before.fields, *before.renamed}  # names possible in entries; others explain no new field
     explained = {new for old, new in names.items() if old in known}
     added = [name for name in fields if before.fields and name not in before.fields and name not in explained]
     if gone and added:
@@ -170,7 +149,7 @@ COME_AND_GO = frozenset((AGGREGATE, COLUMN))
 
 
 def described_name(kind: str, what: str) -> str:
-    """Name among the states of an operator, unique because no state's name contains a space."""
+    """Name unique among an operator's states, whose names contain no space."""
     return f"{kind} {what}"
 
 
@@ -182,11 +161,7 @@ def added_aggregates(now: Mapping[str, StateDescription], before: Mapping[str, S
 def check_aggregates(
     now: Mapping[str, StateDescription], before: Mapping[str, StateDescription], may_drop: bool, where: str
 ) -> None:
-    """Checks the aggregates of a program (`now`) against those of a snapshot (`before`).
-
-    Raises `InvalidJob` for a missing aggregate, unless `may_drop`, and for the state of a user's own aggregate that the
-    current type cannot read. Other states in `now` and `before` are ignored.
-    """
+    """Raises `InvalidJob` for lost aggregates unless `may_drop`, and for state that cannot be read."""
     declared, known = _aggregates(now), _aggregates(before)
     gone = [name for name in known if name not in declared]
     if gone and declared and not may_drop:

@@ -1,8 +1,7 @@
 """Local copies of snapshots: hard links that outlive the upload, for restores without the network.
 
-One `LocalCopies` lives in the slot's process, across generations. Each copy is next to the database of the copy's
-incarnation, so that files can be linked. The copies are a cache: losing a copy costs a download, never state. Used from
-the loop and from worker threads.
+Each copy is next to the incarnation's database, so that files can be linked. Losing a copy costs a download, never
+state. Used from the loop and from worker threads.
 """
 
 import shutil
@@ -30,23 +29,20 @@ class LocalCopy:
 
 
 class LocalCopies:
-    """All copies of a slot. `delete_unwanted` deletes the folders of dropped copies.
-
-    `wait` blocks a worker thread until the event is set.
-    """
+    """All copies of a slot, across generations. `wait` blocks a worker thread until the event is set."""
 
     def __init__(self, wait: Callable[[threading.Event], object] = threading.Event.wait) -> None:
         self._wait = wait
         self._lock = threading.Lock()
         self._copies: dict[tuple[str, int, int], LocalCopy] = {}
         self._fetched: dict[tuple[int, str], Path] = {}  # by size and sha256: files fetched ahead of a restore
-        self._under_way: dict[tuple[int, str], threading.Event] = {}  # files that are being fetched
+        self._under_way: dict[tuple[int, str], threading.Event] = {}  # being fetched
         self._unwanted: list[Path] = []
         self._closed: set[Path] = set()  # folders of ended incarnations that still contain copies
         self._made = 0
 
     def new_directory(self, incarnation: Path, checkpoint: int) -> Path:
-        """A new, unused path. The caller makes the folder, then calls `add` or `discard`."""
+        """Returns an unused path. The caller makes the folder, then calls `add` or `discard`."""
         with self._lock:
             self._made += 1
             return incarnation / f"checkpoint-{checkpoint}-{self._made}"
@@ -60,7 +56,6 @@ class LocalCopies:
             self._copies[operator, subtask, checkpoint] = copy
 
     def find(self, operator: str, subtask: int, files: Sequence[FileRef]) -> LocalCopy | None:
-        """A copy of exactly these files, of any checkpoint."""
         wanted = _content(files)
         with self._lock:
             for copy in self._copies.values():
@@ -86,7 +81,7 @@ class LocalCopies:
 
     @contextmanager
     def fetching(self, ref: FileRef) -> Iterator[None]:
-        """Marks these bytes as being fetched, so that other users wait for them (`wait_for`)."""
+        """Other users of these bytes wait meanwhile (`wait_for`)."""
         came = threading.Event()
         with self._lock:
             self._under_way[ref.size, ref.sha256] = came
@@ -104,14 +99,12 @@ class LocalCopies:
             self._wait(came)
 
     def keep_fetched(self, wanted: Sequence[FileRef] = ()) -> None:
-        """Marks the fetched files other than `wanted` for deletion."""
         kept = {(ref.size, ref.sha256) for ref in wanted}
         with self._lock:
             for key in [key for key in self._fetched if key not in kept]:
                 self._unwanted.append(self._fetched.pop(key))
 
     def completed(self, operator: str, subtask: int, checkpoint: int) -> None:
-        """Marks older copies of this operator subtask for deletion, which takes time."""
         with self._lock:
             for key in [key for key in self._copies if key[:2] == (operator, subtask) and key[2] < checkpoint]:
                 self._unwanted.append(self._copies.pop(key).directory)
@@ -127,7 +120,7 @@ class LocalCopies:
             self._unwanted.append(directory)
 
     def delete_unwanted(self) -> None:
-        """Deletes the marked files; called off the loop."""
+        """Called off the loop."""
         with self._lock:
             unwanted, self._unwanted = self._unwanted, []
         for path in unwanted:
@@ -140,12 +133,12 @@ class LocalCopies:
 
     def closed(self, incarnation: Path) -> None:
         """Deletes the folder of an ended incarnation, now or with the last copy; called off the loop."""
-        self._closed.add(incarnation)  # before rmdir: another thread may delete the last copy meanwhile
+        self._closed.add(incarnation)  # before rmdir: another thread may delete the last copy
         try:
             incarnation.rmdir()
         except FileNotFoundError:
             pass
-        except OSError:  # not empty
+        except OSError:
             return
         self._closed.discard(incarnation)
 

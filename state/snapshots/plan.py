@@ -1,15 +1,11 @@
 """Plans which files of a local checkpoint are uploaded, and how.
 
-Rules:
-- An SST or a segment is reused only if a *completed* checkpoint of this incarnation has the file, or if the restored
-  checkpoint has the file and the restore linked the file. The map of these files (local name -> stored file) is made at
-  every open: an incarnation that continues from an older state gives other bytes to names of a former incarnation.
-  Files that an aborted or unfinished checkpoint uploaded are uploaded again.
+- An SST or a segment is reused only if a *completed* checkpoint of this incarnation has the file, or if the restore
+  linked the file: an incarnation may give names of a former incarnation to other bytes.
 - MANIFEST, CURRENT and the table of side-by-side databases are always uploaded: same name, other bytes. So is OPTIONS,
-  if present: earlier releases stored OPTIONS in their snapshots, as large as the rest of a small snapshot.
-- Large files become objects of their own. Small files are packed into one object per snapshot; if they are tiny in
-  total, they are part of the manifest.
-- No other file of a database's folder is ever uploaded, in particular not `rocksdict-config.json`.
+  which earlier releases stored.
+- Large files become separate objects. Small files are packed into an object or, if tiny in total, into the manifest.
+- No other file of a database's folder is uploaded.
 """
 
 import re
@@ -39,14 +35,14 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class Thresholds:
-    inline_bytes: int = 20_000  # total of all inlined files of one snapshot
-    pack_bytes: int = 1 << 20  # a larger file is an object of its own
-    value_bytes: int = 4_096  # a larger named value is an object of its own, not in the manifest
+    inline_bytes: int = 20_000  # total of a snapshot's inlined files
+    pack_bytes: int = 1 << 20  # larger files become separate objects
+    value_bytes: int = 4_096  # larger named values become separate objects
 
 
 @dataclass(frozen=True)
 class SnapshotPlan:
-    """The files of a snapshot; every file is in exactly one of the four tuples."""
+    """Each file of a snapshot is in exactly one of the four tuples."""
 
     reused: tuple[FileRef, ...]
     alone: tuple[LocalFile, ...]  # an object each
@@ -71,17 +67,14 @@ def is_value_name(name: str) -> bool:
 
 
 def is_immutable(name: str) -> bool:
-    """True if a file of this name keeps its bytes for the life of an incarnation."""
+    """True if the file's bytes stay the same for the life of an incarnation."""
     return _NEVER_CHANGES.fullmatch(name) is not None
 
 
 def plan_snapshot(
     files: Sequence[LocalFile], confirmed: Mapping[str, FileRef], thresholds: Thresholds | None = None
 ) -> SnapshotPlan:
-    """Plans the upload of `files`, all files of the local checkpoint's folder.
-
-    `confirmed`: immutable files of the last completed checkpoint of this incarnation, or of the restored checkpoint.
-    """
+    """`confirmed`: immutable files of the last completed or the restored checkpoint."""
     limits = thresholds or Thresholds()
     for file in files:
         if _WRITE_AHEAD_LOG.fullmatch(database_of(file.name)[1]) and file.size:

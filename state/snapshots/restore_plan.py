@@ -1,18 +1,17 @@
 """Plans which parts of an operator's snapshots a subtask restores.
 
-At the same parallelism a subtask opens its own snapshot unchanged. Otherwise the subtask takes key groups from all
-snapshots that overlap the subtask's range. Some databases are opened, others copied:
+At the same parallelism a subtask opens the same subtask's snapshot unchanged, otherwise takes key groups from all
+overlapping snapshots:
 
 | the database …                                                        | is                            | as number |
 |-----------------------------------------------------------------------|-------------------------------|-----------|
-| of the one snapshot that fits unchanged                               | opened unchanged              | its own   |
+| of the only snapshot, if that fits unchanged                          | opened unchanged              | the same  |
 | of another backend, or with other state ids                           | copied                        | -         |
 | with the most key groups, of which at least half stay                 | opened, and narrowed          | 0         |
 | with more than `copied_bytes` to copy                                 | opened side by side, narrowed | 1, 2, …   |
 | with fewer, or beyond `MOST_BESIDE`                                   | copied into 0                 | -         |
 
-If no database becomes number 0, number 0 is a new, empty database. Side-by-side databases may keep any share of their
-key groups: they exist for a short time only (`kv/side_by_side`).
+If no database becomes number 0, number 0 is a new, empty database.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,13 +30,13 @@ from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, OperatorSnap
 
 @dataclass(frozen=True)
 class RestorePart:
-    """The key groups `first` to `last` (inclusive) of the snapshot of subtask `subtask`."""
+    """Key groups `first` to `last`, both inclusive, of a snapshot."""
 
     subtask: int
     keyed: KeyedSnapshot
     first: int
     last: int
-    state_ids: dict[int, int]  # state id in the snapshot -> state id after the restore
+    state_ids: dict[int, int]  # in the snapshot -> after the restore
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,11 @@ class RestorePlan:
     key_group_last: int
     max_parallelism: int
     parts: tuple[RestorePart, ...]  # empty: start without state
-    states: dict[str, int]  # state name -> state id after the restore
-    described: Mapping[str, StateDescription] = field(default_factory=dict)  # states that the snapshots describe
+    states: dict[str, int]
+    described: Mapping[str, StateDescription] = field(default_factory=dict)
 
     def adopts(self, kind: str) -> KeyedSnapshot | None:
-        """The only snapshot, if a backend of this kind can open it unchanged; None: see `opened_databases`."""
+        """The only snapshot, if a backend of this kind can open that snapshot unchanged."""
         if len(self.parts) != 1:
             return None
         part = self.parts[0]
@@ -62,8 +61,9 @@ class RestorePlan:
 def plan_restore(
     operator: str, subtask: int, parallelism: int, max_parallelism: int, restored: Sequence[OperatorSnapshot]
 ) -> RestorePlan:
-    """Raises `InvalidJob` for another max_parallelism, `Corrupt` for files that no snapshot contains,
-    `ProtocolViolation` for a gap or an overlap of the snapshots.
+    """Raises `InvalidJob` for another max_parallelism.
+
+    Raises `Corrupt` for files that no snapshot contains, `ProtocolViolation` for a gap or an overlap.
     """
     first, last = key_group_range(subtask, parallelism, max_parallelism)
     overlapping: list[tuple[int, KeyedSnapshot]] = []
@@ -88,10 +88,7 @@ def plan_restore(
 
 
 def merge_state_ids(numberings: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], list[dict[int, int]]]:
-    """Merges numberings of state names; returns the merged numbering, and the changes of ids of each.
-
-    The ids of the first numbering stay.
-    """
+    """Merged numbering, which keeps the first ids, and the changed ids (old to new) of each numbering."""
     merged: dict[str, int] = {}
     renumberings: list[dict[int, int]] = []
     for numbering in numberings:
@@ -156,8 +153,8 @@ MOST_BESIDE = 7
 class StoredDatabase:
     part: RestorePart
     number: int  # in the snapshot
-    stored: tuple[KeyRange, ...]  # all key ranges of the database
-    wanted: tuple[KeyRange, ...]  # ranges for this subtask; not empty
+    stored: tuple[KeyRange, ...]
+    wanted: tuple[KeyRange, ...]  # for this subtask; not empty
 
     @property
     def names(self) -> list[str]:
@@ -184,7 +181,7 @@ class StoredDatabase:
 
     @property
     def wanted_bytes(self) -> int:
-        """Approximate size of the wanted entries in the immutable files, in bytes."""
+        """Approximate size of the wanted entries."""
         names = {name for name in self.names if is_immutable(name)}
         size = sum(ref.size for ref in self.part.keyed.files if ref.name in names)
         return size * self.groups // _groups(self.stored)
@@ -205,7 +202,6 @@ class OpenedDatabases:
 
 
 def stored_databases(part: RestorePart, ranges: KeyRanges) -> list[StoredDatabase]:
-    """Databases of the snapshot of `part` with wanted entries."""
     all_of = range_start(part.keyed.key_group_first), range_end(part.keyed.key_group_last)
     some = range_start(part.first), range_end(part.last)
     each = [StoredDatabase(part, n, ranges.of(n, *all_of), ranges.of(n, *some)) for n in ranges.numbers()]
@@ -215,7 +211,6 @@ def stored_databases(part: RestorePart, ranges: KeyRanges) -> list[StoredDatabas
 def opened_databases(
     plan: RestorePlan, kind: str, databases: Sequence[StoredDatabase], copied_bytes: int
 ) -> OpenedDatabases:
-    """`copied_bytes`: up to this size, a database is copied instead of opened side by side."""
     if plan.adopts(kind) is not None:
         return OpenedDatabases({database.number: database for database in databases})
     fitting = [each for each in databases if each.fits(kind)]

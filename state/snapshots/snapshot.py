@@ -1,9 +1,6 @@
 """Snapshot of an operator subtask at a barrier: files, small values and in-flight rows.
 
-Pure data (`msgspec` structs, validated on decode, never pickled). A snapshot is enough to restore the operator subtask
-in any process at any later time.
-
-Snapshots have no cycles, so Python's collector skips them (`gc=False`).
+Any process can restore the subtask from the snapshot at any later time. Snapshots have no cycles (`gc=False`).
 """
 
 import msgspec
@@ -13,17 +10,17 @@ from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.values.expiry import StoredTtl
 from barrier_runtime.state.versioned import Format
 
-# Names of values of `OperatorSnapshot`, which are text:
-DEFINITION = "definition"  # settings on which the meaning of the state depends, such as the size of a window
+# Names of values of `OperatorSnapshot`:
+DEFINITION = "definition"  # settings that the meaning of the state depends on
 KIND = "kind"  # kind of the step, such as "process" or "source: Kafka"
-TARGET = "target"  # system or table that a sink writes to, by the name there
-PENDING = "pending"  # of a sink: transactions that are not known to be visible
-COLUMN_TYPES = "column-types"  # types of the columns that the state depends on, keys included: JSON, name -> type
-KEYS = "keys"  # key columns, with their types
-JOIN_KEYS = "join-keys"  # key columns of both sides of a join, whose tables have keys of their own
-SHARED = "shared-"  # prefix: at a restore every subtask gets the value, whichever subtask has written it
+TARGET = "target"  # system or table that a sink writes to
+PENDING = "pending"  # transactions of a sink that are not known to be visible
+COLUMN_TYPES = "column-types"  # of the columns that the state depends on, with keys: JSON, name -> type
+KEYS = "keys"  # with their types
+JOIN_KEYS = "join-keys"  # of both sides of a join, whose tables have keys of their own
+SHARED = "shared-"  # prefix: at a restore every subtask gets the value
 SWITCHES = f"{SHARED}switches"  # the barriers after which broadcast rows became valid
-OWN = "own-"  # prefix: at a restore one subtask gets the value; of P subtasks, i % P gets those of subtask i
+OWN = "own-"  # prefix: at a restore subtask i % P alone gets the value of subtask i
 
 
 def value_format(subject: str, version: int = 1) -> Format:
@@ -33,10 +30,10 @@ def value_format(subject: str, version: int = 1) -> Format:
 class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Bytes of a snapshot file: `inline`, or `size` bytes from `offset` of the object `key`."""
 
-    name: str  # local file name, e.g. "000012.sst"; never a path
-    size: int  # bytes
-    sha256: str  # hex, of exactly these bytes
-    key: str | None = None  # object key relative to the store's root
+    name: str  # local file name, never a path
+    size: int
+    sha256: str  # hex
+    key: str | None = None  # relative to the store's root
     offset: int = 0
     inline: bytes | None = None
 
@@ -45,16 +42,15 @@ class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """A program that declares another kind is refused."""
 
     kind: str = "value"  # name of a row of `state_kinds`
-    key: str = ""  # of a map or broadcast state: type of its keys, such as "str"
+    key: str = ""  # type of the keys of a map or broadcast state, such as "str"
     ttl: StoredTtl | None = None
-    # For values that are classes: names of the fields, and the current names of fields that entries of earlier versions
-    # may have (None: dropped).
+    # Of classes: names of the fields, and current names of fields of earlier versions (None: dropped).
     fields: tuple[str, ...] = ()
     renamed: dict[str, str | None] = {}
     type: ValueType | None = None  # of the values; None: written by an older release
     versions: tuple[dict[str, str | None], ...] = ()  # `renamed` of each earlier version of the values
-    earlier: tuple[ValueType, ...] = ()  # types of entries of this version that have fields which `type` has lost
-    layout: int = 1  # of timers and columns: layout of the entries (`values/timer_table`, `backend/keyed_backend`)
+    earlier: tuple[ValueType, ...] = ()  # types of entries of this version with fields that `type` has lost
+    layout: int = 1  # of the entries of timers and columns
 
     @property
     def row(self) -> StateKind:
@@ -65,27 +61,21 @@ ONE_VALUE = StateDescription()  # per key
 
 
 class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """Keyed state of an operator subtask: files of a key-value store, and the names of the state ids."""
-
     backend: str  # "rocksdb" or "memory"
     max_parallelism: int
     key_group_first: int  # inclusive
     key_group_last: int  # inclusive
     states: dict[str, int]  # state name -> state id (2 bytes in the key)
     files: tuple[FileRef, ...]
-    full_bytes: int  # size of all files
-    new_bytes: int  # bytes uploaded for this snapshot
-    # State name -> description. States without a description have one value per key and no TTL, or are columns: states
-    # of the runtime, or of older releases. Broadcast states are described here without an id; their content is in
-    # values of the operator's snapshot.
+    full_bytes: int
+    new_bytes: int
+    # States without a description have a value per key and no TTL, or are columns. Broadcast states have no id: values
+    # of the operator's snapshot hold them.
     described: dict[str, StateDescription] = {}
 
 
 class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Rows in flight to input `port` of an operator subtask at the snapshot.
-
-    The file holds frames of a data connection, to be processed in order before any new frame.
-    """
+    """Rows in flight to input `port`: frames of a data connection, processed in order before new frames."""
 
     port: int
     file: FileRef
@@ -95,10 +85,10 @@ class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     operator: str
     subtask: int
     parallelism: int
-    values: dict[str, bytes] = {}  # small named values: source positions, committables, watermark
+    values: dict[str, bytes] = {}  # small: source positions, committables, watermark
     keyed: KeyedSnapshot | None = None
     in_flight: tuple[InFlight, ...] = ()  # of the first operator of a chain; none if the barrier was aligned
-    objects: dict[str, FileRef] = {}  # values too large for `values`, by name; each name is in one of the two
+    objects: dict[str, FileRef] = {}  # values too large for `values`
 
     @property
     def is_empty(self) -> bool:
@@ -111,7 +101,6 @@ class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 def without_own(snapshot: OperatorSnapshot) -> OperatorSnapshot:
-    """The snapshot without the values for one subtask alone (`OWN`)."""
     if not any(name.startswith(OWN) for name in (*snapshot.values, *snapshot.objects)):
         return snapshot
     return msgspec.structs.replace(
@@ -122,20 +111,19 @@ def without_own(snapshot: OperatorSnapshot) -> OperatorSnapshot:
 
 
 class SnapshotTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Durations and work of a subtask for a checkpoint, in milliseconds."""
-
     start_delay_ms: float = 0.0  # from the trigger to the first barrier
     alignment_ms: float = 0.0
     sync_ms: float = 0.0  # on the loop
     async_ms: float = 0.0  # from `sync_ms` to the acknowledgement
-    precommit_ms: float = 0.0  # part of `async_ms`: longest blocking work of an operator of its own (a pre-commit)
+    precommit_ms: float = 0.0  # part of `async_ms`: longest blocking work of an operator
     upload_ms: float = 0.0  # part of `async_ms`: longest write of an operator's state
-    slowest: str = ""  # operator with the longer of these two durations
-    rows: int = 0  # taken since the last snapshot, like all fields below
-    busy_ms: float = 0.0  # work on rows
+    slowest: str = ""  # operator with the longer of these two
+    read: int = 0  # of a source: rows up to the barrier, each counted once despite replays
+    rows: int = 0  # since the last snapshot, like all fields below
+    busy_ms: float = 0.0
     blocked_ms: float = 0.0  # receivers had no credit
     held_ms: float = 0.0  # an operator of the chain took no rows
     step_ms: float = 0.0  # longest turn of any subtask of the slot
     step_chain: int = -1  # chain of that subtask
-    starved_ms: float = 0.0  # the slot's loop was ready to run and got no processor
+    starved_ms: float = 0.0  # the slot's loop was ready, and got no processor
     step_reading: bool = False  # a reader of this package needed most of that turn

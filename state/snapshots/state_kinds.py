@@ -1,8 +1,6 @@
-"""The table of kinds of keyed state: layout of the entries, and columns of the Arrow table.
+"""Kinds of keyed state: layout of the entries, and columns of the Arrow table.
 
-A snapshot names the kind of each state (`StateDescription.kind`). The table that holds a state, restores,
-`state_tables`, `bootstrap`, replays and messages read the row. A new kind needs a row, and a class in
-`operators/state`.
+A new kind needs a row, and a class in `operators/state`.
 """
 
 from dataclasses import dataclass
@@ -15,9 +13,11 @@ Layout = Literal["value", "entries", "times", "columns", "copy"]
 
 @dataclass(frozen=True)
 class StateKind:
-    """`said`: the kind in messages. `layout`: one value per key, many entries per key, times before keys, numpy
-    columns, or a copy in each subtask. `beside`: the column between key and value of the Arrow table. `numbered`: the
-    entries of a key have the positions 0, 1, 2, …
+    """`layout`: "times" for times before keys, "copy" for a copy in each subtask.
+
+    `said`: the kind in messages. `beside`: the column between key and value of the Arrow table. `numbered`: entries of
+    a
+    key have positions 0, 1, 2, …
     """
 
     name: str
@@ -45,5 +45,5 @@ KINDS = {kind.name: kind for kind in (VALUE, LIST, MAP, REDUCING, AGGREGATING, C
 
 
 def kind_of(name: str) -> StateKind:
-    """A kind of a newer release, or without a row, is treated as a value."""
+    """A kind without a row, such as that of a newer release, is treated as a value."""
     return KINDS.get(name) or StateKind(name, f"a state of kind {name!r}")

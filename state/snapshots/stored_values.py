@@ -1,7 +1,6 @@
-"""Stores large named values of a snapshot as objects, and reads them back.
+"""Stores large values of a snapshot as objects, because manifests and messages must stay small.
 
-Manifests, and messages that contain a snapshot, must stay small. A value above a limit becomes an object that the
-snapshot names like its files (`OperatorSnapshot.objects`). Runs on worker threads only; deletes nothing.
+Runs on worker threads only; deletes nothing.
 """
 
 import hashlib
@@ -27,8 +26,8 @@ def store_values(
 ) -> tuple[dict[str, bytes], dict[str, FileRef]]:
     """Returns the values for the manifest, and the objects by name.
 
-    `stored`: values that are objects already. `check` is called before each upload, and raises if the snapshot is no
-    longer wanted.
+    `stored`: values that are objects already. `check`, called before each upload, raises if the snapshot is no longer
+    wanted.
     """
     small: dict[str, bytes] = {}
     objects: dict[str, FileRef] = {}
@@ -55,9 +54,7 @@ def _check_name(name: str) -> None:
 
 
 def with_values(store: ObjectStore, snapshots: Sequence[OperatorSnapshot], at_once: int) -> list[OperatorSnapshot]:
-    """Returns `snapshots` with all values in `values` and none in `objects`.
-
-    Reads `at_once` objects concurrently.
+    """Moves all `objects` into `values`.
 
     Raises `Corrupt` with the name of a missing or changed object, `Unavailable` if an object cannot be read now.
     """

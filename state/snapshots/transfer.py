@@ -1,7 +1,6 @@
-"""Transfers snapshot files to and from the object store, as a `SnapshotPlan` or a restore requires.
+"""Transfers snapshot files to and from the object store.
 
-Every file is hashed for the upload, and hashed again after a download. Remote names are never reused. Runs on worker
-threads only; deletes nothing remote.
+Every file is hashed for the upload, and again after a download. Runs on worker threads only; deletes nothing remote.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ _IN_MEMORY_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Uploaded:
-    files: tuple[FileRef, ...]  # of the whole snapshot, including reused files
+    files: tuple[FileRef, ...]  # including reused files
     new_bytes: int
 
 
@@ -39,7 +38,7 @@ def upload(
     check: Callable[[], None],
     at_once: int = 4,
 ) -> Uploaded:
-    """`check` is called before each object, and raises if the snapshot is no longer wanted."""
+    """`check`, called before each object, raises if the snapshot is no longer wanted."""
 
     def send(file: LocalFile) -> FileRef:
         check()
@@ -55,7 +54,7 @@ def upload(
 
 
 def download(store: ObjectStore, files: Sequence[FileRef], directory: Path, at_once: int = 4) -> None:
-    """Downloads files into `directory`, which has no files of these names, and checks every byte."""
+    """Downloads into `directory`, which has no such files yet, and checks every byte."""
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     in_parallel(lambda ref: download_verified(store, ref, directory / ref.name), files, at_once)
 
@@ -90,7 +89,6 @@ def _inlined(path: Path) -> FileRef:
 
 
 def in_parallel(work: Callable[[_In], _Out], items: Sequence[_In], at_once: int) -> list[_Out]:
-    """Uses new threads unless one item at a time is enough."""
     if min(at_once, len(items)) <= 1:
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(at_once, len(items)), thread_name_prefix="snapshot-files") as pool:

@@ -1,20 +1,9 @@
 """Types of stored values, and the rules for reading stored values as another type.
 
-Values are MessagePack with field names, so the rules are those of strict decoding:
-
-    stays readable                                        is refused
-    a field that comes with a default, or goes            a field that comes without a default
-    int as float or decimal; float as decimal             any number as a narrower type
-    X as X | None, a union with more members              X | None as X
-    lists, sets, tuples of any length as each other      a list as a tuple of a certain length
-    an enum with more values, or as its plain type        one fewer values; plain values as an enum
-    fields that change places                             the same in a class that is written as an array
-    a class as a dict                                     a dict as a class; a scalar as a class, and back
-
-A nested class that has lost fields and has new fields is refused, too, because a new field may be a renamed field.
-
-Entries of *earlier* types coexist with entries of the newest type, and may have fields that the newest type has lost. A
-field that comes back must read these values, and in an array no other field may take its place.
+Values are MessagePack with field names, so the rules are those of strict decoding; docs/state.md has a table. A nested
+class with lost and new fields is refused, too, because a new field may be a renamed field. Entries of *earlier* types
+may have fields that the newest type has lost: a field that comes back must read these values, and in an array no other
+field may take the place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,14 +15,14 @@ _ALSO_READ = {"float": {"int"}, "decimal": {"int", "float"}, "str": {"date", "ti
 
 
 class FieldType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    name: str  # as written
+    name: str
     type: "ValueType"
     default: bool = False  # entries without the field can be read
     absent: bool = False  # entries may lack the field
 
 
 class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A type, of one of these kinds:
+    """A type of these kinds:
 
     - any, none, bool, int, float, str, bytes, datetime, time, date, timedelta, uuid, decimal
     - pickle: nothing is known of the values
@@ -87,35 +76,34 @@ _Classes = tuple[ValueType, ...]  # from the outermost class
 def misfit(
     before: ValueType, now: ValueType, renamed: Mapping[str, str | None] | None = None, earlier: bool = False
 ) -> Misfit | None:
-    """The first place in values of `before` that cannot be read as `now`; None: all values can be read.
+    """First place in values of `before` that cannot be read as `now`; None: all can be read.
 
-    `renamed`: earlier names of the class's own fields; lost fields are the subject of `continued_state`. `earlier`:
-    there was another type between the two.
+    `renamed`: earlier names of the class's own fields. `earlier`: another type was in use in between.
     """
     return _Comparison(earlier).whole(before, now, renamed or {})
 
 
 def loses(before: ValueType, now: ValueType, renamed: Mapping[str, str | None]) -> bool:
-    """True if values of `before` may have fields that `now` does not have."""
+    """True if values of `before` may have fields that `now` lacks."""
     comparison = _Comparison()
     comparison.whole(before, now, renamed)
     return comparison.lost
 
 
 def _tags(before: ValueType, now: ValueType, path: str, tagged: bool) -> Misfit | None:
-    """Compares tags. `tagged`: `now` is distinguished from other types by the tag."""
+    """`tagged`: the tag distinguishes `now` from other types."""
     if before.tag == now.tag or not (tagged or (before.tag and now.tag)):
         return None
     return Misfit(path, str(before), str(now), f"its tag is {now.tag!r} and was {before.tag!r}")
 
 
 class _Comparison:
-    """`outer` and `inside` are the enclosing classes, to which "again" refers."""
+    """`outer` and `inside`: the enclosing classes, to which "again" refers."""
 
     def __init__(self, earlier: bool = False) -> None:
-        self._seen: set[tuple[int, int]] = set()  # pairs of classes that fit, or are being compared
+        self._seen: set[tuple[int, int]] = set()  # pairs that fit, or are being compared
         self._earlier = earlier
-        self.lost = False  # True if a class has lost a field
+        self.lost = False
 
     def whole(self, before: ValueType, now: ValueType, renamed: Mapping[str, str | None]) -> Misfit | None:
         if before.kind == now.kind == "class":
@@ -223,7 +211,7 @@ class _Comparison:
         inside_now: _Classes,
         whole: bool = False,
     ) -> Misfit | None:
-        """`whole`: the class is the value itself."""
+        """`whole`: the class is the value."""
         was = {field.name: field for field in before.fields}
         for field in now.fields:
             at = f"{path}.{field.name}" if path else field.name

@@ -1,7 +1,6 @@
 """Reads snapshot bytes back: every byte is hashed before use.
 
-Bytes that differ from the written bytes raise `Corrupt` with the object, the expected and the found hash, for a person
-to decide.
+Other bytes raise `Corrupt` with the object and both hashes.
 """
 
 import hashlib
@@ -15,7 +14,7 @@ from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.store.object_store import LinksFiles, ObjectNotFound, ObjectStore
 
 _CHUNK = 1 << 20
-_WHOLE_IN_MEMORY = 8 << 20  # larger files with an object of their own are downloaded to disk first
+_WHOLE_IN_MEMORY = 8 << 20  # larger objects are downloaded to disk first
 
 
 def read_verified(store: ObjectStore, ref: FileRef) -> bytes:
@@ -33,7 +32,7 @@ def read_verified(store: ObjectStore, ref: FileRef) -> bytes:
 def download_verified(store: ObjectStore, ref: FileRef, path: Path) -> None:
     """As `read_verified`, into the new file `path`, which is removed if the bytes are wrong.
 
-    The caller must not change the file, which may be the stored object itself.
+    Do not change the file, which may be the stored object itself.
     """
     if ref.inline is not None or ref.offset or ref.size <= _WHOLE_IN_MEMORY:
         data = read_verified(store, ref)
@@ -53,10 +52,7 @@ def download_verified(store: ObjectStore, ref: FileRef, path: Path) -> None:
 
 
 def verify_parts(store: ObjectStore, refs: Iterable[FileRef], path: Path) -> None:
-    """Raises `Corrupt` unless each of `refs` has the written bytes.
-
-    `path` has the bytes of the object of `store` that contains all `refs`.
-    """
+    """Raises `Corrupt` unless the file `path`, the object of all `refs`, has the written bytes."""
     with path.open("rb") as file:
         for ref in refs:
             file.seek(ref.offset)

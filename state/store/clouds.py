@@ -1,9 +1,8 @@
 """Object storage by obstore: `gs://` and `abfss://`, and `s3://` together with `s3/by_obstore`.
 
-The only file that imports obstore. Credentials come only from the clouds' default chains; no secret is ever in our
-URLs, settings or messages. The client's own retries are off: a conditional put must reach the store once, because a
-retry could mistake the object of the first attempt for another writer's. All other requests are retried here. obstore
-releases the interpreter's lock during a request.
+The only file that imports obstore, which releases the interpreter's lock during a request. Credentials come only from
+the clouds' default chains. The client's own retries are off: a repeated conditional put could mistake the first
+attempt's object for another writer's. All other requests are retried here.
 """
 
 import contextlib
@@ -32,17 +31,15 @@ from barrier_runtime.state.store.retrying import RetryBudget, retried
 from barrier_runtime.state.store.use import StoreUse
 
 _T = TypeVar("_T")
-_Part = tuple[memoryview, int, str | None]  # bytes, the object's size and tag
-_Take = Callable[[int, memoryview], None]  # called with the offset and the bytes of a part
+_Part = tuple[memoryview, int, str | None]  # bytes, and the object's size and tag
+_Take = Callable[[int, memoryview], None]  # offset and bytes of a part
 Cloud = Literal["gs", "abfss", "s3"]
-_PART_BYTES = 8 << 20  # part of a large object: each part takes less than the time limit of a request
-SINGLE_PUT_BYTES = 16 << 20  # objects above this size are sent in parts
+_PART_BYTES = 8 << 20  # sent within a request's time limit
+SINGLE_PUT_BYTES = 16 << 20  # larger objects are sent in parts
 _MOST_PARTS = 10_000
 _PARTS_AT_ONCE = 8
-_REFUSED_ATTEMPTS = 4  # under a second
-_BEHIND_END = (
-    "Wanted range starting at"  # obstore's message if a server answers such a range with the end of the object
-)
+_REFUSED_ATTEMPTS = 4  # all attempts take less than a second
+_BEHIND_END = "Wanted range starting at"  # obstore's message if a server answers with the end of the object
 _STATUS = re.compile(r"status code: ([0-9]{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,100})</Code>")
 _CONNECTION = re.compile(r"HttpError \{\s*kind: ([A-Za-z]+)")
@@ -84,7 +81,7 @@ class CloudStore:
         self.use = StoreUse()
         self._obstore: Any = _obstore(cloud)
         self._errors: Any = self._obstore.exceptions
-        self._had_token = False  # True after the first success, which shows that there are credentials
+        self._had_token = False  # after the first success: there are credentials
         try:
             self._made: Any = None if cloud == "s3" else _client(cloud, bucket, account, endpoint, self._budget)
         except self._errors.BaseError as error:
@@ -101,8 +98,6 @@ class CloudStore:
     @property
     def _client(self) -> Any:
         return self._made
-
-    # ---- the contract
 
     def put(self, key: str, data: bytes) -> None:
         self._put(key, data, len(data))
@@ -229,13 +224,11 @@ class CloudStore:
         old, new = self._name(staged), self._name(final)
         copied = False
         if fresh or not self._is_there(final):
-            with contextlib.suppress(ObjectNotFound):  # published meanwhile by another process, or absent
+            with contextlib.suppress(ObjectNotFound):  # published meanwhile, or absent
                 self._retrying("publish", final, lambda: self._obstore.copy(self._client, old, new))
                 copied = True
         if not copied:
             check_published(self, staged, final, sha256, self._sha256_of(final))
-
-    # ---- internals
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
@@ -244,7 +237,7 @@ class CloudStore:
         name, many, part = self._name(key), size > SINGLE_PUT_BYTES, max(_PART_BYTES, -(-size // _MOST_PARTS))
         self.use.sent(size)
         if many:
-            self.use.request("put", 1 + -(-size // part))  # begin, parts, end; the last is counted with the attempt
+            self.use.request("put", 1 + -(-size // part))  # begin, parts, end; the attempt counts as the last
         self._retrying(
             "put",
             key,
@@ -254,7 +247,7 @@ class CloudStore:
         )
 
     def _first_part(self, key: str, offset: int, size: int | None, etag: str | None) -> _Part:
-        """At most `_PART_BYTES` bytes from `offset` on, the object's size and tag. At the end: no bytes."""
+        """Returns no bytes at the end of the object."""
         end = offset + (_PART_BYTES if size is None else min(size, _PART_BYTES))
         try:
             return self._part(key, offset, end, etag)
@@ -262,8 +255,6 @@ class CloudStore:
             return memoryview(b""), 0, None
 
     def _other_parts(self, key: str, start: int, end: int, tag: str | None, take: _Take) -> None:
-        """Calls `take` with the bytes from `start` to `end`, on several threads, all of the version `tag`."""
-
         def fetch(first: int) -> None:
             take(first, self._part(key, first, min(first + _PART_BYTES, end), tag)[0])
 
@@ -359,13 +350,12 @@ class CloudStore:
 
 
 def answer_of(error: Exception) -> tuple[str, int]:
-    """Error code and HTTP status in an exception of obstore; "" and 0 if the exception has none."""
+    """Error code and HTTP status of an exception of obstore; "" and 0 if there are none."""
     status, code = _STATUS.search(str(error)), _CODE.search(str(error))
     return code[1] if code else "", int(status[1]) if status else 0
 
 
 def kind_of(error: Exception) -> str:
-    """Kind of connection failure in an exception of obstore; if there is none, the exception's name."""
     connection = _CONNECTION.search(str(error))
     return connection[1] if connection else type(error).__name__
 
@@ -392,8 +382,8 @@ def s3_client(
 ) -> Any:
     """obstore's client of an S3 bucket.
 
-    Sets every option that decides where requests go and how they are signed, so that obstore reads none of these
-    options from environment variables that boto3 does not know.
+    Sets every option for destinations and signatures, so that obstore ignores environment variables that boto3 does not
+    know.
     """
     unknown_setting = _obstore("s3").exceptions.UnknownConfigurationKeyError
     from obstore.store import S3Store
@@ -435,7 +425,7 @@ def _client(cloud: Cloud, bucket: str, account: str, endpoint: str | None, budge
 
 
 def _etag(listed: str | None) -> str:
-    """The tag as conditions write it: Azure lists tags without quotes."""
+    """The tag with quotes, as in conditions: Azure lists tags without quotes."""
     return f'"{listed}"' if listed and not listed.endswith('"') else listed or ""
 
 

@@ -1,13 +1,12 @@
 """Object storage in a local or mounted folder: `file://`. Writes are durable when the call returns.
 
-Objects appear whole or not at all: bytes go to a temporary file, are synced, and get their name by `link` (which fails
-if the name is taken: the linearizable create) or `rename`. Keys cannot leave the folder, not even through symbolic
-links below the folder.
+Bytes go to a temporary file, are synced, and get their name by `link` (which fails if the name is taken: the
+linearizable create) or `rename`. Keys cannot leave the folder, not even through symbolic links.
 
-After a power cut, an object is whole and under its name if `put`, `put_file` or `publish` returned, or if
+After a power cut, an object is whole and under the name if `put`, `put_file` or `publish` returned, or if
 `put_if_absent` returned CREATED *or EXISTS*: the process that wrote an existing object may have died before syncing.
-Therefore every such call syncs the file, its folder, and each folder above whose own name may be new, whichever process
-made that folder. An object that was only read has no such guarantee. A deletion may be undone by a power cut.
+Such calls therefore sync the file, the folder, and each folder above whose own name may be new. Reading gives no such
+guarantee. A power cut may undo a deletion.
 """
 
 import contextlib
@@ -33,12 +32,12 @@ from barrier_runtime.state.store.object_store import (
 from barrier_runtime.state.store.paths import check_key, check_prefix
 from barrier_runtime.state.store.use import StoreUse
 
-TEMPORARY = ".barrier-tmp"  # folder of half-written files, directly below the root; never listed
+TEMPORARY = ".barrier-tmp"  # half-written files, directly below the root; never listed
 _STALE_TEMPORARY_S = 24 * 3_600.0
 _LONGEST_REST_S = 1.0
 _CHUNK = 1 << 20
 _REMEMBERED_FOLDERS = 1_024
-_PAGE = 1_000  # objects that S3 lists with one request; counts a listing as S3 would
+_PAGE = 1_000  # objects that S3 lists per request
 _PERSON_MUST_FIX = NOT_ALLOWED | WRONG_PATH
 _NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EMLINK}
 
@@ -47,7 +46,7 @@ V = TypeVar("V")
 
 
 class LocalStore:
-    """Opens the folder, and creates an absent folder. Raises `InvalidJob` if that is impossible."""
+    """Opens or creates the folder. Raises `InvalidJob` if that is impossible."""
 
     def __init__(self, root: Path) -> None:
         try:
@@ -60,7 +59,7 @@ class LocalStore:
 
     @classmethod
     def existing(cls, root: Path) -> "LocalStore":
-        """Opens a folder for reading: creates nothing, raises `InvalidJob` if the folder is absent."""
+        """Opens a folder for reading. Raises `InvalidJob` if the folder is absent."""
         if not root.is_dir():
             raise InvalidJob(f"there is no folder {root}: give the one that holds the objects")
         store = cls.__new__(cls)
@@ -71,15 +70,13 @@ class LocalStore:
         self.use = StoreUse()
         self._root = root.resolve(strict=True)
         self._durable: dict[Path, int] = {}  # folder -> inode: the folder's name is synced
-        self._inside: dict[str, tuple[int, int]] = {}  # folder -> device, inode: no link leads out of the root
+        self._inside: dict[str, tuple[int, int]] = {}  # folder -> device, inode: no link leads out
         self._beside_work = threading.Lock()
         self._temporary = self._root / TEMPORARY
 
     @property
     def url(self) -> str:
         return self._root.as_uri()
-
-    # ---- the contract
 
     def put(self, key: str, data: bytes) -> None:
         target = self._target(key)
@@ -141,7 +138,7 @@ class LocalStore:
         target = self._target(key)
         with self._named_trouble("get", key):
             with _open_object(target):
-                pass  # the object exists, and is no link to elsewhere
+                pass  # exists, and is no link to elsewhere
             try:
                 os.link(target, path, follow_symlinks=False)
             except FileNotFoundError:
@@ -156,7 +153,7 @@ class LocalStore:
         with self._named_trouble("put", key), self._temporary_file() as temporary:
             try:
                 os.link(path, temporary, follow_symlinks=False)
-                os.utime(temporary)  # as old as the put: retention keeps new files, for open checkpoints
+                os.utime(temporary)  # as old as the put: retention keeps new files
             except FileNotFoundError:
                 raise
             except OSError:
@@ -169,11 +166,11 @@ class LocalStore:
         return True
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
-        """Copies from another folder directly. `beside_work`: one copy at a time, and slowly."""
+        """Copies from another folder. `beside_work`: slowly, a single copy at a time."""
         if not isinstance(source, LocalStore):
             return False
         with source._named_trouble("get", key), _open_object(source._target(key)):
-            pass  # the object exists: from here on errors concern the target
+            pass  # exists: from here on errors concern the target
         with self._beside_work if beside_work else contextlib.nullcontext():
             self._put_file(to, source._target(key), _copy_beside_work if beside_work else _copy_durably)
         return True
@@ -213,8 +210,6 @@ class LocalStore:
             source.unlink(missing_ok=True)
             self._prune(source.parent)
 
-    # ---- internals
-
     def _wrote(self, size: int) -> None:
         self.use.request("put")
         self.use.sent(size)
@@ -231,7 +226,7 @@ class LocalStore:
         folder = str(target.parent)
         identity = _identity(folder)
         if identity is None or self._inside.get(folder) != identity:
-            parent = os.path.realpath(folder)  # a system call for each folder from / on
+            parent = os.path.realpath(folder)  # a system call per folder
             if parent != str(self._root) and not parent.startswith(str(self._root) + os.sep):
                 raise InvalidJob(f"object key {key!r} leads out of {self.url} through a link: remove that link")
             if identity is not None and identity == _identity(parent):
@@ -256,18 +251,17 @@ class LocalStore:
             raise
 
     def _into_folder(self, target: Path, move: Callable[[], object]) -> None:
-        """Calls `move`, repeatedly, because a concurrent `delete` may remove the new folder."""
+        """Repeats `move`, because a concurrent `delete` may remove the new folder."""
         for _ in range(8):
             try:
                 move()
                 return
             except FileNotFoundError:
-                with contextlib.suppress(FileNotFoundError, FileExistsError):  # removed, or created by another process
+                with contextlib.suppress(FileNotFoundError, FileExistsError):  # removed, or made by another process
                     target.parent.mkdir(parents=True, exist_ok=True)
         move()
 
     def _sync_name(self, target: Path) -> None:
-        """Syncs the names of `target` and of the folders above, so that they survive a power cut."""
         folder = target.parent
         _sync_directory(folder)
         while folder != self._root:
@@ -281,7 +275,7 @@ class LocalStore:
         while folder != self._root:
             try:
                 folder.rmdir()
-            except OSError:  # not empty, or gone already: nothing is left to do
+            except OSError:  # not empty, or gone already
                 return
             folder = folder.parent
 
@@ -305,7 +299,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _temporary_file(self) -> Iterator[Path]:
-        """Path of a new temporary file, which the caller moves. Removes the file if the caller fails."""
+        """Path of a temporary file for the caller to move; removed if the caller fails."""
         path = self._temporary / uuid.uuid4().hex
         try:
             yield path
@@ -314,7 +308,7 @@ class LocalStore:
             raise
 
     def _sweep_temporary(self) -> None:
-        """Deletes temporary files of crashed writers. A day is longer than any put takes."""
+        """Deletes temporary files of crashed writers; no put takes a day."""
         before = time.time() - _STALE_TEMPORARY_S
         for entry in os.scandir(self._temporary):
             with contextlib.suppress(FileNotFoundError):
@@ -345,7 +339,7 @@ class LocalStore:
 
 
 def _open_object(path: Path) -> BinaryIO:
-    """Refuses a symbolic link as the last segment, too."""
+    """Refuses a symbolic link."""
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
 
 
@@ -365,10 +359,7 @@ def _copy_durably(source: Path, target: Path) -> None:
 
 
 def _copy_beside_work(source: Path, target: Path) -> None:
-    """Writes each chunk to the disk at once, then pauses for as long as the write took (at most a second).
-
-    Other users of the disk or of a processor wait for one chunk at most.
-    """
+    """Pauses after each chunk as long as the write took, at most a second: others wait briefly."""
     with source.open("rb") as reader, target.open("xb", buffering=0) as writer:
         at, began_s = 0, time.monotonic()
         while chunk := reader.read(_CHUNK):
@@ -414,7 +405,7 @@ def _sync(path: Path, how: int) -> None:
 
 
 def _make_root(root: Path) -> None:
-    """As `mkdir -p`; syncs each new name into the parent, and the last name even if not new."""
+    """As `mkdir -p`; syncs each new name, and the last name even if not new."""
     root = root.absolute()
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
     root.mkdir(parents=True, exist_ok=True)

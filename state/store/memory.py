@@ -1,8 +1,4 @@
-"""Object storage in memory: one lock, no clock, no randomness, and faults that a test injects.
-
-Fulfils the contract of `object_store` until a fault strikes, so that tests can stage races and crashes. Faults strike
-in the order of injection.
-"""
+"""Object storage in memory: no clock, no randomness, and faults that strike in the order of injection."""
 
 import enum
 import hashlib
@@ -33,7 +29,6 @@ class Fault(enum.Enum):
     IGNORE_CONDITIONS = "put_if_absent overwrites and says CREATED, as some S3-compatibles do"
 
 
-# These faults strike only the named operation, even when injected for any operation.
 _ONLY_FOR = {
     Fault.CONFLICT: "put_if_absent",
     Fault.TRUNCATED_READ: "get",
@@ -72,7 +67,7 @@ class MemoryStore:
         self._versions = 0
         self._faults: list[_Injected] = []
         self._late: list[Callable[[], None]] = []
-        self.calls: dict[str, int] = {}  # operation -> number of calls
+        self.calls: dict[str, int] = {}
 
     @property
     def url(self) -> str:
@@ -86,12 +81,12 @@ class MemoryStore:
             self._faults.append(_Injected(fault, _ONLY_FOR.get(fault, operation), key_part, times, listing))
 
     def heal(self) -> None:
-        """Removes every fault that has not struck yet. Late writes stay in flight."""
+        """Removes every fault. Late writes stay in flight."""
         with self._lock:
             self._faults.clear()
 
     def land_late(self) -> int:
-        """Executes every write that is still in flight; returns their number."""
+        """Executes every write in flight; returns their number."""
         with self._lock:
             late, self._late = self._late, []
             for arrive in late:
@@ -106,8 +101,6 @@ class MemoryStore:
         """Replaces the bytes of an object without a new version."""
         with self._lock:
             self._objects[key].data = data
-
-    # ---- the contract
 
     def put(self, key: str, data: bytes) -> None:
         check_key(key)
@@ -188,8 +181,6 @@ class MemoryStore:
         check_key(final)
         with self._lock:
             self._write("publish", final, lambda: self._publish(staged, final, sha256))
-
-    # ---- internals
 
     def _write(self, operation: str, key: str, apply: Callable[[], None]) -> None:
         fault = self._strike(operation, key)

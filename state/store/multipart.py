@@ -1,15 +1,9 @@
-"""Completes multipart uploads to S3 that older releases began; no current code begins such uploads.
-
-Checkpoints of older releases list uploads of rows, to be completed after the decision.
-
-Key, id and tags of the parts name an upload. A process with these can complete the upload later, unless somebody aborts
-it.
+"""Completes multipart uploads to S3, which checkpoints of older releases list.
 
 A failed or unknown completion is verified at the final key. Right content: done. Other content: `Corrupt`. Absent,
-while the upload exists: retried. If object and upload are both absent, the file is lost, or another process is
-completing the upload: meanwhile S3 may show neither. Therefore only the last of several consecutive checks by the same
-`MultipartUploads` raises `Corrupt`; the caller pauses between checks (commits are retried after 0.1 s, 0.2 s, …, some
-13 s in total).
+while the upload exists: retried. If S3 shows neither object nor upload, the file is lost, or another process is
+completing the upload: only the last of `_LOOKS` consecutive checks raises `Corrupt`. The caller pauses between checks,
+some 13 s in total.
 """
 
 import contextlib
@@ -23,21 +17,17 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJo
 from barrier_runtime.state.store.object_store import ObjectNotFound
 
 _T = TypeVar("_T")
-_LOOKS = 8  # consecutive checks without object and upload before `Corrupt`
-_SHA256 = "sha256"  # our entry in the object's metadata: hash of the whole; S3 itself hashes only the parts
+_LOOKS = 8  # consecutive checks before `Corrupt`
+_SHA256 = "sha256"  # in the object's metadata: hash of the whole; S3 itself hashes only the parts
 
 
 class Upload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Id and parts of an upload, as needed to complete or abort the upload."""
-
     id: str
     parts: tuple[str, ...]  # ETags, in order
-    checksums: tuple[str, ...]  # sha256 of each part, base64: S3 requires them again at the completion
+    checksums: tuple[str, ...]  # sha256 of each part, base64: required again at the completion
 
 
 class S3Access(Protocol):
-    """Methods of `S3Store` that uploads need."""
-
     @property
     def url(self) -> str: ...
 
@@ -52,24 +42,21 @@ class S3Access(Protocol):
 
 @runtime_checkable
 class HasMultipart(Protocol):
-    """A store that may hold uploads."""
-
     def multipart(self) -> "MultipartUploads": ...
 
 
 class MultipartUploads:
     """Uploads below a prefix of a bucket. Blocking, thread-safe.
 
-    If other processes may complete the same uploads, keep a single `MultipartUploads`, which counts the checks that
-    found nothing.
+    Counts checks that found nothing, so keep a single object if other processes may complete the same uploads.
     """
 
     def __init__(self, access: S3Access) -> None:
         self._access = access
-        self._looks: dict[str, int] = {}  # upload id -> consecutive checks without upload and object
+        self._looks: dict[str, int] = {}
 
     def complete(self, key: str, upload: Upload, sha256: str, size: int) -> None:
-        """Makes the object visible. Idempotent: succeeds if the object already exists with this content."""
+        """Makes the object visible. Idempotent: succeeds if the object already has this content."""
         tagged = enumerate(zip(upload.parts, upload.checksums, strict=True), 1)
         parts = {"Parts": [{"PartNumber": number, "ETag": tag, "ChecksumSHA256": sum} for number, (tag, sum) in tagged]}
         try:
@@ -113,7 +100,7 @@ class MultipartUploads:
             self._access.retrying("abort", key, _abort(upload_id))
 
     def list(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Yields (key, upload id) of every upload below `prefix` that is neither completed nor aborted."""
+        """Yields (key, upload id) of every pending upload below `prefix`."""
         marker: dict[str, Any] = {}
         while True:
 
@@ -127,8 +114,6 @@ class MultipartUploads:
             if not page.get("IsTruncated"):
                 return
             marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page.get("NextUploadIdMarker", "")}
-
-    # ---- internals
 
     def _is_there(self, key: str, sha256: str, size: int) -> bool:
         found = self._look(key)

@@ -1,16 +1,13 @@
 """Interface and contract of object storage. Calls block: call them off the event loop.
 
-Contract, for every implementation:
+Contract, for every implementation (docs/design/object-stores.md):
 - Keys are relative, `/`-separated, of safe segments (no empty, `.` or `..` segment, no backslash, at most 1,024 bytes).
 - Read-after-write: after a `put` has returned, every later `get` from anywhere sees the object.
 - `put_if_absent` is a linearizable create: at most one of all callers for a key ever gets CREATED, and a stale call
-  never replaces an object. The call has three outcomes and never retries; after UNKNOWN the bytes may exist now, later
-  or never.
+  never replaces an object. The call never retries; after UNKNOWN the bytes may exist now, later or never.
 - Correctness never depends on `list`, whose answer may be stale or partial. No HEAD before PUT.
 - `Unavailable` means that a retry may succeed, `InvalidJob` that a person must act (no such bucket, no permission),
   `ObjectNotFound` that the key is absent.
-
-See docs/design/object-stores.md.
 """
 
 import enum
@@ -33,7 +30,7 @@ class ObjectChanged(BarrierRuntimeError):
 
 
 class RangeBehindEnd(BarrierRuntimeError):
-    """The requested range starts at or after the end of the object, so there are no bytes."""
+    """The requested range starts at or after the end of the object."""
 
 
 class PutOutcome(enum.Enum):
@@ -47,7 +44,7 @@ class ObjectInfo:
     key: str
     size: int  # bytes
     modified_ms: int  # wall clock of the store
-    etag: str = ""  # version of the content, as the store names the version; empty: the store names no versions
+    etag: str = ""  # version of the content; empty: the store names no versions
 
 
 class ObjectStore(Protocol):
@@ -58,16 +55,14 @@ class ObjectStore(Protocol):
 
     def put(self, key: str, data: bytes) -> None: ...
 
-    def put_file(self, key: str, path: Path) -> None:
-        """Uploads a whole local file."""
-        ...
+    def put_file(self, key: str, path: Path) -> None: ...
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome: ...
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes: ...
 
     def get_file(self, key: str, path: Path) -> None:
-        """Downloads a whole object to a local file that must not exist yet."""
+        """Downloads the object to a new local file."""
         ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]: ...
@@ -79,20 +74,20 @@ class ObjectStore(Protocol):
     def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         """Makes the staged object (content hash `sha256`) visible as `final`, atomically; deletes `staged`.
 
-        `fresh`: nobody has tried to publish `final` before, so a store need not check whether `final` exists.
+        `fresh`: nobody has tried to publish `final` before, so a store need not check.
 
-        Idempotent: succeeds if `final` already exists with the same content, whether or not `staged` still exists.
-        Raises `Corrupt` if `final` has other content, `ObjectNotFound` if both are absent.
+        Idempotent: succeeds if `final` already has the same content, with or without `staged`. Raises `Corrupt` if
+        `final` has other content, `ObjectNotFound` if both are absent.
         """
         ...
 
 
 @runtime_checkable
 class ReadsVersions(Protocol):
-    """A store that refuses to read an object that was replaced after the listing."""
+    """A store that refuses to read an object replaced after the listing."""
 
     def get_version(self, key: str, etag: str, offset: int, size: int) -> bytes | memoryview:
-        """As `get`, of the version with that `ObjectInfo.etag`; bytes of the client are not copied.
+        """As `get`, of the version with that `ObjectInfo.etag`, without a copy of the client's bytes.
 
         Raises `ObjectChanged` for another version; for a deleted object `ObjectChanged` or `ObjectNotFound`.
         """
@@ -101,7 +96,7 @@ class ReadsVersions(Protocol):
 
 @runtime_checkable
 class CopiesStaged(Protocol):
-    """A store that publishes by a copy, so that the staged object may be deleted later."""
+    """A store that publishes by a copy: the staged object may be deleted later."""
 
     def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         """As `publish`, but keeps `staged`."""
@@ -110,7 +105,7 @@ class CopiesStaged(Protocol):
 
 @runtime_checkable
 class HasFolders(Protocol):
-    """A store that can name the folders below a prefix without listing the objects in the folders."""
+    """A store that can name the folders below a prefix without listing their objects."""
 
     def folders(self, prefix: str) -> Iterator[str]:
         """Yields the name of each folder directly below `prefix`, which ends with a slash."""
@@ -119,18 +114,14 @@ class HasFolders(Protocol):
 
 @runtime_checkable
 class LinksFiles(Protocol):
-    """A store whose objects are files of this machine, so that an immutable file may have a second name.
+    """A store of files of this machine, so that immutable files may be linked.
 
-    Both methods return False if linking is impossible, as between two disks.
+    As `get_file` and `put_file`, by a hard link; False if linking is impossible, as between two disks.
     """
 
-    def link_file(self, key: str, path: Path) -> bool:
-        """As `get_file`, by a hard link."""
-        ...
+    def link_file(self, key: str, path: Path) -> bool: ...
 
-    def put_link(self, key: str, path: Path) -> bool:
-        """As `put_file`, by a hard link."""
-        ...
+    def put_link(self, key: str, path: Path) -> bool: ...
 
 
 def folders_in(store: ObjectStore, prefix: str) -> list[str]:
@@ -141,7 +132,7 @@ def folders_in(store: ObjectStore, prefix: str) -> list[str]:
 
 
 def side_by_side(store: ObjectStore, most: int) -> int:
-    """Maximum number of concurrent requests to `store`: `most`, or the store's own limit if lower."""
+    """Maximum number of concurrent requests: `most`, or the store's own limit if lower."""
     return min(most, getattr(store, "requests_at_once", most))
 
 
@@ -153,10 +144,7 @@ def sha256_of(chunks: Iterable[bytes]) -> str:
 
 
 def check_published(store: ObjectStore, staged: str, final: str, expected: str, found: str | None) -> None:
-    """Raises unless `final` has the published content.
-
-    `found` is the sha256 of the object `final`; None: the object is absent.
-    """
+    """Raises unless `found`, the sha256 of `final` (None: absent), is the expected hash."""
     if found is None:
         raise ObjectNotFound(f"neither {store.url}/{staged} nor {store.url}/{final} is there")
     if found != expected:
@@ -178,10 +166,7 @@ class CopiesItself(Protocol):
     """A store that can copy from another store without this process reading the bytes."""
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
-        """Returns False if the store cannot copy from `source`.
-
-        `beside_work`: copies slowly, so that other work on this machine goes first.
-        """
+        """Returns False if impossible. `beside_work`: slowly; other work on this machine goes first."""
         ...
 
 
@@ -198,10 +183,10 @@ def copy_object(
     *,
     beside_work: bool = False,
 ) -> None:
-    """Copies the object `key` of `source` to the object `to` of `target`, by the store itself if possible.
+    """Copies the object `key` of `source` to `to` of `target`, by the store itself if possible.
 
-    Raises `ObjectNotFound` if the object is absent. `check` gets the downloaded file and raises if the content is
-    wrong; nothing is written then. A copy by the store itself is not checked.
+    Raises `ObjectNotFound` if the object is absent. `check` raises if the downloaded file is wrong, before anything is
+    written. A copy by the store itself is not checked.
     """
     if isinstance(target, CopiesItself) and target.copy_from(source, key, to, beside_work):
         return

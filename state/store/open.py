@@ -1,4 +1,4 @@
-"""Opens the object store of a URL: the only place that maps a scheme to an implementation."""
+"""Opens the object store of a URL."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def open_store(url: str) -> ObjectStore:
     - `file:///folder` and plain paths: a folder, created if absent.
     - `s3://bucket/prefix[?endpoint=http://host:port]`: `client=boto3` replaces obstore.
     - `gs://bucket/prefix` and `abfss://container@account.dfs.core.windows.net/prefix`, also with `?endpoint=`.
-    - `webhdfs://namenode:9870/folder`: HDFS, by its REST interface.
+    - `webhdfs://namenode:9870/folder`: HDFS, by the REST interface.
     - `memory://name`: the store of that name in this process.
     """
     return _opened(url, _open_folder)
@@ -40,7 +40,7 @@ def open_existing_store(url: str) -> ObjectStore:
 
 
 def open_as_found(url: str) -> ObjectStore:
-    """Opens for reading the store that a start would find. An absent folder is an empty store."""
+    """Opens for reading. An absent folder is an empty store."""
     return _opened(url, lambda path: _open_existing_folder(path) if path.exists() else MemoryStore(str(path)))
 
 
@@ -51,6 +51,25 @@ def within(url: str, key: str) -> str:
     place, settings = split_settings(url)
     scheme, _, rest = place.partition("://")
     return f"{'s3' if scheme == 's3a' else scheme}://{rest.rstrip('/')}/{key}{'?' if settings else ''}{settings}"
+
+
+def lies_within(url: str, root: str) -> bool:
+    """True if `url` is `root` or a folder below, with the same settings, such as `endpoint=`.
+
+    Follows links of local folders. False for names with parts like `..`, which a store may follow.
+    """
+    (place, settings), (root_place, root_settings) = _resolved(url), _resolved(root)
+    parts = place.partition("://")[2].split("/")
+    if settings != root_settings or any(unquote(part) in (".", "..") for part in parts):
+        return False
+    return f"{place}/".startswith(f"{root_place.rstrip('/')}/")
+
+
+def _resolved(url: str) -> tuple[str, dict[str, list[str]]]:
+    if "://" not in url or url.startswith("file://"):
+        return os.path.realpath(within(url, "")), {}
+    place, settings = split_settings(url)
+    return within(place, "").rstrip("/"), parse_qs(settings)
 
 
 def _opened(url: str, open_folder: Callable[[Path], ObjectStore]) -> ObjectStore:
@@ -157,9 +176,7 @@ def _open_webhdfs(url: str) -> ObjectStore:
 
 
 def _prefix_of(url: str) -> str:
-    """Earlier releases decoded percent signs, so that a prefix with `%20` meant another folder. Such a prefix is
-    refused, because the objects would be missing under the new name.
-    """
+    """Refuses percent signs, which earlier releases decoded: objects would be missing under the new name."""
     bare = split_settings(url)[0]
     prefix = bare.partition("://")[2].partition("/")[2]
     if "?" in prefix:

@@ -1,22 +1,20 @@
 """Builds and checks every object key of a job; no other module builds keys.
 
-Layout of a job below the store's root:
-
-    <job>/log/<position, 20 digits>.json             a log record; never changes
-    <job>/checkpoints/<id>-<token>/manifest.json     written before the decision that names the manifest
-    <job>/data/<token>/<slot uuid>/<uuid>            snapshot files; a name is never used twice
-    <job>/write-ahead/<sink>/staged/<token>/...      undelivered rows of a sink; the sink deletes them
-    <job>/write-ahead/<sink>/delivered/<lineage>/... delivered checkpoints, for targets that do not remember them
-    <job>/write-ahead/<sink>/asked/<lineage>/...     batches that wait for the program's function; the sink deletes them
-    <job>/sources/<source>/current.json              the valid id of the next row; put once, or again by a fresh start
-    <job>/sources/<source>/<id>/<file>               rows of a source, stored before the job starts
-    <job>/pins/<checkpoint>-<seconds>-<id>           a reader needs that checkpoint, or a later one, for that time
-    <job>/pins/used                                  pins have existed: only then a deletion lists them first
-    <job>/lease.json                                 the daemon that is expected to lead; written repeatedly
-    <job>/log-hint.json                              a recent position of the log; written repeatedly
-    <job>/history.json                               counters and past checkpoints; written repeatedly
-    <job>/probe/<id>-...                             of the probe of the store at a start, which deletes them
-    <job>/probe/proven.json                          the store has passed the probe: later starts skip the probe
+<job>/log/<position, 20 digits>.json             a log record; never changes
+<job>/checkpoints/<id>-<token>/manifest.json     written before the decision that names the manifest
+<job>/data/<token>/<slot uuid>/<uuid>            snapshot files; a name is never used twice
+<job>/write-ahead/<sink>/staged/<token>/...      undelivered rows of a sink; the sink deletes them
+<job>/write-ahead/<sink>/delivered/<lineage>/... delivered checkpoints, for targets that do not remember them
+<job>/write-ahead/<sink>/asked/<lineage>/...     batches that wait for the program's function; the sink deletes them
+<job>/sources/<source>/current.json              the valid id of the next row; put once, or again by a fresh start
+<job>/sources/<source>/<id>/<file>               rows of a source, stored before the job starts
+<job>/pins/<checkpoint>-<seconds>-<id>           a reader needs that or a later checkpoint for that time
+<job>/pins/used                                  pins have existed: only then a deletion lists them first
+<job>/lease.json                                 the daemon expected to lead; written repeatedly
+<job>/log-hint.json                              a recent log position; written repeatedly
+<job>/history.json                               counters and past checkpoints; written repeatedly
+<job>/probe/<id>-...                             of the probe at a start, which deletes them
+<job>/probe/proven.json                          the store has passed: later starts skip the probe
 """
 
 import re
@@ -42,12 +40,12 @@ _DELIVERY_NOTE = re.compile(
 )
 _ASKED_BATCH = re.compile(_SEGMENT.pattern + "/asked/" + _SEGMENT.pattern + "/([0-9]{20})-" + _NUMBER)
 _STAGED_SOURCE = re.compile(_SEGMENT.pattern + "/(current[.]json|" + _SEGMENT.pattern + "/" + _SEGMENT.pattern + ")")
-_OF_SAVEPOINTS = "(?!(savepoint[.]json|claimed-by)$)"  # names of savepoints, which jobs never give
+_OF_SAVEPOINTS = "(?!(savepoint[.]json|claimed-by)$)"  # names of savepoints
 _DATA_FILE = re.compile(_NUMBER + "/" + _SEGMENT.pattern + "/" + _OF_SAVEPOINTS + _SEGMENT.pattern)
 
 
 def check_key(key: str) -> str:
-    """Returns `key` if safe and relative; otherwise raises `InvalidJob` with the reason."""
+    """Returns `key`; raises `InvalidJob` with the reason unless `key` is safe and relative."""
     reason = _why_unsafe(key)
     if reason:
         shown = key if len(key) <= 200 else key[:200] + "…"
@@ -58,7 +56,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """As `check_key`, for prefixes of `list`: may be empty (all keys) or end with a slash."""
+    """As `check_key`, for prefixes: may be empty or end with a slash."""
     if prefix:
         check_key(prefix[:-1] if prefix.endswith("/") else prefix)
     return prefix
@@ -142,7 +140,7 @@ class Paths:
         return f"{self.job}/checkpoints/{_number('checkpoint', checkpoint)}-{_number('token', token)}/"
 
     def manifest(self, checkpoint: int, token: int, attempt: str | None = None) -> str:
-        """Key of a manifest. `attempt` makes the key unique if the checkpoint's manifest may be written again."""
+        """`attempt` makes the key unique if the manifest may be written again."""
         name = "manifest.json" if attempt is None else f"manifest-{_segment('attempt', attempt)}.json"
         return check_key(self.checkpoint_prefix(checkpoint, token) + name)
 
@@ -166,7 +164,7 @@ class Paths:
         return check_key(f"{self.data_token_prefix(token)}{slot}/{file}")
 
     def data_token(self, key: str) -> int | None:
-        """Token of the generation that wrote a snapshot file; None if `key` is no data file of this job."""
+        """Token of the generation that wrote a snapshot file; None: no data file of the job."""
         if not key.startswith(self.data_prefix):
             return None
         match = _DATA_FILE.fullmatch(key.removeprefix(self.data_prefix))
@@ -182,7 +180,7 @@ class Paths:
         return f"{self.write_ahead_prefix}{_segment('sink', sink)}/staged/"
 
     def staged_rows(self, sink: str, token: int, subtask: int, number: int, unique: str) -> str:
-        """Key of staged rows. `number` counts the objects of the incarnation `unique` of the subtask."""
+        """`number` counts the objects of the subtask's incarnation `unique`."""
         name = f"{_number('subtask', subtask)}-{_number('number', number)}-{_segment('unique name', unique)}"
         return check_key(f"{self.staged_rows_prefix(sink)}{_number('token', token)}/{name}")
 
@@ -206,7 +204,6 @@ class Paths:
         return check_key(self.delivery_notes_prefix(sink, lineage, subtask) + name)
 
     def delivery_of(self, key: str) -> tuple[int, int] | None:
-        """Checkpoint and token of a delivery note; None for any other key."""
         if not key.startswith(self.write_ahead_prefix):
             return None
         match = _DELIVERY_NOTE.fullmatch(key.removeprefix(self.write_ahead_prefix))
@@ -217,7 +214,7 @@ class Paths:
         return prefix if lineage is None else f"{prefix}{_segment('lineage', lineage)}/"
 
     def asked_batch(self, sink: str, lineage: str, checkpoint: int, token: int) -> str:
-        """Key of the note to call a function for the rows of `checkpoint`, staged by generation `token`."""
+        """Key of the note to call a function for rows that generation `token` has staged."""
         name = f"{_number('checkpoint', checkpoint):020d}-{_number('token', token)}"
         return check_key(self.asked_prefix(sink, lineage) + name)
 
@@ -273,20 +270,20 @@ class Paths:
         return f"{self.job}/probe"
 
 
-FILE_NAME_BYTES = 255  # limit of file systems, including HDFS
+FILE_NAME_BYTES = 255  # limit of file systems
 _AZURE_SEGMENT = 254
 
 
 @runtime_checkable
 class HasPrefix(Protocol):
-    """A store whose own prefix counts towards the length of a key."""
+    """A store whose prefix counts towards the length of a key."""
 
     @property
     def key_prefix(self) -> str: ...
 
 
 def too_long(key: str, store: ObjectStore) -> str:
-    """Returns why the key is too long, as the end of a sentence; empty if the store takes the key."""
+    """Why the key is too long, as the end of a sentence; empty if the store takes the key."""
     scheme = store.url.partition("://")[0]
     most = {"s3": MAX_KEY_BYTES, "gs": MAX_KEY_BYTES, "memory": MAX_KEY_BYTES, "abfss": _AZURE_SEGMENT}
     allowed = most.get(scheme, FILE_NAME_BYTES)

@@ -1,8 +1,6 @@
-"""Probe of a store's conditional create at a start: some S3-compatible stores ignore `If-None-Match`.
+"""Probe of a store's conditional create: some S3-compatible stores ignore `If-None-Match`.
 
-Exactly-once depends on the conditional create, so a store that fails is refused with the reason. A store that passes
-gets a note, so that the next start makes a single request instead of a dozen. The note names the probed place, which no
-copy of the store shares, and is valid for 30 days.
+A store that passes gets a note, valid for 30 days, of the probed place, which no copy of the store shares.
 """
 
 import contextlib
@@ -18,7 +16,7 @@ from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, ge
 _WRITERS = 8
 _ATTEMPTS = 5
 _COUNTS_FOR_MS = 30 * 24 * 3_600_000
-_THIS_PROBE = 1  # a probe that checks more gets a new number, and probes every store again
+_THIS_PROBE = 1  # a probe that checks more gets a new number
 
 
 class _Proven(msgspec.Struct):
@@ -30,20 +28,24 @@ class _Proven(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Proven)
 
 
-def prove_once(store: ObjectStore, prefix: str, now_ms: int) -> None:
-    """As `probe_conditional_put`, unless a note below `prefix` says that the store has passed.
+def read_note(store: ObjectStore, prefix: str) -> bytes | None:
+    return get_or_none(store, _note_key(prefix))
 
-    `now_ms`: wall clock.
-    """
-    key, place = f"{prefix}/proven.json", str(getattr(store, "place", store.url))
-    if _is_proven(store, key, place, now_ms):
+
+def prove_once(store: ObjectStore, prefix: str, now_ms: int) -> None:
+    """Probes the store, unless a note below `prefix` says that the store has passed. `now_ms`: wall clock."""
+    key, place = _note_key(prefix), str(getattr(store, "place", store.url))
+    if _is_proven(read_note(store, prefix), place, now_ms):
         return
     probe_conditional_put(store, prefix)
     store.put(key, msgspec.json.encode(_Proven(_THIS_PROBE, place, now_ms)))
 
 
-def _is_proven(store: ObjectStore, key: str, place: str, now_ms: int) -> bool:
-    data = get_or_none(store, key)
+def _note_key(prefix: str) -> str:
+    return f"{prefix}/proven.json"
+
+
+def _is_proven(data: bytes | None, place: str, now_ms: int) -> bool:
     try:
         note = None if data is None else _DECODER.decode(data)
     except msgspec.MsgspecError:
@@ -57,8 +59,8 @@ def probe_conditional_put(
 ) -> None:
     """Raises `InvalidJob` if `store` does not create objects exclusively below `prefix`.
 
-    Raises `Unavailable` if the store does not answer. Leaves no objects, and never uses a key twice. `writers`: number
-    of threads that create the same object concurrently; 1 starts no thread.
+    Raises `Unavailable` if the store does not answer. Leaves no objects, and never uses a key twice. `writers`: threads
+    that create the same object concurrently; 1 starts no thread.
     """
     run = f"{prefix.rstrip('/')}/{new_id()}" if prefix.strip("/") else new_id()
     used: list[str] = []

@@ -1,8 +1,4 @@
-"""Stores for readers of another store: `ReadOnlyStore` and `LinkedStore`.
-
-`LinkedStore` is a scratch store in which some keys are objects of another store: a job that starts there reads these
-objects as its own, and writes only to the scratch store.
-"""
+"""Stores for readers of another store."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,7 +8,7 @@ from barrier_runtime.state.store.object_store import ObjectInfo, ObjectStore, Pu
 
 
 class ReadOnlyStore:
-    """A store whose write methods raise `ProtocolViolation` without an effect."""
+    """Write methods raise `ProtocolViolation` without an effect."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -53,7 +49,7 @@ class ReadOnlyStore:
 
 
 class LinkedStore:
-    """The store `scratch`, in which the linked keys are objects of `source`.
+    """The store `scratch` with additional keys, which are links to objects of `source`.
 
     Other objects of `source` are invisible, and no object of `source` is changed.
     """
@@ -98,7 +94,7 @@ class LinkedStore:
         return self._scratch.put_if_absent(key, data)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes objects; of a linked object only the link."""
+        """Deletes only the link of a linked object."""
         for key in keys:
             if self._links.pop(key, None) is None:
                 self._scratch.delete([key])

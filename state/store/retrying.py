@@ -1,6 +1,6 @@
-"""Retries calls to a remote store: the only such loop, for all remote stores.
+"""The only retry loop for remote stores.
 
-The number of attempts is bounded. Pauses grow, and have a random length so that slots do not retry all at once.
+Pauses have a random length so that slots do not retry all at once.
 """
 
 import random
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class RetryBudget:
-    """Bounds of retries and waits: `Unavailable` is raised after about 15 s of retryable errors."""
+    """Bounds: `Unavailable` is raised after about 15 s of retryable errors."""
 
     attempts: int = 8
     first_wait_s: float = 0.1  # doubles with each attempt
@@ -32,9 +32,7 @@ def retried(
     first_wait_s: float,
     longest_wait_s: float,
 ) -> _T:
-    """`trouble_of(error, attempt)` translates the exception of an attempt, counted from 1. `Unavailable` is retried;
-    every other error is raised at once.
-    """
+    """Retries only `Unavailable`. `trouble_of(error, attempt)` translates errors; attempts count from 1."""
     wait_s = first_wait_s
     for attempt in range(1, attempts + 1):
         try:

@@ -1,7 +1,6 @@
-"""Keeps credentials out of URLs: URLs appear in logs, error texts, process lists and `explain`.
+"""Keeps credentials out of URLs, which appear in logs, error texts, process lists and `explain`.
 
-A URL with credentials is refused on input, by a message that does not repeat the URL. Messages print URLs only by
-`shown`.
+Messages print URLs only by `shown`.
 """
 
 import re
@@ -9,15 +8,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from barrier_runtime.state.errors import InvalidJob
 
-_SETTINGS = re.compile(r"(?<!\[)\?[A-Za-z][A-Za-z0-9_.-]*=")  # the question mark of the pattern [?] starts no settings
+_SETTINGS = re.compile(r"(?<!\[)\?[A-Za-z][A-Za-z0-9_.-]*=")  # the pattern [?] starts no settings
 _REMEDY = "remove them and give them to the cloud's default chain (environment, files of its tools, or a role)"
 
 
 def without_credentials(url: str, what: str) -> str:
-    """Returns `url`; raises `InvalidJob` if the URL or its `endpoint=` has user or password.
-
-    `what` names the URL in the message.
-    """
+    """Raises `InvalidJob` if user or password are in `url` or `endpoint=`. `what` names the URL."""
     if _carries_credentials(url):
         raise InvalidJob(f"{what} must not carry credentials in its URL: {_REMEDY}")
     return url
@@ -35,16 +31,13 @@ def shown(url: str) -> str:
 
 
 def split_settings(url: str) -> tuple[str, str]:
-    """`url` without settings, and the settings, such as `endpoint=http://host`.
-
-    The part before the settings is a name, which may contain a question mark, a hash or a percent sign.
-    """
+    """URL, which may contain a question mark, and settings such as `endpoint=http://host`."""
     found = _SETTINGS.search(url)
     return (url, "") if found is None else (url[: found.start()], url[found.start() + 1 :])
 
 
 def local_path(path: str) -> str:
-    """Path of this machine, from a path or from a `file://` URL, whose percent signs are decoded."""
+    """Path of this machine, from a path or a `file://` URL, whose percent signs are decoded."""
     if not path.startswith("file://"):
         return path
     return unquote("/" + path.removeprefix("file://").partition("/")[2])
@@ -56,16 +49,16 @@ def _carries_credentials(url: str) -> bool:
     try:
         parts = urlsplit(url)
         endpoints = parse_qs(split_settings(url)[1]).get("endpoint", [])
-    except ValueError:  # no URL at all; opening it raises the error
+    except ValueError:  # opening the URL raises the error
         return "@" in url
     if parts.scheme == "abfss":  # container@account
         return parts.netloc.count("@") > 1 or ":" in parts.netloc or any(map(_carries_credentials, endpoints))
     if "@" in parts.netloc or any(_carries_credentials(endpoint) for endpoint in endpoints):
         return True
-    # A secret key may contain a slash, so that its rest is in the path; no bucket has a colon in its name.
+    # A secret key may contain a slash, so that the end is in the path; no bucket's name has a colon.
     return parts.scheme in ("s3", "s3a") and ":" in parts.netloc
 
 
 def last_part(url: str) -> str:
-    """Name of the last folder of `url` or of a path. Does not depend on the parent, which may change."""
+    """Name of the last folder of a URL or path."""
     return str(url).partition("?")[0].rstrip("/").rpartition("/")[2]

@@ -1,10 +1,4 @@
-"""Counts requests to an object store as S3 bills them.
-
-PUT, COPY and LIST are writes; GET and HEAD are reads.
-
-A store counts its own requests (`StoreUse`). `with_own_use` returns a store that shares everything but the counts, to
-count the requests of one job alone.
-"""
+"""Counts requests to an object store as S3 bills them."""
 
 import copy
 import threading
@@ -26,14 +20,14 @@ class StoreCounts:
 
 
 class StoreUse:
-    """Counter of requests, for any thread."""
+    """For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._writes = self._reads = self._sent = self._received = 0
 
     def request(self, operation: str, requests: int = 1) -> None:
-        """Counts requests. `operation`: "get", "put", "list", "delete"; any other operation counts as a write."""
+        """`operation`: "get", "put", "list", "delete"; any other operation counts as a write."""
         if operation in _FREE:
             return
         with self._lock:
@@ -65,7 +59,7 @@ _Store = TypeVar("_Store")
 
 
 def with_own_use(store: _Store) -> _Store:
-    """The same store with new counts; `store` itself if not counted."""
+    """The same store with separate counts; `store` itself if not counted."""
     if not isinstance(store, Counted):
         return store
     own = copy.copy(store)

@@ -1,18 +1,14 @@
 """Object storage on HDFS: `webhdfs://`, by the REST interface of the name node.
 
-Needs no libhdfs, no JVM and no extra package (docs/design/object-stores.md).
+Bytes go to a temporary file, which is closed, then renamed. With the option NONE the name node refuses an existing name
+(the linearizable create); OVERWRITE replaces the file atomically. Each request is sent once, over a new connection: if
+a kept connection ended, nobody could know whether the name node took the request. Only answers of WebHDFS itself count:
+a starting name node answers 404 to everything.
 
-Bytes go to a temporary file, which is closed, then renamed. The option NONE makes the rename a linearizable create: the
-name node refuses an existing name under its lock. OVERWRITE replaces the existing file atomically. Each request is sent
-once, over a new connection: on a kept connection nobody could know whether the name node closed it before or after
-taking the request. Only answers of WebHDFS itself count: a starting name node answers 404 to everything.
+The name node applies an edit before the journal has the edit, and syncs edits in order. Before EXISTS is returned, the
+temporary file is deleted: once that is answered, the edit that took the name is in the journal, too.
 
-The name node applies an edit before the edit is in its journal, and syncs edits in order. Before EXISTS is returned,
-the caller's own temporary file is therefore deleted: once the deletion is answered, the edit that took the name is in
-the journal, too. Blocks are synced to the disks of the data nodes (SYNC_BLOCK).
-
-A folder of HDFS holds at most 1,048,576 names, and a job numbers a record per checkpoint. Names that begin with 20
-digits are therefore stored in folders of 100,000, which callers never see.
+A folder of HDFS holds at most 1,048,576 names, so names that begin with 20 digits go to folders of 100,000.
 """
 
 import contextlib
@@ -35,19 +31,19 @@ from barrier_runtime.state.store.retrying import retried
 from barrier_runtime.state.store.use import StoreUse
 
 _T = TypeVar("_T")
-TEMPORARY = ".barrier-tmp"  # folder of half-written files, directly below the root; never listed
+TEMPORARY = ".barrier-tmp"  # half-written files, directly below the root; never listed
 _STALE_TEMPORARY_MS = 24 * 3_600 * 1_000
-_ATTEMPTS = 8  # about 15 s of retryable errors, besides the time that requests take
+_ATTEMPTS = 8  # about 15 s of retryable errors
 _FIRST_WAIT_S = 0.1  # doubles with each attempt
 _LONGEST_WAIT_S = 5.0
 _CONNECT_S = 5.0
 _ANSWER_S = 30.0
 _CHUNK = 1 << 20
-_MOVES = 8  # attempts to make a folder that another process removes because it is empty
+_MOVES = 8  # another process may remove the empty folder
 _NUMBERED = re.compile(r"[0-9]{20}")
 _HUNDRED_THOUSAND = re.compile(r"[0-9]{15}~")
 
-# Names of the name node's refusals; all refusals not named here are retried.
+# Names of the name node's refusals; all others are retried.
 _EXISTS = "FileAlreadyExistsException"
 _ABSENT = "FileNotFoundException"
 _NOT_EMPTY = "PathIsNotEmptyDirectoryException"
@@ -68,7 +64,7 @@ _FOR_A_PERSON = {
 
 
 class _Refused(Exception):
-    """The name node or a data node has answered without executing the request."""
+    """An answer to a request that was not executed."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -82,7 +78,7 @@ class _NotSent(Exception):
 class WebHdfsStore:
     """Objects below the folder `prefix`. Thread-safe.
 
-    `nodes`: `host:port` of the name node, or of several name nodes, of which a single node is active.
+    `nodes`: `host:port` of each name node, of which a single node is active.
     """
 
     def __init__(self, nodes: str, prefix: str = "") -> None:
@@ -96,8 +92,6 @@ class WebHdfsStore:
     @property
     def url(self) -> str:
         return f"webhdfs://{self._place}{self._root}"
-
-    # ---- the contract
 
     def put(self, key: str, data: bytes) -> None:
         path = self._path(key)
@@ -201,12 +195,12 @@ class WebHdfsStore:
         return f"{self._root}/{folder}/{name}" if folder else f"{self._root}/{name}"
 
     def _walk(self, folder: str, prefix: str, below: str | None = None) -> Iterator[ObjectInfo]:
-        """Objects whose keys start with `folder`. `below`: path of the folder, if different."""
+        """`below`: path of the folder `folder`, if different."""
         for each in self._children(below or f"{self._root}/{folder}"):
             name = each["pathSuffix"]
             key = folder + name
             if each["type"] == "FILE":
-                if name and key.startswith(prefix):  # without a name: `folder` is a file
+                if name and key.startswith(prefix):  # `folder` is a file
                     yield ObjectInfo(key, each["length"], each["modificationTime"])
             elif _HUNDRED_THOUSAND.fullmatch(name):
                 yield from self._walk(folder, prefix, f"{self._root}/{key}")
@@ -216,7 +210,6 @@ class WebHdfsStore:
     # ---- operations of the name node and the data nodes
 
     def _upload(self, data: bytes | BinaryIO, size: int) -> str:
-        """Writes the bytes to a temporary file, closed; returns the path."""
         self._sweep()
         temporary = f"{self._root}/{TEMPORARY}/{uuid.uuid4().hex}"
         self.use.sent(size)
@@ -242,7 +235,7 @@ class WebHdfsStore:
                         "there: use the HTTP address of the name node itself"
                     )
                 return True
-            self._status(source)  # raises if `source` is absent; otherwise the folder is
+            self._status(source)  # raises if `source` is absent; otherwise the folder is absent
             self._ask("PUT", "MKDIRS", target.rpartition("/")[0])
         raise Unavailable(f"{self.url}: the folder of {target} is removed whenever it is made; it is tried again")
 
@@ -282,7 +275,7 @@ class WebHdfsStore:
             folder = folder.rpartition("/")[0]
 
     def _sweep(self) -> None:
-        """Deletes temporary files of crashed writers. A day is longer than any put takes."""
+        """Deletes temporary files of crashed writers; no put takes a day."""
         if self._swept:
             return
         self._swept = True
@@ -300,7 +293,6 @@ class WebHdfsStore:
     # ---- requests
 
     def _ask(self, method: str, operation: str, path: str, **parameters: str) -> tuple[str, bytes]:
-        """Location header and body of the active name node's answer. Each node is asked once."""
         self.use.request({"OPEN": "get", "GETFILESTATUS": "get", "DELETE": "delete"}.get(operation, "put"))
         query = urlencode({"op": operation, "user.name": self._user, **parameters})
         target = f"/webhdfs/v1{quote(path)}?{query}"
@@ -332,9 +324,9 @@ class WebHdfsStore:
         body: bytes | BinaryIO = b"",
         size: int = 0,
     ) -> Iterator[http.client.HTTPResponse]:
-        """Successful answer of the data node to which the name node redirects.
+        """Answer of the data node to which the name node redirects.
 
-        A name node on standby redirects as well; the data node is then refused.
+        A standby name node redirects as well; the data node is then refused.
         """
         for left in range(len(self._nodes) - 1, -1, -1):
             place, _ = self._ask(method, operation, path, **parameters)
@@ -401,7 +393,6 @@ def _exchange(
 
 
 def _data_node(place: str) -> tuple[str, str]:
-    """`host:port` of the data node, and the target of the request."""
     parts = urlsplit(place)
     if parts.scheme != "http":
         raise InvalidJob(f"the name node sends to {parts.scheme or 'nothing'}, not to http: allow it (dfs.http.policy)")
@@ -409,7 +400,6 @@ def _data_node(place: str) -> tuple[str, str]:
 
 
 def _checked(answer: http.client.HTTPResponse) -> bytes:
-    """Raises `_Refused` if the request was refused."""
     said = answer.read()
     if answer.status in (200, 201, 307):
         return said

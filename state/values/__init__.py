@@ -1,1 +1,1 @@
-"""Keyed state over the key-value store: one value per key, or many entries per key."""
+"""Keyed state over the key-value store: a value per key, or many entries per key."""

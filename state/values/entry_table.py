@@ -5,14 +5,9 @@ Layout, after key group and state id (`kv/shard`), encoded by `keys/key_codec`:
     user key · 0A · entry key  →  the entry's value        0A and 0B are False and True
     user key · 0B              →  C1 and the number of entries, 8 bytes, big endian
 
-The entry key of a list is the element's index (an int); of a map, the map's key. Encoded entry keys sort like their
-values, so a range of the store has the entries of one user key in order, followed by their number. The number exists
-while there are entries, so a scan ends there and skips entries that neighbours have deleted; no MessagePack and no
-pickle begins with C1. The user key alone determines the key group. If elements of a list have expired (see `expiry`),
-16 more bytes give an index below which there are no elements, and the next index.
-
-One `StateTable` holds all entries, by (*user key, False, entry key) and (*user key, True). `EntryTable` adds an index
-of unwritten entries by user key. A walk through the entries of a key merges this index with a scan of the store.
+The entry key is a list's index (an int) or a map's key. The user key alone determines the key group. The number exists
+while there are entries, so a scan ends there, before entries that neighbours have deleted. If elements of a list have
+expired, 16 more bytes hold the `start` and `end` of `_Gapped`.
 """
 
 from bisect import bisect_right, insort
@@ -31,36 +26,32 @@ _ENTRY, _NUMBER = encode_key((False,)), encode_key((True,))
 _NUMBER_MARK = b"\xc1"
 _NUMBER_HEAD = b"\xc1\x00"  # the first of the 8 bytes is always 0
 _NUMBER_BYTES = 9
-_STALE = 1_000  # entry keys in an order that are already in the store
-_INDEX_BYTES = 120  # size of an entry in the index
+_STALE = 1_000  # entry keys of an order that are stored already
+_INDEX_BYTES = 120
 
 
 def is_number(data: bytes) -> bool:
-    """True if `data` is the number of a key's entries; no value and no time begins with these bytes."""
+    """No value and no time begins with these bytes (`expiry`)."""
     return data[:2] == _NUMBER_HEAD
 
 
 class _Number(int):
-    """Number of a key's entries, a distinct class among the values of a table."""
+    """Number of a key's entries; no user value has this class."""
 
     __slots__ = ()
 
 
 class _Gapped(int):
-    """Number of entries of a list that has lost some.
-
-    No entry has an index below `start`; the next entry gets the index `end`.
-    """
+    """Number of elements of a list: none has an index below `start`, and the next element gets `end`."""
 
     start: int
     end: int
 
 
 class EntryTable(StateTable):
-    """Table of many entries per key, made by `KeyedBackend.entry_table`; for a single thread.
+    """The caller updates the number before adding and after deleting entries.
 
-    The caller updates the number of entries: before adding entries, and after deleting them. The number of stored
-    entries is therefore always stored as well, or on the way into the store.
+    The number of stored entries is therefore always stored, or on the way into the store.
     """
 
     def __init__(
@@ -77,16 +68,15 @@ class EntryTable(StateTable):
     ) -> None:
         """`appended`: entries are written once and read by walks, as in a list.
 
-        Such entries leave the cache when they are written; otherwise they would displace the numbers, which every
-        append reads.
+        Written entries leave the cache, where they would displace the numbers, which every append reads.
         """
         super().__init__(name, state_id, shard, _encoder(encode), _decoder(decode), key_width, immutable, cache_bytes)
         self._appended = appended
-        self._pending: dict[Key, dict[Any, None]] = {}  # by user key: entry keys that are dirty or frozen
-        # For user keys that were walked since the last barrier: the same entry keys, encoded and sorted. Some may be in
-        # the store already, or occur twice; walks allow both.
+        self._pending: dict[Key, dict[Any, None]] = {}  # by user key: entry keys, dirty or frozen
+        # The same entry keys, encoded and sorted, of user keys walked since the last barrier. Some may be stored
+        # already, or occur twice; walks allow both.
         self._orders: dict[Key, list[bytes]] = {}
-        self._writes = 0  # number of slices written to the store
+        self._writes = 0  # slices written to the store
         self._known = KnownKeys(shard, state_id, key_width, lambda prefix, encoded: prefix + encoded)
 
     # ---- for operators
@@ -98,7 +88,7 @@ class EntryTable(StateTable):
         self.put((*key, True), _Number(number) if number else None)
 
     def extent(self, key: Key) -> tuple[int, int, int]:
-        """Of a list: number of elements, an index below which there are none, and the next index."""
+        """Number of elements of a list, with `start` and `end` as in `_Gapped`."""
         number = self.get((*key, True)) or 0
         return (int(number), number.start, number.end) if type(number) is _Gapped else (int(number), 0, int(number))
 
@@ -112,9 +102,9 @@ class EntryTable(StateTable):
         return self.get((*key, False, entry))
 
     def has_entry(self, key: Key, entry: Any) -> bool:
-        """True if the entry exists; the value is neither decoded nor cached."""
+        """Does not cache the value."""
         whole = (*key, False, entry)
-        if self._dirty.get(whole) is not None:  # the usual case of a key that is written often
+        if self._dirty.get(whole) is not None:
             return True
         for values in (self._dirty, self._young, self._frozen, self._encoded, self._old):
             if whole in values:
@@ -122,16 +112,11 @@ class EntryTable(StateTable):
         return self._is_stored(whole)
 
     def put_entry(self, key: Key, entry: Any, value: Any) -> None:
-        """Sets the value of an entry; None deletes the entry."""
         self._index(key, entry)
         self.put((*key, False, entry), value)
 
     def put_counted(self, key: Key, entry: Any, value: Any) -> None:
-        """Sets the value of an entry, not None, and updates the number of entries.
-
-        Same result as `has_entry`, `set_number` and `put_entry`, with as few dict look-ups as possible, since each
-        hashes the whole key.
-        """
+        """Sets a value, not None, and the number: saves look-ups, which hash the whole key."""
         whole = (*key, False, entry)
         known = self._dirty.get(whole, MISSING)
         if known is MISSING or known is None:
@@ -143,18 +128,16 @@ class EntryTable(StateTable):
             if not is_there:
                 self.set_number(key, self.number(key) + 1)
             self._index(key, entry)
-        dirty = self._dirty  # maybe another dict now: `set_number` may have spilled
+        dirty = self._dirty  # `set_number` may have spilled, which replaces the dict
         dirty[whole] = value
         if len(dirty) > self._dirty_bound:
             self._relieve()
 
     def walk(self, key: Key, values: bool = True, start: int = 0) -> Iterator[tuple[Any, Any]]:
-        """Yields (entry key, value) of the entries of `key` by entry key; value None unless `values`.
+        """Yields (entry key, value) of `key` by entry key; value None unless `values`.
 
-        `start`: of a list, an index below which there are no elements, so that deleted elements are not read.
-
-        Each step goes to the next greater entry key at that moment, with its value at that moment. Concurrent changes
-        are therefore visible ahead of the walk, not behind it, whether an entry is in the cache or in the store.
+        `start`: index below which a list has no elements. Each step goes to the next greater entry key: changes are
+        visible ahead of the walk, not behind.
         """
         if not self.number(key):
             return
@@ -202,8 +185,6 @@ class EntryTable(StateTable):
                 found[entry_key(whole)[:-2]] += 1
         return found
 
-    # ---- internals
-
     def _index(self, key: Key, entry: Any) -> None:
         pending = self._pending.get(key)
         if pending is None:
@@ -217,11 +198,7 @@ class EntryTable(StateTable):
                     del self._orders[key]
 
     def _stored_entries(self, key: Key, prefix: bytes, last: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields encoded entry key and data of the stored entries of `key` after `last`.
-
-        If the number of entries is neither stored nor on the way into the store, the store has only deleted entries,
-        and is not scanned: without a number the scan would continue to the next key with entries.
-        """
+        """Without a number only deleted entries are stored; a scan would go on to the next key."""
         number = (*key, True)
         if number in self._frozen or number in self._encoded or self._is_stored(number):
             start = prefix + last + b"\0" if last else prefix
@@ -229,10 +206,7 @@ class EntryTable(StateTable):
                 yield data_key[len(prefix) :], data
 
     def _stored_value(self, whole: Key, data: bytes) -> Any:
-        """The value of a stored entry. Mutable values are cached, so that all readers get the same object.
-
-        Other values bypass the cache, which a long walk would empty.
-        """
+        """Caches mutable values, so that all readers get the same object. Others would fill the cache."""
         if self._immutable:
             return self._fetched(whole, data)
         if whole not in self._young and whole not in self._old:
@@ -276,7 +250,7 @@ class EntryTable(StateTable):
     def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
         if self._appended:
             width, old = self.key_width + 1, self._old
-            if old:  # an index may be that of an earlier element, of a list that was cleared or replaced
+            if old:  # an index may be that of an earlier element of a cleared list
                 for key, _ in items:
                     old.pop(key, None)
             items = [item for item in items if len(item[0]) == width]
@@ -295,8 +269,6 @@ class EntryTable(StateTable):
 
 
 class WatchedEntryTable(EntryTable, WatchedTable):
-    """An `EntryTable` that notices entries changed in place and not stored (`watched_table`)."""
-
     _remedy = "store it again (state[key] = value of a map, update(list) of a list)"
 
     def put_counted(self, key: Key, entry: Any, value: Any) -> None:

@@ -4,23 +4,12 @@ An entry of a state with TTL is stored as
 
     C1 · 45 ('E') or 50 ('P') · write time, 8 bytes, ms · value      clock "event" or "processing"
 
-An entry of a state without TTL is stored as the value alone, as if TTLs did not exist. No MessagePack and no pickle
-begins with C1; a number of entries (`entry_table`) continues with 00, and a value of a later version with 56 ('V').
-Each entry thus shows the format. An entry is expired once `write time + ttl <= now`.
+and without TTL as the value alone. No MessagePack and no pickle begins with C1; a number of entries (`entry_table`)
+continues with 00, a value of a later version with 56 ('V'). An entry is expired once `write time + ttl <= now`.
 
-Treatment of old entries, by the checkpoint's description of the state and the program's declaration (a ttl may also
-become shorter or longer):
-
-    checkpoint \\ program    no ttl       ttl by the same clock                     ttl by another clock
-    no times                 unchanged    all count from the restore                all count from the restore
-    a ttl                    times go     judged by their times                     all count from the restore
-    times left behind        times go     by their times, others from the restore   all count from the restore
-
-"Times go": a rewritten entry is stored without time; until then readers skip its time, and the description in snapshots
-says that there are times left behind. "Count from the restore": such entries have no time of this clock, so `since_ms`
-counts for all of them. Snapshots keep `since_ms`, so that a second restore does not start again. `since_ms` is the wall
-clock or, in event time, the subtask's watermark at the restore; if there is no watermark yet, the first time at which a
-value is judged. That time is not used in general, because a row may be ahead of the watermark by chance.
+If a program removes the TTL, readers skip the times until entries are rewritten. With a TTL, entries without a time of
+the program's clock have the time `since_ms`: the wall clock or, in event time, the subtask's watermark at the restore;
+without a watermark, the first time at which a value is judged. docs/state.md has a table of all changes.
 """
 
 import struct
@@ -37,17 +26,13 @@ _HEAD = 2 + _time.size
 
 
 class StoredTtl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Entries of a state have write times; part of `StateDescription`."""
-
-    ms: int  # 0: no time to live now, but entries may still have times of an earlier TTL
+    ms: int  # 0: no TTL now, but entries may have times of an earlier TTL
     refresh: str = "on_write"  # or "on_read"
     clock: str = "event"  # or "processing"
     since_ms: int | None = None  # time of entries without a time; None: no such entries, or none was judged yet
 
 
 class StateClock(Protocol):
-    """The time for a state with TTL, in ms."""
-
     def now_ms(self) -> int:
         """Time of the current row or timer."""
         ...
@@ -57,7 +42,7 @@ class StateClock(Protocol):
         ...
 
     def reached_ms(self) -> int:
-        """No later row or timer of the subtask is judged at an earlier time."""
+        """As `passed_ms`, for all keys of the subtask."""
         ...
 
     def opened_ms(self) -> int | None:
@@ -66,14 +51,14 @@ class StateClock(Protocol):
 
 
 class Expiry:
-    """Expiry of a state's entries. `stored.ms` 0: entries do not expire, and are written without time."""
+    """`stored.ms` 0: entries do not expire, and are written without time."""
 
     def __init__(self, stored: StoredTtl, clock: StateClock, tell: Callable[[StoredTtl], None]) -> None:
         """`tell` is called when `since_ms` becomes known."""
         self.stored = stored
         self.ttl_ms = stored.ms or None
         self.on_read = stored.refresh == "on_read"
-        self.keeps_latest = stored.clock == "event"  # rows arrive out of order: an earlier row does not shorten a life
+        self.keeps_latest = stored.clock == "event"  # out-of-order rows do not shorten a life
         self.now_ms = clock.now_ms
         self.passed_ms = clock.passed_ms
         self.reached_ms = clock.reached_ms
@@ -81,7 +66,6 @@ class Expiry:
         self._tell = tell
 
     def since_ms(self, now_ms: int) -> int:
-        """The time of entries without a time."""
         since_ms = self.stored.since_ms
         if since_ms is None:
             since_ms = now_ms
@@ -113,21 +97,20 @@ class Expiry:
 
 
 def without_time(data: bytes) -> tuple[int | None, bytes]:
-    """The time in an encoded entry, of either clock (None: no time), and the encoded value."""
+    """The time in an encoded entry (None: no time), and the encoded value."""
     return (_time.unpack_from(data, 2)[0], data[_HEAD:]) if is_timed(data) else (None, data)
 
 
 def is_timed(data: bytes) -> bool:
-    """True if an encoded entry has a time of either clock."""
     return data[:2] in (b"\xc1E", b"\xc1P")
 
 
 def continued(
     declared: StoredTtl | None, before: StoredTtl | None, restored: bool, opened_ms: int | None
 ) -> StoredTtl | None:
-    """Times of a state that continues from a checkpoint, by the table above. None: entries have no times.
+    """Times of a state that continues from a checkpoint. None: entries have no times.
 
-    `before`: described by the checkpoint; `declared`: by the program; `restored`: the checkpoint has the state.
+    `before`: the checkpoint's description. `restored`: the checkpoint has the state.
     """
     if declared is None:
         return None if before is None else StoredTtl(0, clock=before.clock)

@@ -1,20 +1,15 @@
 """A named keyed state of a subtask: a write-back cache of decoded values over the key-value store.
 
-The current value of a key is in the first of these that has the key:
+The first of these that has the key holds the current value:
 
     dirty    written since the last barrier, not yet in the store
     young    clean, used recently
-    frozen   written before the last barrier, on its way into the store (as a value, or encoded already)
+    frozen   written before the last barrier, on the way into the store (as a value, or encoded already)
     old      clean, not used for a while; dropped step by step
     the store
 
-At a barrier `freeze` makes the dirty entries the frozen entries: two assignments. A frozen entry that is read again is
-encoded first, so that a change in place cannot reach the snapshot; tables of immutable values skip this. None means
-absent. Key fields keep one type each (1, 1.0 and True are one key here).
-
-`StateTable` bounds the cache by a number of entries and their usual size. `BytesTable` is for values whose sizes differ
-a thousandfold, written once and read about once: `BytesTable` counts the unwritten bytes, and does not cache stored
-values.
+Reading a frozen entry encodes the value, unless values are immutable: a change in place must not reach the snapshot.
+None means absent. Each key field keeps a single type (1, 1.0 and True are the same key here).
 """
 
 import itertools
@@ -31,28 +26,28 @@ from barrier_runtime.state.kv.store import Entry
 Key = tuple[Any, ...]
 
 MISSING: Any = object()
-_FIRST_GUESS_BYTES = 400  # per cached entry, until values have been encoded
-_OVERHEAD_BYTES = 300  # size of a key tuple, two dict slots and a small object
-_EXPANSION = 3  # a Python value is about that much larger than its encoding
+_FIRST_GUESS_BYTES = 400  # per entry, until values have been encoded
+_OVERHEAD_BYTES = 300  # key tuple, two dict slots and a small object
+_EXPANSION = 3  # size of a Python value relative to the encoding
 _SPILL_SLICE = 128
-_SLICE_BYTES = 4 << 20  # approximate size of a slice; at least one entry
+_SLICE_BYTES = 4 << 20  # approximate; a slice has an entry or more
 _LEAST_BYTES = 1 << 20  # of small entries, even if the cache is tiny
-_FIRST_LOOK = 16  # number of dirty entries after which one of them is measured; then after twice as many, and so on
-_LARGER = 8  # a value of this multiple of the believed size corrects the belief
+_FIRST_LOOK = 16  # dirty entries before the first measurement; the next follows after twice as many
+_LARGER = 8  # a value this many times larger than expected corrects the expectation
 _DROP_SLICE = 4_096
 
 
 class MadeNew:
-    """Counts values that a decoder has converted from an earlier version of the program."""
+    """Counts values that a decoder converted from an earlier version of the program."""
 
     count = 0
 
 
 class StateTable:
-    """A keyed state, made by `KeyedBackend.table`; for a single thread."""
+    """For a single thread."""
 
     most_cache_bytes = sys.maxsize
-    spilled_at_once = _SPILL_SLICE  # entries
+    spilled_at_once = _SPILL_SLICE
 
     def __init__(
         self,
@@ -77,7 +72,7 @@ class StateTable:
         self._old: dict[Key, Any] = {}
         self._frozen: dict[Key, Any] = {}
         self._encoded: dict[Key, bytes] = {}
-        self.made_new = MadeNew()  # counted by `decode`
+        self.made_new = MadeNew()
         self._entry_bytes = float(_FIRST_GUESS_BYTES)
         self.limit_cache(cache_bytes)
 
@@ -95,9 +90,9 @@ class StateTable:
         return self._miss(key)
 
     def put(self, key: Key, value: Any) -> None:
-        """Sets the value of `key`; None deletes the entry."""
+        """None deletes the entry."""
         dirty = self._dirty
-        if key in dirty:  # the usual case of a key that is written often, which is not young
+        if key in dirty:  # a dirty key is not young
             dirty[key] = value
             return
         dirty[key] = value
@@ -109,7 +104,7 @@ class StateTable:
         self.put(key, None)
 
     def scan(self) -> Iterator[tuple[Key, Any]]:
-        """Yields all (key, value) of this subtask, each once, in no order. Concurrent changes may be missed."""
+        """Yields all (key, value), each once, in no order. Concurrent changes may be missed."""
         overlay = {**self._encoded, **self._frozen, **self._dirty}
         for data_key, data in self._shard.scan_state(self._state_id):
             key = entry_key(data_key)
@@ -122,11 +117,11 @@ class StateTable:
                 yield key, value
 
     def stored_behind(self, last: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields stored entries (whole key, data) after the whole key `last`, without unwritten changes."""
+        """Yields (whole key, data) after the whole key `last`, without unwritten changes."""
         return self._shard.scan_state_behind(self._state_id, last)
 
     def unwritten(self, key: Key) -> tuple[bool, Any]:
-        """True if an unwritten change of `key` exists, and then the value (None: deleted)."""
+        """True if an unwritten change of `key` exists, and the value (None: deleted)."""
         for values in (self._dirty, self._frozen):
             if key in values:
                 return True, values[key]
@@ -136,7 +131,7 @@ class StateTable:
     # ---- for filling a table before the first row
 
     def load(self, keys: Sequence[Key], values: Sequence[Any]) -> None:
-        """Writes entries directly to the store. None of the keys may have been read or put before."""
+        """Writes entries directly to the store, before any read or put of their keys."""
         data = self._encode_all(list(zip(keys, values, strict=True)))
         self._shard.write(list(zip(self._kv_keys(keys), data, strict=True)))
 
@@ -154,7 +149,7 @@ class StateTable:
     def freeze(self) -> None:
         if not self._frozen and not self._encoded:
             self._frozen, self._dirty = self._dirty, {}
-        else:  # left by an aborted checkpoint or a spill: older than the dirty entries, which win
+        else:  # left by an aborted checkpoint or a spill: older than the dirty entries
             self._merge_leftovers()
         self._dirty_bound = min(_FIRST_LOOK, self._dirty_limit)
 
@@ -163,7 +158,7 @@ class StateTable:
         return len(self._frozen) + len(self._encoded)
 
     def take(self, max_entries: int) -> list[Entry]:
-        """Up to `max_entries` frozen entries, to be written to the store at once. Their values stay cached."""
+        """Up to `max_entries` frozen entries, which the caller writes at once. Their values stay cached."""
         max_entries = min(max_entries, self._slice)
         entries = self._take_encoded(max_entries) if self._encoded else []
         count = min(max_entries - len(entries), len(self._frozen))
@@ -172,7 +167,6 @@ class StateTable:
         return entries
 
     def limit_cache(self, cache_bytes: int) -> None:
-        """Sets an approximate bound of everything in memory."""
         self._cache_bytes = cache_bytes
         self._fit_limits()
         self._dirty_bound = min(_FIRST_LOOK, self._dirty_limit)
@@ -180,8 +174,6 @@ class StateTable:
     def memory_bytes(self) -> int:
         entries = len(self._dirty) + len(self._young) + len(self._old) + self.frozen_entries
         return int(entries * self._entry_bytes)
-
-    # ---- internals
 
     def _kv_key(self, key: Key) -> bytes:
         return self._shard.kv_key(self._state_id, self.key_width, key)
@@ -212,9 +204,9 @@ class StateTable:
         return value
 
     def _fetched(self, key: Key, data: bytes) -> Any:
-        """The stored value. A converted value is written again, to spare later reads the conversion.
+        """Writes a converted value again, to spare later reads the conversion.
 
-        Such a value has not changed since the last barrier, and is therefore frozen.
+        The value, unchanged since the last barrier, is frozen.
         """
         made = self.made_new.count
         value = self._decode(data)
@@ -228,7 +220,7 @@ class StateTable:
             self._shard.write(self.take(self.spilled_at_once))
 
     def _remember(self, key: Key, value: Any) -> None:
-        """Makes a clean value the youngest. Each call drops up to two old values, so that no call takes long."""
+        """Drops up to two old values, so that no call takes long."""
         old = self._old
         if old:
             old.popitem()
@@ -296,14 +288,14 @@ class StateTable:
 
     def _fit_limits(self) -> None:
         entries, few = int(self._cache_bytes / self._entry_bytes), int(_LEAST_BYTES / self._entry_bytes)
-        self._young_limit = max(1, min(64, few), entries // 4)  # young and old together: half of all
-        self._dirty_limit = max(4, min(256, few), entries // 4)  # dirty and frozen together: the other half
+        self._young_limit = max(1, min(64, few), entries // 4)  # with old entries: half of all
+        self._dirty_limit = max(4, min(256, few), entries // 4)  # with frozen entries: the other half
         self._slice = max(1, int(_SLICE_BYTES / self._entry_bytes))
 
     def _relieve(self) -> None:
         """Writes older dirty entries in small slices, unless a snapshot must be linked first.
 
-        With few dirty entries only measures the newest of them.
+        Below the limit of dirty entries, only measures the newest.
         """
         if not self.frozen_entries and len(self._dirty) <= self._dirty_limit:
             self._look_at_size()
@@ -321,10 +313,7 @@ class StateTable:
         self._dirty_bound = len(self._dirty) + some if self.frozen_entries else min(_FIRST_LOOK, self._dirty_limit)
 
     def _look_at_size(self) -> None:
-        """Measures the entry that was put last.
-
-        Sizes are learned when entries are written; a few values of some megabytes would fill the memory before.
-        """
+        """Measures the newest entry: large values would fill the memory before writing shows sizes."""
         key, value = next(reversed(self._dirty.items()))
         if value is not None:
             (data,) = self._encode_all([(key, value)])
@@ -353,7 +342,7 @@ class Cached(Protocol):
 
 
 def share_cache(tables: Iterable[Cached], cache_bytes: int) -> None:
-    """Divides the cache equally; a table that needs less leaves the remainder to the others."""
+    """Divides the cache equally; the remainder of tables that need less goes to the others."""
     least_first = sorted(tables, key=lambda each: each.most_cache_bytes)
     for number, table in enumerate(least_first):
         share = min(table.most_cache_bytes, cache_bytes // (len(least_first) - number))
@@ -366,7 +355,7 @@ def shown(key: Key) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
 
 
-_MOST_BYTES = 8 << 20  # maximum of unwritten bytes, or a quarter of the cache if that is less
+_MOST_BYTES = 8 << 20  # unwritten bytes; at most a quarter of the cache
 _AT_ONCE = 64
 _ENTRY_BYTES = 300
 _encode = msgspec.msgpack.Encoder().encode
@@ -374,7 +363,10 @@ _decode = msgspec.msgpack.Decoder(bytes).decode
 
 
 class BytesTable(StateTable):
-    """A state of bytes, made by `KeyedBackend.table_of_bytes`; for a single thread."""
+    """A state of bytes, for a single thread.
+
+    Sizes of values differ a thousandfold, so unwritten bytes are counted; stored values are not cached.
+    """
 
     def __init__(self, name: str, state_id: int, shard: Shard, key_width: int, cache_bytes: int) -> None:
         self._waiting_bytes = 0
@@ -395,8 +387,7 @@ class BytesTable(StateTable):
         self._waiting_bytes = 0  # frozen entries are written soon
 
     def _write_behind(self) -> None:
-        """Writes all unwritten entries, unless a snapshot must be linked first."""
-        for _ in range(2):  # frozen entries first, then dirty entries
+        for _ in range(2):  # frozen entries, then dirty entries
             if not self._shard.may_write():
                 return
             if not self.frozen_entries:
@@ -409,4 +400,4 @@ class BytesTable(StateTable):
         """Caches nothing: a value is read once."""
 
     def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
-        """Caches nothing: values are read once, if at all."""
+        """Caches nothing."""

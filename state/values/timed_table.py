@@ -1,19 +1,13 @@
-"""Tables of a state with TTL: how readers see expired entries, and how these are deleted.
+"""Tables of a state with TTL: visibility and deletion of expired entries.
 
-A `TimedTable` (one value per key) and a `TimedEntries` (many entries per key) use a table that holds, in its caches
-too, `(write time, value)` in place of each value, so that no value ever loses the time.
+The inner table and the caches hold `(write time, value)`.
 
     at now          expired: hidden, as if absent; live: returned, and with `on_read` written again with the time now
-    at passed       no later row of the key is judged earlier: a reader deletes entries that are expired here
-    at reached      the same for all keys of the subtask: a sweep deletes entries that are expired here
+    at passed       expired for all later rows of the key: a reader deletes the entry
+    at reached      the same for all keys of the subtask: a sweep deletes the entry
 
-An entry that is expired for the current row, but live for an earlier time that may still arrive, is hidden and stays. A
-late row is judged at the watermark, so the results do not show whether a sweep has run. In event time a write never
-shortens a life: after rows of 10:05 and 10:01, in either order, an entry counts from 10:05.
-
-A sweep reads the stored entries in slices with pauses between turns of the loop, each slice from the end of the slice
-before. Unwritten changes are looked up before a deletion, so a refreshed entry stays; the next sweep finds it in the
-store.
+A hidden entry stays while a row with an earlier time may arrive. In event time a write never shortens a life. Design:
+docs/design/time-to-live.md.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,14 +24,12 @@ NEVER_MS = 1 << 62
 
 
 class Timed:
-    """Common part of both tables."""
-
     def __init__(self, table: StateTable, expiry: Expiry) -> None:
         self.expiry = expiry
         self._held = table
-        self._last: bytes | None = None  # whole key that the running sweep has reached; None: no sweep
+        self._last: bytes | None = None  # whole key that the sweep has reached; None: no sweep
         self._written_ms = NEVER_MS  # earliest write time since the last sweep began
-        self._seen_ms = NEVER_MS  # earliest time that the running sweep leaves
+        self._seen_ms = NEVER_MS  # earliest time that the sweep leaves
         self.least_ms = -NEVER_MS  # lower bound of all write times; -NEVER: unknown
         self.most_ms = -NEVER_MS  # latest write time
         if isinstance(table, WatchedTable):
@@ -54,7 +46,7 @@ class Timed:
     # ---- expiry
 
     def _judge(self, stamped: Stamped, now_ms: int) -> tuple[bool, int]:
-        """True if the value is live at `now_ms`, and the value's time."""
+        """True if the value is live, and the value's time."""
         expiry = self.expiry
         ms = stamped[0]
         if expiry.ttl_ms is None:
@@ -64,7 +56,6 @@ class Timed:
         return ms + expiry.ttl_ms > now_ms, ms
 
     def _is_past(self, ms: int) -> bool:
-        """True if an expired entry is expired for all later rows, too."""
         ttl_ms = self.expiry.ttl_ms
         return ttl_ms is not None and ms + ttl_ms <= self.expiry.passed_ms()
 
@@ -85,19 +76,18 @@ class Timed:
     # ---- sweeps
 
     def may_have_expired(self) -> bool:
-        """True if a sweep could find expired entries."""
         ttl_ms = self.expiry.ttl_ms
         if ttl_ms is None:
             return False
         return min(self.least_ms, self._written_ms) + ttl_ms <= self.expiry.reached_ms()
 
     def all_expired(self) -> bool:
-        """True if a sweep would find all entries expired, as far as is known."""
+        """True if, as far as known, a sweep would find all entries expired."""
         ttl_ms = self.expiry.ttl_ms
         return ttl_ms is not None and self.most_ms > -NEVER_MS and self.most_ms + ttl_ms <= self.expiry.reached_ms()
 
     def begin_sweep(self) -> None:
-        # Entries that were unwritten when the last sweep began are in the store by now.
+        # Entries unwritten at the begin of the last sweep are stored by now.
         self._seen_ms, self._written_ms = self._written_ms, NEVER_MS
         self._last = b""
 
@@ -106,7 +96,7 @@ class Timed:
         return self._last is None
 
     def sweep(self, most: int) -> tuple[int, int]:
-        """Sweeps up to `most` more entries; returns the numbers of entries read and deleted."""
+        """Returns the numbers of entries read and deleted."""
         if self._last is None:
             return 0, 0
         reached_ms, ttl_ms = self.expiry.reached_ms(), self.expiry.ttl_ms
@@ -149,8 +139,6 @@ class Timed:
 
 
 class TimedTable(Timed):
-    """One value per key, with expiry."""
-
     def __init__(self, table: StateTable, expiry: Expiry) -> None:
         super().__init__(table, expiry)
         self._table = table
@@ -186,10 +174,9 @@ class TimedTable(Timed):
 
 
 class TimedEntries(Timed):
-    """Many entries per key, with expiry. Updates the numbers of entries itself, unlike `EntryTable`.
+    """Updates the numbers of entries, which include expired entries until their deletion.
 
-    The numbers include expired entries that are not deleted yet. `is_list`: entry keys are indices, and the next index
-    is stored.
+    `is_list`: entry keys are indices, and the next index is stored.
     """
 
     def __init__(self, table: EntryTable, expiry: Expiry, is_list: bool) -> None:
@@ -236,7 +223,7 @@ class TimedEntries(Timed):
         return self._table.extent(key)[2]
 
     def pop(self, key: Key, entry: Any) -> bool:
-        """Removes an entry; returns True if the entry was live."""
+        """Returns True if the entry was live."""
         stamped: Stamped | None = self._table.get_entry(key, entry)
         if stamped is None:
             return False
@@ -262,10 +249,7 @@ class TimedEntries(Timed):
         table.set_number(key, 0)
 
     def walk(self, key: Key, reads: bool = True) -> Iterator[tuple[Any, Any]]:
-        """Yields (entry key, value) of the live entries in order, as `EntryTable.walk`.
-
-        `reads`: counts as reading.
-        """
+        """Yields live entries, as `EntryTable.walk`. `reads`: counts as reading."""
         start = self._table.extent(key)[1] if self._is_list else 0
         for entry, stamped in self._table.walk(key, start=start):
             now_ms = self._now()
@@ -293,19 +277,18 @@ def _unwrapped(held: Any) -> Any:
 
 
 _AT_ONCE = 64  # entries
-_MOST_AT_ONCE = 4  # batches of that size per slice, unless the slice takes too long
+_MOST_AT_ONCE = 4  # batches per slice, if time allows
 _SLICE_S = 0.002
 _PAUSE_S = 0.003
-_RESTS = 9  # pause between sweeps, as a multiple of the duration of a sweep
-_WORTH_COMPACTING = 1_000  # minimum number of tombstones
+_RESTS = 9  # pause, as a multiple of the last sweep's duration
+_WORTH_COMPACTING = 1_000  # tombstones
 
 
 class ExpirySweep:
-    """Deletes expired entries of an operator's tables, in slices of a millisecond or two with pauses.
+    """Deletes expired entries of an operator's tables, in short slices with pauses.
 
-    `look`, called at each barrier, begins a sweep if there may be expired entries, but not before a pause of nine times
-    the duration of the last sweep. Many live entries thus cost a few percent of the loop at most. If all entries have
-    expired, there is no such pause.
+    The pause after a sweep (`_RESTS`) bounds the cost of many live entries; if all entries have expired, there is none
+    (docs/design/time-to-live.md).
     """
 
     def __init__(
@@ -315,7 +298,7 @@ class ExpirySweep:
         call_later: Callable[[float, Callable[[], None]], None],
         mostly_deleted: Callable[[], None],
     ) -> None:
-        """`mostly_deleted` is called after a sweep that deleted more entries than it kept."""
+        """`mostly_deleted` is called after a sweep that deleted more than half of the entries."""
         self._tables: list[Timed] = list(tables)
         self._now_s = now_s
         self._call_later = call_later
@@ -327,10 +310,7 @@ class ExpirySweep:
         self.closed = False
 
     def look(self) -> None:
-        """Begins a due sweep.
-
-        Called at each barrier: entries not yet stored at one sweep are at the next.
-        """
+        """Called at each barrier: a sweep finds only entries that a barrier has stored."""
         if self._under_way or self.closed:
             return
         now_s = self._now_s()
@@ -344,7 +324,7 @@ class ExpirySweep:
             self._call_later(_PAUSE_S, self._slice)
 
     def _slice(self) -> None:
-        if self._in_slice:  # harnesses call at once instead of later
+        if self._in_slice:  # harnesses call at once, not later
             self._again = True
             return
         self._in_slice = True

@@ -1,19 +1,13 @@
-"""The timers of an operator subtask in the store, in firing order (docs/design/timers.md).
+"""Timers of an operator subtask in the store, in firing order (docs/design/timers.md).
 
 Layout, after key group and state id (`kv/shard`), encoded by `keys/key_codec`:
 
     time (ms, an int) · user key  →  01
 
-The user key alone determines the key group, so rescaling treats timers like any other state.
-
-Unwritten timers are in the dicts of `StateTable`, by (time, user key). Nothing is read before a write, since setting a
-timer twice makes the same entry; written timers are not cached. The last timers that were set, and that nobody holds in
-memory, may be in two lists, `times` and `keys`, and are written from there, unless the dicts have a timer of that time
-and key. All methods except those that set timers first move the lists into the dicts (`_fold`), so that the lists never
-contain a timer that was deleted later.
-
-`KnownKeys` caches the encoded beginning of recent stored keys: for user keys with many entries, encoding costs more
-than the rest of a write.
+The user key alone determines the key group. Unwritten timers are in the dicts of `StateTable`, by (time, user key);
+written timers are not cached. The last timers that were set, and that nobody holds in memory, may be in the lists
+`times` and `keys`, and are written from there unless the dicts have the same timer. All other methods first move the
+lists into the dicts (`_fold`), so the lists never contain a timer that was deleted later.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +28,10 @@ _MOST_BYTES = 8 << 20
 
 
 class KnownKeys:
-    """Encoded user keys of a state. `make`: (key group and state id, encoded user key) -> cached value."""
+    """Caches encoded keys: for user keys with many entries, encoding would be most of a write.
+
+    `make`: (key group and state id, encoded user key) -> cached value.
+    """
 
     def __init__(self, shard: Shard, state_id: int, key_width: int, make: Callable[[bytes, bytes], Any]) -> None:
         self._shard = shard
@@ -65,23 +62,23 @@ class KnownKeys:
             self._bytes += 2 * len(encoded)  # the key itself is about as large
 
 
-LAYOUTS = 1  # newest layout in snapshots' descriptions that this release reads
+LAYOUTS = 1  # newest layout that this release reads
 _TIME_BYTES = len(encode_key((0,)))
-_MOST_WAITING = 16_384  # firing timers reads all of them now and then
+_MOST_WAITING = 16_384  # firing timers reads all of them
 _TIMER_BYTES = 500  # size in memory
 _TAG = bytes((INT_TAG,))
 _SIGN = np.uint64(1 << 63)
 _SET = b"\x01"
-_LOOKED_AT = 16  # keys of one state are about equally long
+_LOOKED_AT = 16  # keys of a state are about equally long
 
 Timer = tuple[int, Key]  # time in ms, user key
 
 
 class TimerTable(StateTable):
-    """Table of timers, made by `KeyedBackend.timer_table`; for a single thread. The keys are `Timer`s."""
+    """Timers, for a single thread. The keys are `Timer`s."""
 
     most_cache_bytes = 2 * _MOST_WAITING * _TIMER_BYTES
-    spilled_at_once = 512  # less than a millisecond; once sorted, timers of a key group are neighbours
+    spilled_at_once = 512  # less than a millisecond; sorted timers of a key group are neighbours
 
     def __init__(self, name: str, state_id: int, shard: Shard, key_width: int, cache_bytes: int, stored: bool) -> None:
         """`stored`: the store may already have timers."""
@@ -90,14 +87,14 @@ class TimerTable(StateTable):
         self._known = KnownKeys(shard, state_id, key_width, lambda prefix, encoded: (prefix + _TAG, encoded))
         self.times: list[int] = []
         self.keys: list[Key] = []
-        self._deleted_ms = -1 << 63  # latest time of deleted timers whose deletion is in the dicts
+        self._deleted_ms = -1 << 63  # latest time of timers whose deletion is in the dicts
 
     @property
     def key_groups(self) -> tuple[int, int]:
         return self._shard.key_group_first, self._shard.key_group_last
 
     def write_listed(self) -> None:
-        """Writes the `spilled_at_once` timers of the lists, unless older changes must be written first."""
+        """Writes the timers of the lists, unless older changes must be written first."""
         if not self._shard.may_write() or (min(self.times) <= self._deleted_ms and self._any_listed_waits()):
             self._fold()
             return
@@ -113,11 +110,10 @@ class TimerTable(StateTable):
         return timer in self._dirty or timer in self._frozen
 
     def is_deleted(self, timer: Timer) -> bool:
-        """True if the timer is deleted, and the deletion is unwritten."""
+        """True if the timer is deleted, and the deletion unwritten."""
         return self.unwritten(timer) == (True, None)
 
     def waiting(self) -> list[Timer]:
-        """Timers that are set and unwritten, each once."""
         if self.times:
             self._fold()
         dirty = self._dirty
@@ -125,11 +121,10 @@ class TimerTable(StateTable):
         return older + [timer for timer, is_set in dirty.items() if is_set]
 
     def behind(self, position: bytes, first: int, last: int, most: int) -> tuple[list[Timer], bytes, int]:
-        """Stored timers of a key group after `position` (see `position_of`), in order.
+        """Stored timers of key group `first` after `position` (see `position_of`), in order.
 
-        The group is `first`, and may have none. Returns up to `most` timers; the position of the last timer if more may
-        follow, else empty; and the next key group up to `last` that may have timers, or `last + 1`. One seek skips all
-        key groups without state.
+        Returns up to `most` timers; the last timer's position if more may follow, else empty; and the next key group up
+        to `last` that may have timers, or `last + 1`. A seek skips all key groups without state.
         """
         found: list[Timer] = []
         for data_key, _ in self._shard.state_behind(self._state_id, first, last, position):
@@ -142,10 +137,7 @@ class TimerTable(StateTable):
         return found, b"", last + 1
 
     def of_key(self, key: Key, from_ms: int) -> list[int]:
-        """Times of the timers of a key, none of which is before `from_ms`.
-
-        Reads all timers of the key group.
-        """
+        """Times of a key's timers, none before `from_ms`. Reads all timers of the key group."""
         group, encoded = key_group(key, self._shard.max_parallelism), encode_key(key)
         stored = self._shard.state_behind(self._state_id, group, group, position_of(from_ms))
         times = {at_ms for at_ms, other in self.waiting() if other == key}
@@ -169,13 +161,13 @@ class TimerTable(StateTable):
                 yield timer, True
 
     def convert(self, older: StateTable) -> None:
-        """Moves the timers of a release before this layout, stored like values by (*user key, time)."""
+        """Moves the timers of an older release, stored like values by (*user key, time)."""
         for key, _ in older.scan():
             self.put((key[-1], key[:-1]), True)
             older.delete(key)
 
     def put(self, key: Key, value: Any) -> None:
-        """As `StateTable.put`, without caching: every event of a stream may set a timer."""
+        """Does not cache: every event of a stream may set a timer."""
         if value is None:
             if self.times:
                 self._fold()
@@ -204,10 +196,7 @@ class TimerTable(StateTable):
     def memory_bytes(self) -> int:
         return super().memory_bytes() + int(len(self.times) * self._entry_bytes)
 
-    # ---- internals
-
     def _any_listed_waits(self) -> bool:
-        """True if a timer of the lists is also in the dicts."""
         for timers in (self._dirty, self._frozen):
             if not timers.keys().isdisjoint(zip(self.times, self.keys, strict=True)):
                 return True
@@ -259,7 +248,7 @@ class TimerTable(StateTable):
         """Caches nothing: a timer is rarely read twice."""
 
     def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
-        """Caches nothing: written timers are in the store, or held by the firing code."""
+        """Caches nothing."""
 
 
 def position_of(from_ms: int) -> bytes:
@@ -267,7 +256,6 @@ def position_of(from_ms: int) -> bytes:
 
 
 def encode_timer(value: Any) -> bytes:
-    """Encoded value of a timer, which has only time and key."""
     return _SET
 
 

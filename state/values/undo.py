@@ -1,11 +1,8 @@
 """Undoes the changes of a user's function to state tables before the call is repeated.
 
-    table.get    of a mutable value    its encoding is kept, at the first read in a call
-    table.put    of any key            the value before is kept, unless one is kept already
-    put_back     stores all kept values again; a mutable value is then another object
-
-A table that takes part is made with an `Undo` (`made`). Other tables pay nothing. The kept values are in memory until
-the next call begins.
+Only tables made with an `Undo` (`made`) take part: in a call, the first read of a mutable value keeps its encoding, and
+the first put of a key keeps the previous value, unless already kept. `put_back` stores all kept values again; a mutable
+value is then another object.
 """
 
 from typing import Any, Protocol, TypeVar, cast
@@ -44,7 +41,7 @@ class Undo:
 class _UndoableTable(StateTable):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.found: dict[Key, Any] = {}  # by the call at hand; of values that can be changed in place the encoding
+        self.found: dict[Key, Any] = {}  # of the current call; mutable values are encoded
 
     def begin(self) -> None:
         if self.found:
@@ -81,7 +78,7 @@ class _UndoableEntries(_UndoableTable, EntryTable):
         super().put_counted(key, entry, value)
 
     def _store_again(self, key: Key, value: Any) -> None:
-        if len(key) == self.key_width + 2:  # otherwise the number of entries
+        if len(key) == self.key_width + 2:  # an entry; a shorter key holds the number of entries
             self._index(key[: self.key_width], key[-1])
         super()._store_again(key, value)
 
@@ -103,7 +100,6 @@ _UNDOABLE: dict[type[StateTable], type[StateTable]] = {
 
 
 def made(kind: type[T], arguments: tuple[Any, ...], undo: Undo | None) -> T:
-    """With `undo` the table takes part in undoing."""
     if undo is None:
         return kind(*arguments)
     table = _UNDOABLE[kind](*arguments)

@@ -1,10 +1,7 @@
-"""A debugging table that notices values changed in place and not stored, and shared objects.
+"""Debugging table that notices values changed in place and not stored, and objects stored twice.
 
-Every value that is read is encoded. An unstored change exists only in the cache of this process, and is lost at a
-restart, an eviction or a rescaling. A clean value that is handed out (or made as a default) is therefore kept with its
-encoding until the key is written or the next barrier arrives, which compares the two.
-
-An object that is stored for two keys is refused: until a restart, a change for one key would change the other.
+An unstored change is lost at a restart, an eviction or a rescaling. A clean value that is handed out (or made as a
+default) is kept with the encoding until the key is written, or until the next barrier, which compares the two.
 """
 
 from collections.abc import Callable
@@ -13,20 +10,18 @@ from typing import Any
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.values.table import Key, StateTable
 
-_MOST_LENT = 10_000  # values kept; then all are compared at once, and forgotten
-_MOST_OWNED = 10_000  # stored values kept
+_MOST_LENT = 10_000  # then all are compared and forgotten
+_MOST_OWNED = 10_000  # stored values
 
 
 class WatchedTable(StateTable):
-    """Table that `KeyedBackend.table` makes for mutable values whose encoding shows changes."""
-
     _remedy = "call update(value)"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._lent: dict[Key, tuple[Any, bytes]] = {}
         self.unwrapped: Callable[[Any], Any] = lambda held: held  # the user's value of a held value
-        self._owned: dict[int, tuple[Key, Any]] = {}  # by identity, which is valid as long as the object is held
+        self._owned: dict[int, tuple[Key, Any]] = {}  # by identity, valid while the object is held
 
     def get(self, key: Key) -> Any:
         value = super().get(key)
@@ -57,14 +52,14 @@ class WatchedTable(StateTable):
     def lend(self, key: Key, default: Any) -> Any:
         """Records that `default` is handed out for `key`, which has no value.
 
-        A default that was handed out before and not stored is compared now, since each read makes another default.
+        Compares an earlier default now, since each read makes another default.
         """
         before = self._lent.pop(key, None)
         if before is not None:
             self._compare_one(key, *before)
         try:
             encoded = self._encode(default)
-        except InvalidJob:  # raised when the value is stored
+        except InvalidJob:  # raised again when the value is stored
             return default
         self._lend(key, default, encoded)
         return default

@@ -65,7 +65,17 @@ class CapturedCalls:
 class Bench:
     """A subtask between real channels; acts as the slot."""
 
-    def __init__(self, inputs=2, aligner=Aligner, room=1 << 20, ports=None, aligned_only=(), replay=(), operator=None):
+    def __init__(
+        self,
+        inputs=2,
+        aligner=Aligner,
+        room=1 << 20,
+        ports=None,
+        aligned_only=(),
+        replay=(),
+        operator=None,
+        timeless=(),
+    ):
         self.captured = CapturedCalls()
         self.declined = []
         self.ended_subtasks = []
@@ -74,6 +84,8 @@ class Bench:
         self.in_flight = {}  # checkpoint -> port -> values
         self.operator = operator or Summing()
         self.inputs = [InputChannel(i, ports[i] if ports else 0, lambda: None) for i in range(inputs)]
+        for index in timeless:
+            self.inputs[index].timeless = True
         self.out = InputChannel(0, 0, lambda: None, room)
         edge = Edge(0, 0, 1, "forward")
         self.subtask = Subtask(

@@ -40,6 +40,7 @@ from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.tls import PeerTls
 
 Via = Callable[[str, int], Awaitable[tuple[str, int]]]
 
@@ -64,10 +65,12 @@ class TcpJob:
         wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store,
         encrypts: Policy = across_hosts,
         via: Via = directly,
+        tls: PeerTls | None = None,
         **options: Any,
     ) -> None:
         self._encrypts = encrypts
         self._via = via
+        self._tls = tls
         self.options = JobOptions.from_keywords(options)
         self.graph = compile_plan(
             flow.plan, self.options.parallelism, self.options.max_parallelism, mode=self.options.mode
@@ -86,7 +89,7 @@ class TcpJob:
         listening.bind(("127.0.0.1", 0))
         listening.listen(64)
         listening.setblocking(False)
-        self._server = ControlServer(self._directory, listening, encrypts=self._encrypts)
+        self._server = ControlServer(self._directory, listening, encrypts=self._encrypts, tls=self._tls)
         self._tasks: list[asyncio.Task[None]] = []
         self._planes: list[TcpDataPlane] = []
         self._links: list[TcpControlLink] = []
@@ -100,7 +103,7 @@ class TcpJob:
     async def _start_slot(self, index: int, loop: asyncio.AbstractEventLoop) -> None:
         job, run_id = self.spec.job, self.spec.run_id
         secret, slot_uuid = self._directory.secret(job, run_id), uuid.uuid4().hex
-        plane = TcpDataPlane(secret, job, run_id, encrypts=self._encrypts)
+        plane = TcpDataPlane(secret, job, run_id, encrypts=self._encrypts, tls=self._tls)
         host, port = await self._via(*await plane.listen())
         resources = SlotResources(
             loop=loop,
@@ -122,6 +125,7 @@ class TcpJob:
         claims = msgspec.msgpack.encode(SlotClaims(index, slot_uuid))
         link = TcpControlLink((self._coordinator,), secret, job, run_id, claims, slot.connected, slot.handle)
         link.encrypts = self._encrypts
+        link.tls = self._tls
         slot.link = link
         self.slots.append(slot)
         self._planes.append(plane)

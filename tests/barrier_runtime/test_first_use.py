@@ -271,7 +271,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
     (
         "a number for a column",
         lambda: stream().key_by("k").aggregate("t", s=sum_(5)),
-        ["needs a column 5: the rows have k, x"],
+        ["sum_: column=5: give the name of a column, such as sum_('v')"],
     ),  # type: ignore[arg-type]
     (
         "a number for partitions",

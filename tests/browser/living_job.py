@@ -16,6 +16,7 @@ from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.status.history import History, decode_history
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import (
+    AskSlot,
     CheckpointComplete,
     CommitFailing,
     Decline,
@@ -23,6 +24,7 @@ from barrier_runtime.coordinator.wire.messages import (
     HeldBack,
     JobSpec,
     Shutdown,
+    SlotAnswer,
     SubtaskId,
     ToCoordinator,
     Trigger,
@@ -39,8 +41,17 @@ JOB = spec(
 )
 
 
+ANSWERS = {
+    "log": ("2026-01-01 00:00:00.000Z WARNING app: <b>older</b>", "2026-01-01 00:00:01.000Z ERROR app: newer\n  at x"),
+    "rows": ('{"n": 7, "name": "<i>row</i>"}',),
+    "stacks": ('MainThread: 10 of 10 samples\n  File "app.py", line 3, in f',),
+}
+
+
 class _Slot(TcpSlot):
     """A slot with two sending threads: the first answers, the second reports figures."""
+
+    answers = True
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
@@ -66,6 +77,7 @@ class LivingJob:
         self.commit_error = ""  # of slot 0, which reports the failure once and stops committing
         self._told_commit_error = False
         self.records = 1_000
+        self.answers = dict(ANSWERS)  # to questions; a slot is silent without one
         self.sources: dict[str, HeldBack] = {}  # event time, as slots report it
         self.ended = threading.Event()
         self._slots = [_Slot(JOB.job, JOB.run_id, secret, index) for index in (0, 1)]
@@ -115,6 +127,8 @@ class LivingJob:
                     self._on_trigger(slot, message.checkpoint)
                 elif isinstance(message, CheckpointComplete):
                     self._on_complete(slot, message.checkpoint)
+                elif isinstance(message, AskSlot) and message.subject in self.answers:
+                    slot.say(SlotAnswer(message.number, self.answers[message.subject]))
 
     def _on_trigger(self, slot: _Slot, checkpoint: int) -> None:
         if self.decline and slot.index == 1:

@@ -71,7 +71,7 @@ def test_a_dialog_that_is_left_changes_nothing(job: LivingJob, opened: Opened) -
     page = opened(job)
     posts: list[str] = []
     page.on("request", lambda each: each.method == "POST" and posts.append(each.url))
-    for button, dialog in (("Stop…", "#ask-stop"), ("Stop at once…", "#ask-now")):
+    for button, dialog in (("Stop with a checkpoint…", "#ask-stop"), ("Stop without a checkpoint…", "#ask-now")):
         page.click(f"text={button}")
         assert page.evaluate("document.activeElement.textContent") == "Cancel", "return must not stop a job"
         page.keyboard.press("Enter")
@@ -94,9 +94,9 @@ def test_a_session_alone_changes_nothing_from_another_site(job: LivingJob, opene
 
 def test_stopping_a_job_ends_it_and_the_page_says_so(own_job: LivingJob, opened: Opened) -> None:
     page = opened(own_job)
-    page.click("text=Stop…")
+    page.click("text=Stop with a checkpoint…")
     page.click("#ask-stop button[value=ok]")
-    expect(page.locator("h1 .badge")).to_have_text("CANCELLED")
+    expect(page.locator("h1 .badge")).to_have_text("STOPPED")
     page.reload()
     assert page.locator("button[data-dialog]").count() == 0
 
@@ -222,10 +222,10 @@ def test_a_coordinator_without_a_page_serves_none(
     tmp_path: Path, context: Callable[..., BrowserContext], watched: Watched
 ) -> None:
     from barrier_runtime.coordinator.client.client import UnknownJob
-    from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+    from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator, WebOptions
 
     watched.expected = ["401"]
-    with EmbeddedCoordinator(str(tmp_path / "store"), ui=False) as coordinator:
+    with EmbeddedCoordinator(str(tmp_path / "store"), web=WebOptions(ui=False)) as coordinator:
         coordinator.wait_ready()
         with pytest.raises(UnknownJob, match="has no page: start it without --no-ui"):
             coordinator.client.page_link("flights")

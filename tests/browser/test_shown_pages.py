@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.browser.conftest import Watched
-from tests.browser.living_job import LivingJob
+from tests.browser.living_job import ANSWERS, LivingJob
 
 Opened = Callable[..., Page]
 
@@ -19,6 +19,27 @@ def test_the_list_of_jobs_leads_to_a_job(job: LivingJob, opened: Opened) -> None
     assert page.inner_text("tbody .badge") == "RUNNING"
     page.click("text=flights")
     expect(page.locator("h1 bdi")).to_have_text("flights")
+
+
+def test_the_list_of_jobs_is_filtered_while_one_types_and_by_its_address(job: LivingJob, opened: Opened) -> None:
+    page = opened(job, "/")
+    page.fill("[name=q]", "nothing like this")
+    expect(page.locator("#jobs")).to_contain_text("No job matches")
+    assert "q=nothing" in page.url
+    page.fill("[name=q]", "fligh run")
+    expect(page.locator("#jobs tbody tr")).to_have_count(1)
+    page.click("text=/^Ended/")
+    expect(page.locator("#jobs")).to_contain_text("No job matches")
+    assert page.input_value("[name=q]") == "fligh run"
+    page = opened(job, "/?q=flights&show=running", java_script_enabled=False)
+    assert page.locator("#jobs tbody tr").count() == 1
+
+
+def test_the_list_of_jobs_has_figures_of_each_job(job: LivingJob, opened: Opened) -> None:
+    page = opened(job, "/")
+    expect(page.locator("#jobs td[data-label=Uptime]")).to_have_text(re.compile(" (ms|s|min|h)"))
+    expect(page.locator("#jobs td[data-label=Checkpoint]")).to_contain_text("ago")
+    assert page.inner_text("#jobs td[data-label=Slots]") == "2"
 
 
 def test_the_figures_are_those_of_the_status(job: LivingJob, opened: Opened) -> None:
@@ -128,7 +149,7 @@ def test_everything_is_reached_by_tab_and_the_first_stop_skips_to_the_content(jo
         reached.append(page.evaluate("document.activeElement.textContent.trim()"))
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", f"{reached[-1]} does not show that it has the focus"
-    assert {"jobs", "Follow", "Log out", "Checkpoint…", "Savepoint…", "Rescale…", "Stop…", "Stop at once…"} <= set(
+    assert {"jobs", "Follow", "Log out", "Checkpoint…", "Savepoint…", "Rescale…", "Stop with a checkpoint…"} <= set(
         reached
     )
 
@@ -147,7 +168,8 @@ def test_without_scripts_the_page_is_complete(job: LivingJob, opened: Opened, wa
 def test_no_page_is_wider_than_the_window(job: LivingJob, opened: Opened, width: int) -> None:
     page = opened(job, viewport={"width": width, "height": 844})
     newest = f"/jobs/flights/checkpoints/{job.status.checkpoints.history[-1].checkpoint}"
-    for path in ("/", "/jobs/flights", "/jobs/flights/checkpoints", newest, "/login"):
+    slots = ("/jobs/flights/slots", "/jobs/flights/slots/0/log", "/jobs/flights/slots/0/stacks")
+    for path in ("/", "/jobs/flights", "/jobs/flights/checkpoints", newest, *slots, "/login"):
         page.goto(f"{job.coordinator.url}{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
 
@@ -207,6 +229,58 @@ def test_one_tick_is_small(job: LivingJob, opened: Opened) -> None:
         if (seen.length === 3) { stream.close(); done(seen); } }); })"""
     )
     assert max(lengths) <= 5_000, "bytes per second"
+
+
+def test_a_box_of_the_graph_shows_the_subtasks_of_its_step(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    box = page.locator("svg.graph a").first
+    address = box.get_attribute("href") or ""
+    box.click()
+    expect(page.locator("#step tbody tr")).to_have_count(2)
+    box = page.locator("svg.graph a").first
+    box.click()
+    expect(page.locator("#step")).to_be_hidden()
+    page.goto(f"{job.coordinator.url}{address}")
+    assert page.locator("main tbody tr").count() == 2
+    page.goto(f"{job.coordinator.url}/jobs/flights/failures")
+    assert page.inner_text("h1") == "Failures"
+
+
+def test_a_part_is_loaded_when_it_is_opened(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    page.click("#latency-hour > summary")
+    expect(page.locator("#latency-hour > div")).to_contain_text("No row has reached a sink yet")
+
+
+def test_logs_and_stacks_of_a_slot_are_asked_for_on_the_page_of_slots(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    page.click("text=Logs and stacks of slots")
+    page.locator("tr", has_text="running").nth(1).locator("text=log").click()
+    assert page.inner_text("h1") == "Slot 1: log"
+    shown = page.inner_text("pre")
+    assert shown.index("ERROR app: newer") < shown.index("<b>older</b>"), "the newest first, and as text"
+    page.click("text=Stacks")
+    assert 'File "app.py", line 3, in f' in page.inner_text("pre")
+
+
+def test_rows_of_a_step_are_shown_on_demand_and_as_text(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    page.locator("svg.graph a").first.click()
+    page.locator("#step a", has_text="numbers").last.click()
+    assert page.inner_text("h1") == "Rows of numbers"
+    assert '{"n": 7, "name": "<i>row</i>"}' in page.inner_text("pre")
+
+
+def test_a_slot_that_does_not_answer_is_named_with_a_remedy(job: LivingJob, opened: Opened, watched: Watched) -> None:
+    watched.expected = ["503", "400"]
+    job.answers.pop("stacks")
+    try:
+        page = opened(job, "/jobs/flights/slots/0/stacks")
+        assert re.search(r"slot 0 has not answered .* py-spy dump --pid \d+", page.inner_text("main"))
+    finally:
+        job.answers.update(ANSWERS)
+    page.goto(f"{job.coordinator.url}/jobs/flights/slots/9/log")
+    assert "job flights has no slot 9" in page.inner_text("main")
 
 
 def test_what_is_not_there_is_said_in_plain_words(job: LivingJob, opened: Opened, watched: Watched) -> None:

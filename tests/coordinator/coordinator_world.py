@@ -16,6 +16,7 @@ from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.effects import (
     Append,
     CloseLink,
+    Compact,
     CopySavepoint,
     Delete,
     DeleteAll,
@@ -61,7 +62,7 @@ from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, Record, decode_record
 from barrier_runtime.coordinator.savepoint_files import write_savepoint
-from barrier_runtime.coordinator.store_calls import check_permit, delete_in_order
+from barrier_runtime.coordinator.store_calls import check_permit, compact_log, delete_in_order
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
     Ack,
@@ -79,6 +80,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Register,
     Restored,
     Shutdown,
+    SlotFacts,
     Start,
     SubtaskEnded,
     SubtaskFailed,
@@ -135,6 +137,7 @@ class FakeSlot:
     program: str = ""
     broken: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    facts: SlotFacts | None = None
     prefetches: bool = True  # at once
     prefetched: int = 0
 
@@ -162,6 +165,7 @@ class FakeSlot:
             program=self.program,
             broken=self.broken,
             versions=dict(self.versions),
+            facts=self.facts,
         )
 
     def cut(self) -> None:
@@ -414,6 +418,8 @@ class Coordinator:
         if isinstance(effect, CopySavepoint):
             taken = effect.copy.savepoint
             return SavepointCopied(taken.id, taken.taken.checkpoint, write_savepoint(store, effect.url, effect.copy))
+        if isinstance(effect, Compact):
+            return Deleted(compact_log(store, self.paths, effect.base, effect.kept, effect.first_sha256, set()))
         assert isinstance(effect, DeleteAll), effect
         found = [*store.list(self.paths.checkpoints_prefix), *store.list(self.paths.data_prefix)]
         self.delete(effect.permit, discarded(self.paths, found, effect.permit.token).keys)

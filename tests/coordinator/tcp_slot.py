@@ -34,6 +34,8 @@ Kind = TypeVar("Kind", bound=ToSlot)
 
 
 class TcpSlot:
+    answers = False  # questions
+
     def __init__(self, job: str, run_id: str, secret: bytes, index: int, attempt: int = 0) -> None:
         self.job, self.run_id, self.secret = job, run_id, secret
         self.index, self.attempt = index, attempt
@@ -93,6 +95,7 @@ class TcpSlot:
                 committed=dict(self.committed),
                 drained=self.drained,
                 versions=self.versions,
+                answers=self.answers,
             )
         )
 

@@ -20,13 +20,14 @@ from examples.servers import (
     RedisServer,
     S3Server,
     ServerError,
+    base,
     kafka_server,
     postgres_server,
     rabbitmq_server,
     redis_server,
     s3_server,
 )
-from examples.servers.base import Server, find_program
+from examples.servers.base import Server, find_program, free_port
 from examples.servers.kafka_ends import asked_again, done_at_last
 from tests.ends.rabbitmq_world import connected
 from tests.waiting import until
@@ -188,6 +189,16 @@ def test_a_server_that_cannot_start_says_what_it_said() -> None:
 def test_a_server_that_is_not_installed_says_which_command_brings_it() -> None:
     with pytest.raises(ServerError, match=r"nosuchserver is not installed: apt-get install no-such-package"):
         find_program("nosuchserver", "no-such-package", "usr/lib/nosuch/*/bin/nosuchserver")
+
+
+def test_no_two_servers_are_given_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = range(31_000, 31_030)
+    monkeypatch.setattr(base, "_PORTS", few)
+    here = [free_port() for _ in range(12)]
+    program = f"from examples.servers import base; base._PORTS = {few!r}; print(*[base.free_port() for _ in range(8)])"
+    there = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    given = here + [int(port) for port in there.stdout.split()]
+    assert len(set(given)) == len(given) == 20
 
 
 def test_settings_reach_the_servers_and_a_password_is_asked_for() -> None:

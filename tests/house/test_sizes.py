@@ -15,19 +15,21 @@ PARAMETERS = 9  # without `self`
 
 # Each has a separate bound against unnoticed growth, and the reason why the parts are one idea.
 LONG_FILES = {
+    "barrier_runtime/api/stream.py": (680, "classes that return one another, a third of it signatures of typed rows"),
     "barrier_runtime/operators/functions/process.py": (570, "one operator: rows, timers and errors share a key's turn"),
     "barrier_runtime/runtime/slot.py": (500, "every order of the coordinator and what a slot answers"),
-    "barrier_runtime/runtime/sources/driver.py": (670, "one reader's life: opened, read, idle, paused, ended"),
+    "barrier_runtime/runtime/sources/driver.py": (685, "one reader's life: opened, read, idle, paused, ended"),
     "barrier_runtime/testing/simulation/cluster.py": (530, "everything of one simulated job: its processes and faults"),
     "barrier_runtime/testing/simulation/loop.py": (590, "world, process and loop refer to one another"),
-    "coordinator/server/rest.py": (510, "a handler per route"),
     "coordinator/status/why/checkpoint.py": (510, "one decision: the first cause that the evidence shows"),
 }
 FULL_FOLDERS: dict[str, tuple[int, str]] = {}
 _USERS = "a user's call: keywords, most of them with defaults"
 WIDE_CALLS = {
     "barrier_runtime/api/lookup_steps.py:lookup": (15, _USERS),
-    "barrier_runtime/api/steps.py:_stateful": (14, "the parts of one node of the plan"),
+    "barrier_runtime/api/steps.py:_step": (10, "the parts of one node of the plan"),
+    "barrier_runtime/operators/functions/process.py:__init__": (10, "the arguments of `process`, checked"),
+    "barrier_runtime/api/steps.py:_stateful": (15, "the parts of one node of the plan"),
     "barrier_runtime/connectors/kafka/sink/sink.py:__init__": (11, _USERS),
     "barrier_runtime/launch/local.py:_slot": (12, "the parts of one slot, as its process has them"),
     "barrier_runtime/operators/lookups/arguments.py:lookup_settings": (16, "the arguments of `lookup`, checked"),

@@ -53,6 +53,8 @@ PROGRAM = """
             os.kill(handle.status().slots[0].pid, signal.SIGKILL)
             until(lambda: handle.status().generations > 1 and handle.status().checkpoints.completed > completed + 1)
             print(msgspec.json.encode(handle.status()).decode(), handle.status())
+            print("ASKED", handle._coordinator.client.slot_lines("planted", 1, "log"))
+            print("ASKED", handle._coordinator.client.slot_lines("planted", 1, "stacks"))
             for log in folder.glob("barrier-runtime-coordinator-*/coordinator.log"):
                 print(log.read_text())
             print(handle._carrier._spark.sparkContext.getConf().toDebugString())
@@ -80,6 +82,7 @@ def test_no_secret_of_a_spark_job_comes_out_anywhere(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-5_000:]
     assert "['drwx------', 'drwx------']" in done.stdout
+    assert "ASKED SlotLines(slot=1, lines=('MainThread: " in done.stdout
     secrets = json.loads(told.read_text())
     assert len(secrets) == len(set(secrets)) == 3
     events = [path for path in (folder / "events").rglob("*") if path.is_file()]

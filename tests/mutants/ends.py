@@ -146,7 +146,7 @@ MUTANTS = (
         "lists-that-are-kept",
         "a list that the function keeps is copied",
         "barrier_runtime/data/rows.py",
-        "name in self._flat and references(value) == _HELD_ONCE",
+        "name in self._flat and references(value) == HELD_ONCE",
         "name in self._flat",
         ("tests/barrier_runtime/operators/functions/test_user_functions.py",),
     ),

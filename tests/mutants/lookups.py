@@ -119,8 +119,8 @@ MUTANTS = (
         "idleness-overtakes-replies",
         "that the input is idle is told when the rows before are out",
         _CHAIN,
-        "        if self._inputs_idle and not self.first.unfinished:\n",
-        "        if self._inputs_idle:\n",
+        "        if self.inputs_idle and not self.first.unfinished:\n",
+        "        if self.inputs_idle:\n",
         _HOLDING_TESTS,
     ),
     Mutant(

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 _FRONT = "coordinator/server/web/front.py"
 _PAGES = "coordinator/server/web/pages.py"
 _SESSIONS = "coordinator/server/web/sessions.py"
-_TICKER = "coordinator/server/web/pages.py"
+_TICKER = "coordinator/server/web/ticker.py"
 _RENDER = "coordinator/page/render.py"
 _PAGE_TESTS = ("tests/coordinator/server/web/test_pages.py",)
 _SESSION_TESTS = ("tests/coordinator/server/web/test_page_sessions.py",)
@@ -97,7 +97,7 @@ MUTANTS = (
         "a-page-per-tick",
         "charts are fetched anew every few seconds, not with every tick",
         _TICKER,
-        "(tick.urgent or not topic.page or now_s - topic.page_s >= PAGE_S)",
+        "(at_once or now_s - topic.page_s >= PAGE_S)",
         "True",
         _TICKER_TESTS,
     ),

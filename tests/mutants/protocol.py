@@ -7,8 +7,8 @@ MUTANTS = (
         "permit-ignores-lead",
         "a LEAD record behind the permit ends the right to delete",
         "coordinator/store_calls.py",
-        "if isinstance(record, Fence | Lead):",
-        "if isinstance(record, Fence):",
+        "if isinstance(record, Fence | Lead):\n            raise Fenced(",
+        "if isinstance(record, Fence):\n            raise Fenced(",
         ("tests/coordinator/checkpoints/test_sweep.py",),
     ),
     Mutant(

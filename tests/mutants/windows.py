@@ -205,8 +205,8 @@ MUTANTS = (
         "slices-by-the-wall-clock-end-idleness",
         "an idle subtask is idle behind each slice of what it tells by the wall clock",
         "barrier_runtime/runtime/operator_chain.py",
-        "            self._tell_idle()  # rows of windows",
-        "            pass  # rows of windows",
+        "            self._tell_idle()  # wall-clock windows",
+        "            pass  # wall-clock windows",
         (f"{_CLOCK_TESTS}::test_windows_of_an_idle_subtask_are_told_and_leave_it_idle_also_in_slices",),
     ),
 )

@@ -14,7 +14,7 @@ from living_daemon import TOKEN, Daemon, living_daemon
 from tcp_slot import TcpSlot
 
 from barrier_runtime.coordinator.server.control import MAX_UNPROVEN
-from barrier_runtime.coordinator.server.daemon import MAX_CONNECTIONS
+from barrier_runtime.coordinator.server.serving import MAX_CONNECTIONS
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, Initiator
 from barrier_runtime.coordinator.wire.messages import Deploy, Peer, Registered
 from barrier_runtime.runtime.network import tcp as data_plane
@@ -103,7 +103,7 @@ def test_a_crowd_of_strangers_costs_the_coordinator_little_and_goes_in_time(tmp_
 def test_silent_strangers_do_not_delay_a_slot(tmp_path: Path) -> None:
     """H3: with any number of strangers; they are dropped one by one when their places are needed, without a timeout."""
     with living_daemon(tmp_path, "--handshake-timeout", str(10 * PATIENCE_S)) as daemon:
-        crowd = [dial(daemon.control) for _ in range(900)]
+        crowd = [dial(daemon.control) for _ in range(MAX_UNPROVEN + 300)]
         a_slot_comes_and_is_served(daemon)
         for connection in crowd:
             connection.close()

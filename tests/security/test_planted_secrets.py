@@ -166,8 +166,9 @@ def test_options_show_what_they_are_told_to_and_not_what_they_hold() -> None:
     """J6: an allow-list; the text shows of a new option only that a value was given."""
     texts = {name for name, option in OPTIONS.items() if option.plain_type is str}
     hidden = {name for name in texts if OPTIONS[name].shown == "whether"}
-    addresses = {"coordinator_host", "coordinator_bind", "coordinator_ports", "slot_ports"}
-    assert texts - hidden == {"checkpoints", "restore", "master", *addresses}
+    addresses = {"coordinator_host", "coordinator_bind", "coordinator_ports", "http_ports", "slot_host", "slot_ports"}
+    names_of_files = {"ca", "https", "https_key", "tls_ca", "tls_certificate", "tls_key"}
+    assert texts - hidden == {"checkpoints", "restore", "master", *addresses, *names_of_files}
     given = JobOptions(spark=CANARY, spark_conf={"a": CANARY}, **dict.fromkeys(hidden, CANARY))
     told = effective(given, dict.fromkeys(OPTIONS, "keyword"))
     assert CANARY not in str(told)

@@ -137,7 +137,11 @@ def test_no_route_takes_code_files_or_names_of_logs() -> None:
         ("/jobs/{job}/rescale", "POST"),
         ("/jobs/{job}/room", "PUT"),  # names of holders of cores, made printable and bounded
         ("/jobs/{job}/replace", "POST"),  # only the file's name; only the program's own file is opened
+        ("/jobs/{job}/slots/{slot}/{subject}", "GET"),  # a slot's own log or stacks, no name of a file
+        ("/jobs/{job}/rows", "POST"),  # names a step; a few rows of the job, and audited
+        ("/jobs/{job}/steps", "GET"),
         ("/jobs/{job}/stop", "POST"),
+        ("/jobs/{job}/trend", "GET"),
         ("/jobs/{job}/report", "GET"),
         ("/jobs/{job}/savepoints", "GET"),
         ("/jobs/{job}/savepoints", "POST"),

@@ -12,10 +12,11 @@ import msgspec
 from facts import Decision, Facts
 from workload import NOT_KNOWN, Row, Workload, transfer
 
+from barrier_runtime.coordinator.log.compaction import base_of, is_milestone
 from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import own_files
-from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Lead, Record
+from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Lead, Record, decode_record
 from barrier_runtime.coordinator.log.savepoint import Savepoint
 from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE
@@ -79,15 +80,24 @@ HOOKS = tuple(name for name in vars(Checker) if name.startswith("on_"))
 
 
 class ContiguousLog(Checker):
-    """I1: log positions are contiguous and immutable."""
+    """I1: log positions are contiguous and immutable, from the base on.
+
+    Below the base that the log names, compaction deletes records; FENCE, LEAD, milestones and kept decisions stay."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
         self._bytes: dict[int, bytes] = {}
+        self._deleted: set[int] = set()
+        self._base = 1
 
     def on_put(self, actor: str, key: str, data: bytes, read: Callable[[str], bytes | None]) -> None:
         position = self.facts.position_of(key)
         if position is None:
+            return
+        if position in self._deleted:  # a stalled process filled a gap, which nobody reads
+            self._deleted.discard(position)
+            if data != self._bytes[position] and not isinstance(decode_record(key, data), Fence | Lead):
+                self.wrong(f"{actor} put another record than the deleted log record {position}, and no FENCE or LEAD")
             return
         if position in self._bytes:
             if self._bytes[position] != data:
@@ -102,8 +112,17 @@ class ContiguousLog(Checker):
         self._bytes[position] = data
 
     def on_delete(self, actor: str, key: str) -> None:
-        if self.facts.position_of(key) is not None:
-            self.wrong(f"{actor} deleted log record {key}")
+        position = self.facts.position_of(key)
+        if position is None:
+            return
+        record = self.facts.records[position - 1]
+        kept = {decision.position for decision in self.facts.retained()}
+        if position >= self._base or is_milestone(position) or position in kept or isinstance(record, Fence | Lead):
+            self.wrong(f"{actor} deleted log record {key}, the base is {self._base}, kept are {sorted(kept)}")
+        self._deleted.add(position)
+
+    def on_record(self, position: int, record: Record) -> None:
+        self._base = max(self._base, base_of(record))
 
 
 class WholeManifests(Checker):
@@ -112,8 +131,6 @@ class WholeManifests(Checker):
     def on_put(self, actor: str, key: str, data: bytes, read: Callable[[str], bytes | None]) -> None:
         if self.facts.position_of(key) is None or b'"kind":"COMPLETE"' not in data:
             return
-        from barrier_runtime.coordinator.log.records import decode_record
-
         record = decode_record(key, data)
         assert isinstance(record, Complete)
         manifest = manifest_data(record, read)

@@ -71,9 +71,7 @@ class Facts:
         return last if isinstance(last, Finish) else None
 
     def position_of(self, key: str) -> int | None:
-        if not key.startswith(self.paths.log_prefix):
-            return None
-        return int(key.removeprefix(self.paths.log_prefix).removesuffix(".json"))
+        return self.paths.log_position(key)
 
     def appended(self, key: str, data: bytes) -> Record:
         record = decode_record(key, data)

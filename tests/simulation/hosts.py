@@ -198,7 +198,27 @@ class LinkWorld(World):
                 self.noticed_ms = self.sim.now_us // 1000 - self.lost.at_ms
 
 
+class LinkOfMachines(LinkWorld):
+    """Slots are processes of machines: no other host takes a slot."""
+
+    @property
+    def begun(self) -> int:
+        return self._fences - self.generations
+
+    def _job(self, number: int, parallelism: int) -> tuple[JobGraph, JobSpec]:
+        graph, spec = super()._job(number, parallelism)
+        return graph, msgspec.structs.replace(spec, carrier="processes")
+
+
 def link_lost(schedule: Schedule, ways: str) -> LinkWorld:
     """A job whose slots 0 and 1 cannot reach each other for 15 s."""
-    steady = replace(schedule, slot_timeout_ms=10_000, chaos_ms=25_000, bounded=False, timeout_ms=600_000)
-    return LinkWorld(steady, LostLink(4_000, 15_000, ways))
+    return LinkWorld(_steady(schedule), LostLink(4_000, 15_000, ways))
+
+
+def link_of_machines_lost(schedule: Schedule, ways: str) -> LinkOfMachines:
+    """The link is lost long enough for a second silence of the whole limit, while the slots connect."""
+    return LinkOfMachines(_steady(schedule), LostLink(4_000, 24_000, ways))
+
+
+def _steady(schedule: Schedule) -> Schedule:
+    return replace(schedule, slot_timeout_ms=10_000, chaos_ms=35_000, bounded=False, timeout_ms=600_000)

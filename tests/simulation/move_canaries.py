@@ -133,7 +133,7 @@ def _stop_begins_before_it_is_logged() -> Iterator[None]:
     builder = "coordinator/log/record_builder.py"
     with (
         planted("coordinator/job/phases/stopping.py", "    if not job.stop_is_logged:\n", "    if False:\n"),
-        planted(builder, "        stop = self._stop()\n", "        stop = None\n"),
+        planted(builder, "stop, base = self._stop(), ", "stop, base = None, "),
     ):
         yield
 

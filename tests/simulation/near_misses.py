@@ -55,6 +55,25 @@ def _permit(original: Any, note: Note) -> Any:
     return check_permit
 
 
+def _compacted(original: Any, note: Note) -> Any:
+    def compact_log(*arguments: Any) -> Any:
+        left = original(*arguments)
+        note("the log was compacted")
+        return left
+
+    return compact_log
+
+
+def _overtaken(original: Any, note: Note) -> Any:
+    def is_behind(*arguments: Any) -> Any:
+        found = original(*arguments)
+        if found is not None:
+            note("a put at a position that was compacted away")
+        return found
+
+    return is_behind
+
+
 def _ack(original: Any, note: Note) -> Any:
     def ack(self: Any, ack: Any, now_ms: int) -> Any:
         result = original(self, ack, now_ms)
@@ -288,6 +307,8 @@ def _run_left(original: Any, note: Note) -> Any:
 
 _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (store_effects, "check_permit", _permit),
+    (store_effects, "compact_log", _compacted),
+    (store_effects, "is_behind", _overtaken),
     (PendingCheckpoints, "ack", _ack),
     (JobProtocol, "_on_message", _message),
     (Job, "highest_checkpoint", _highest),

@@ -4,6 +4,7 @@ Every history is reported to all checkers (`histories`, `judged`).
 """
 
 import itertools
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,6 +79,13 @@ def bytes_again() -> History:
     """Writes every kind of record, the first record's bytes again, and replaces and deletes another object."""
     history = History().fence().checkpoint(1, 2).lead().fence().finish("cancelled").put_again(1)
     return history.put(PATHS.lease, b"{}").put(PATHS.lease, b"{}").delete(PATHS.lease)
+
+
+def gap_filled_with(position: int) -> History:
+    """Deletes log record 3 below the base, then writes the bytes of the record at `position` there."""
+    history = listed(1, 2).checkpoint(3, 3, says={"version": 5, "kept": (), "base": 4})
+    data = history.store.get(PATHS.log_record(position))
+    return history.delete(PATHS.log_record(3)).put_in_a_gap(3, data)
 
 
 def undecided(outcome: PutOutcome) -> History:
@@ -158,6 +166,9 @@ LOG: Table = {
             "does not follow the bytes of 1",
         ),
         Case("every kind of record", bytes_again),
+        Case("another decision in a gap", partial(gap_filled_with, 2), "another record than the deleted"),
+        Case("a stalled FENCE in a gap", partial(gap_filled_with, 1)),
+        Case("a late put in a gap", partial(gap_filled_with, 3)),
     ),
     "WholeManifests": (
         Case("a manifest never written", lambda: job().decide(1, stored=False), "its manifest is gone"),
@@ -673,7 +684,7 @@ class Upserts:
 
 
 class Stored:
-    """Rows of one split that `stable` releases, reported to `StableRows`."""
+    """Rows of one split that `stable` releases and the target gets, reported to `StableRows`."""
 
     def __init__(self) -> None:
         self._history = History(splits=1, more=(StableRows,)).fence()
@@ -689,9 +700,12 @@ class Stored:
         self._history.fence(restored=checkpoint)
         return self
 
-    def released(self, first: int, upto: int, *, backwards: bool = False) -> "Stored":
+    def released(self, first: int, upto: int, *, backwards: bool = False, written: bool = True) -> "Stored":
         rows = [row for row in self._rows if first <= row.seq < upto]
-        self._judge.on_released(self._history.facts.token, rows[::-1] if backwards else rows)
+        token = self._history.facts.token
+        self._judge.on_released(token, rows[::-1] if backwards else rows)
+        if written:
+            self._judge.on_upserts(token, rows)
         return self
 
 
@@ -739,6 +753,11 @@ OWN: Table = {
             "not restored",
             lambda: Stored().decided(1, 1).decided(2, 6).released(0, 6).restored(2).released(5, 6),
             "earlier rows are missing",
+        ),
+        Case(
+            "lost on the way",
+            lambda: Stored().decided(1, 2).released(0, 2, written=False).decided(2, 6).restored(2).released(2, 6),
+            "never reached the target",
         ),
         Case("in parts", lambda: Stored().decided(1, 2).released(0, 2).decided(2, 6).released(2, 6)),
         Case("restored", lambda: Stored().decided(1, 2).decided(2, 6).released(0, 6).restored(2).released(2, 6)),

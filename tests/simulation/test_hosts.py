@@ -1,7 +1,7 @@
 """Hosts that are away and links that lose packets, in virtual time, with planted bugs."""
 
 import pytest
-from hosts import CoresWorld, HostWorld, LinkWorld, calm_seeds, cores_lost, host_away, link_lost
+from hosts import CoresWorld, HostWorld, LinkWorld, calm_seeds, cores_lost, host_away, link_lost, link_of_machines_lost
 from planting import planted
 from schedule import Schedule
 
@@ -44,6 +44,23 @@ def test_a_lost_link_between_two_slots_is_noticed_within_the_slot_timeout(ways):
     assert violations(world) == []
     assert world.noticed_ms is not None
     assert world.noticed_ms <= 10_500, "the driver looks twice a second"
+
+
+@pytest.mark.parametrize("ways", ["both", "there", "back"])
+def test_a_link_that_heals_while_slots_connect_costs_no_other_generation(ways):
+    world = link_of_machines_lost(calm_seeds(1)[0], ways)
+    assert violations(world) == []
+    assert world.begun == 1
+
+
+def test_silence_that_is_over_but_still_reported_is_found():
+    """Planted bug: the first report of a running slot repeats the silences of the time before."""
+    with planted(
+        "barrier_runtime/runtime/slot.py", 'self._phase, self._unheard = "running", {}', 'self._phase = "running"'
+    ):
+        worlds = [link_of_machines_lost(calm_seeds(1)[0], ways) for ways in ("both", "there", "back")]
+        assert [violations(world) for world in worlds] == [[], [], []]
+    assert max(world.begun for world in worlds) > 1
 
 
 def test_slots_that_give_no_sign_of_life_are_found():

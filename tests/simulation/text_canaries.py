@@ -69,6 +69,14 @@ _STORIES: dict[str, str] = {  # mutant -> the story that has to find the bug
 
 _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, the broken rule, story, file, old, new
     (
+        "compaction-takes-fences",
+        "a FENCE or LEAD below the base of the log is deleted",
+        None,
+        "coordinator/log/compaction.py",
+        "    return not isinstance(record, Fence | Lead)\n",
+        "    return True\n",
+    ),
+    (
         "timers-fire-though-deleted",
         "a timer that was deleted fires at its time",
         "events",
@@ -324,6 +332,14 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "encode_held(self._held.remaining())",
     ),
     (
+        "ids-before-a-restore-are-new",
+        "`deduplicate` does not learn the ids of the restored state: a repeat behind a restore or a rescale passes",
+        "events",
+        "barrier_runtime/operators/deduplication/operator.py",
+        "        self._fill(hashes)\n        self._swept_ms = self._watermark_ms\n",
+        "        self._swept_ms = self._watermark_ms\n",
+    ),
+    (
         "stable-rows-go-out-undecided",
         "`stable` releases rows when its snapshot is taken, before the decision",
         "stable",
@@ -370,6 +386,26 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "barrier_runtime/operators/stable.py",
         "        return self._first >= self._decided_before\n",
         "        return True\n",
+    ),
+    (
+        "stable-rows-missing-in-the-next-snapshot",
+        "a snapshot leaves out the rows of the snapshot before it, which are not decided or not released yet",
+        "stable",
+        "barrier_runtime/operators/stable.py",
+        "        self._captured = self._next\n        self._snapshots.append((checkpoint, self._next))\n"
+        "        if not self._items:\n            return Capture()\n        items = tuple(self._items)\n",
+        "        stored, self._captured = self._captured, self._next\n"
+        "        self._snapshots.append((checkpoint, self._next))\n"
+        "        if not self._items:\n            return Capture()\n"
+        "        items = tuple(islice(self._items, max(0, stored - self._first), None))\n",
+    ),
+    (
+        "stable-rows-wait-for-their-own-decision",
+        "restored rows of `stable` wait for a decision, and hold back the barrier of the checkpoint to be decided",
+        "stable",
+        "barrier_runtime/operators/stable.py",
+        "        self._decided = self._decided_before = self._captured = self._next\n",
+        "        self._decided_before = self._captured = self._next\n",
     ),
     (
         "restored-copy-is-stale",

@@ -72,7 +72,8 @@ class StableRows(LastValues):
     """I4: `stable` releases rows after their decision, in order, once per generation and without gaps.
 
     A generation begins with the rows between its restored checkpoint and the decided checkpoint before that: these rows
-    cannot have been released before the barrier. Decided rows may be on their way to the target until the job ends."""
+    cannot have been released before the barrier. Released rows that the target never got come again, so a generation
+    begins at the latest with the row behind the target's row. Decided rows may be on their way until the job ends."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -95,8 +96,14 @@ class StableRows(LastValues):
                 self.wrong(f"generation {token} releases {row} after leg {last}")
             elif last is None and row.n > self._latest_first(token, row.account):
                 self.wrong(f"generation {token} begins with {row}: earlier rows are missing")
+            elif last is None and row.n > self._written(row.account) + 1:
+                self.wrong(f"generation {token} begins with {row}: earlier rows never reached the target")
             self._last[token, row.account] = row.n
             self._highest[row.account] = max(self._highest[row.account], row.n)
+
+    def _written(self, account: int) -> int:
+        value = self._values.get(account)
+        return 0 if value is None else value.n
 
     def _latest_first(self, token: int, account: int) -> int:
         """Returns the latest leg with which `stable` may begin in this generation."""

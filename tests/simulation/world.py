@@ -55,7 +55,7 @@ from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.phases import retaining
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
-from barrier_runtime.coordinator.log import decided
+from barrier_runtime.coordinator.log import compaction, decided
 from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
 from barrier_runtime.coordinator.log.savepoint import Savepoint, SavepointCopy
@@ -349,6 +349,7 @@ class World(SimCluster):
         with (
             self._starts.watching(),
             watched(self._released),
+            self._compaction(),
             patch.object(Combiner, "mode", self.schedule.combiner),
             patch.object(combiner_module, "FEWEST", 2),
         ):
@@ -440,6 +441,15 @@ class World(SimCluster):
             yield
             return
         with patch.object(decided, "INLINE_BYTES", 0):
+            yield
+
+    @contextlib.contextmanager
+    def _compaction(self) -> Iterator[None]:
+        """In half of all runs the log is compacted all the time."""
+        if random.Random(f"compaction {self.schedule.seed}").random() < 0.5:
+            yield
+            return
+        with patch.object(compaction, "STEP", 4):
             yield
 
     @contextlib.contextmanager

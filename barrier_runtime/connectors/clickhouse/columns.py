@@ -12,8 +12,8 @@
 | decimal(p, s)               | Decimal(p', s), p' at least p                         |
 | list                        | Array of a type for the values                        |
 
-Refused values: dates and times beyond the column's range, which the server would wrap; nulls in an array of a type
-without them; in key columns -0.0, which is the key 0.0.
+Refused values: dates and times beyond the column's range, which the server would wrap; nulls in an array whose elements
+are not `Nullable`; in key columns -0.0, which is the key 0.0.
 """
 
 import datetime
@@ -33,7 +33,7 @@ _DECIMAL = re.compile(r"Decimal\((\d+), ?(\d+)\)")
 _MOST_DIGITS = 76
 _ARRAY = re.compile(r"Array\((.*)\)")
 _YEAR_1900, _YEAR_2299 = datetime.datetime(1900, 1, 1), datetime.datetime(2299, 12, 31, 23, 59, 59)
-_RANGES = {  # column type -> first and last time
+_RANGES = {
     "Date": (datetime.datetime(1970, 1, 1), datetime.datetime(2149, 6, 6)),
     "Date32": (_YEAR_1900, datetime.datetime(2299, 12, 31)),
     "DateTime": (datetime.datetime(1970, 1, 1), datetime.datetime(2106, 2, 7, 6, 28, 15)),
@@ -42,7 +42,7 @@ _RANGES = {  # column type -> first and last time
 
 
 def takes(column: str, kind: pa.DataType) -> bool:
-    """True if a column of type `column` holds every value of Arrow's `kind`, ignoring nulls."""
+    """True if the column holds every value of Arrow's `kind`, ignoring nulls."""
     column = plain(column)
     is_ = pa.types
     if is_.is_integer(kind):
@@ -72,7 +72,6 @@ def takes(column: str, kind: pa.DataType) -> bool:
 
 
 def unkept(column: str, values: pa.Array, *, is_key: bool) -> str:
-    """Explains why the column cannot keep a value of a type that it takes, or ""."""
     found = _ARRAY.fullmatch(plain(column))
     if found is not None:
         values = values.flatten()
@@ -94,7 +93,6 @@ def unkept(column: str, values: pa.Array, *, is_key: bool) -> str:
 
 
 def plain(column: str) -> str:
-    """Type below `Nullable` and `LowCardinality`."""
     while found := _WRAPPED.fullmatch(column):
         column = found[2]
     return column
@@ -105,7 +103,7 @@ def nullable(column: str) -> bool:
 
 
 def column_for(kind: pa.DataType) -> str:
-    """Type for a new table, or "" if there is none."""
+    """Type of a column in a new table; "" if no type holds `kind`."""
     is_ = pa.types
     if is_.is_list(kind) or is_.is_large_list(kind):
         inner = column_for(kind.value_type)

@@ -9,7 +9,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavai
 
 _CONNECT_S = 5.0
 _ANSWER_S = 60.0
-EXISTS = 57  # a table of that name exists
+EXISTS = 57
 _PASSES = {
     159,  # timeout
     160,  # too slow
@@ -20,7 +20,7 @@ _PASSES = {
     209,  # socket timeout
     210,  # network
     225,  # no keeper
-    236,  # aborted, for example by a server that stops
+    236,  # aborted, as by a server that stops
     241,  # memory
     242,  # table is read only
     243,  # no space
@@ -33,7 +33,7 @@ _PASSES = {
     745,  # overloaded
     999,  # error of Keeper
 }
-_REFUSED = {192, 193, 194, 195, 497, 516}  # user, password, access
+_REFUSED = {192, 193, 194, 195, 497, 516}
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def address(url: str) -> tuple[str, int, str]:
 
 
 class ClickHouseSession:
-    """Connection that is replaced after it breaks. Blocks; for one thread at a time."""
+    """Reconnects after errors. Blocks; for one thread at a time."""
 
     def __init__(self, url: str, where: str) -> None:
         self._address = address(url)

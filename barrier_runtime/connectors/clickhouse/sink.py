@@ -1,12 +1,11 @@
 """Rows of a ClickHouse table, by idempotent upserts (`sink_bases/upsert`) into a ReplacingMergeTree.
 
 Each row has a version: the number of its generation's fence, then a number that rises with each row. Of the rows of a
-sorting key, ClickHouse keeps the row with the highest version: merges drop the others, and queries with FINAL omit them
-at once. A repeated row covers the earlier row, in whatever order requests arrive.
+sorting key, ClickHouse keeps the row with the highest version (at a merge, or in a query with FINAL), in whatever order
+requests arrive.
 
 ClickHouse has no transactions, but creates a table of a name only once. Fence n of a sink is an empty table whose name
-ends in n; the defaults of the columns hold log and fencing token of the generation. Late requests and writes of an
-older generation never cover newer rows.
+ends in n; the defaults of the columns hold log and fencing token of the generation.
 
 | fences of this sink                       | a generation with (log, token)                            |
 |-------------------------------------------|-----------------------------------------------------------|
@@ -16,7 +15,7 @@ older generation never cover newer rows.
 | of this log and token, and a newer fence  | waits: another job has these names, or the job has its    |
 |   of another log                          | log back                                                  |
 
-A generation that has claimed a fence drops older fences of the same log; the newest fence of each other log stays.
+A generation that has claimed a fence drops older fences of the same log.
 """
 
 from collections.abc import Sequence
@@ -46,15 +45,13 @@ class WriterFence:
 
 
 class Fences:
-    """Fences of a sink of a job; `where` is for messages."""
-
     def __init__(self, session: ClickHouseSession, job: str, sink: str, where: str) -> None:
         self._session = session
         self._prefix = f"barrier_runtime_fence_{sha256_hex(f'{job}/{sink}'.encode())[:16]}_"
         self._where = where
 
     def claim(self, log: str, token: int) -> int:
-        """Returns the number of the claimed fence. Raises `Fenced` and `Unavailable`."""
+        """Number of the claimed fence. Raises `Fenced` and `Unavailable`."""
         for _ in range(_TRIES):
             fences = self._all()
             newest = max(fences, key=lambda fence: fence.number, default=None)
@@ -109,13 +106,13 @@ class ClickHouseSink(UpsertSink):
     - `table` exists, with engine ReplacingMergeTree(version) and the columns of `key` as sorting key (ORDER BY). The
       table has the rows' columns, each of a type that holds every value; other columns get their defaults.
     - `version`: column for versions, UInt64, written only by the sink.
-    - `deterministic` or `after_decision`: see `UpsertSink`. Without either the sink is at-least-once.
+    - `deterministic` or `after_decision`: see `UpsertSink`.
 
     Queries with FINAL see each key once. All slots write to the same server or replica.
     """
 
     kind: ClassVar[str] = "clickhouse"
-    write_bytes: ClassVar[int] = 4 << 20  # ClickHouse works best with few large inserts
+    write_bytes: ClassVar[int] = 4 << 20  # few large inserts are fastest
     pause_s = 0.2  # each insert makes a part, and merges keep up with some parts per second
 
     def __init__(
@@ -212,7 +209,7 @@ class ClickHouseSink(UpsertSink):
             session.close()
 
     def _table_columns(self) -> dict[str, str]:
-        """Types by name; empty for a missing table, which `check_schema` reports.
+        """Types by name; empty for a missing table.
 
         Raises `InvalidJob` if rows of a key would not replace each other.
         """
@@ -254,7 +251,7 @@ def _declared(field: pa.Field, key: bool) -> str:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Values as the client takes them; times without a zone are UTC."""
+    """Times without a zone are UTC."""
     kind = _for_client(column.type)
     values: list[Any] = (column if kind == column.type else column.cast(kind)).to_pylist()
     return values

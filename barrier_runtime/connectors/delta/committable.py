@@ -1,7 +1,4 @@
-"""Committable of a Delta sink: data files and their log entries, enough for any process to commit.
-
-The table remembers lineage and checkpoint of a commit, which therefore decide whether the commit was made.
-"""
+"""Committable of a Delta sink: data files and their log entries."""
 
 import msgspec
 
@@ -27,7 +24,7 @@ class DeltaCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sink: str
     lineage: str
     checkpoint: int
-    fields: dict[str, DeltaType]  # columns of the rows, in order
+    fields: dict[str, DeltaType]  # of the rows, in order
     partition_by: tuple[str, ...]
     files: tuple[DeltaFile, ...]
 
@@ -45,7 +42,7 @@ def encode_delta_committable(committable: DeltaCommittable) -> bytes:
 
 
 def decode_delta_committable(data: bytes, job: str, sink: str, where: str) -> DeltaCommittable:
-    """Raises `InvalidJob` for another version, `Corrupt` for anything that this sink cannot have written."""
+    """Raises `InvalidJob` for another version, `Corrupt` for a committable of another sink."""
     committable = _DECODER.decode(data, where)
     strange = [each.file.final for each in committable.files if not is_name_of(each.file, job, sink)]
     if (committable.job, committable.sink) != (job, sink) or strange:

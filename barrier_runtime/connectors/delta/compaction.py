@@ -1,14 +1,7 @@
-"""Joining of a Delta sink's small files: at a commit with `commit_every`, or later without a change of data.
+"""Joins a Delta sink's small files: at a commit with `commit_every` (`JoinedFiles`), or later.
 
-`DeltaCompaction` makes the moves of docs/design/compaction.md; the commit puts the version after the newest if absent,
-after reading each version since the look. `JoinedFiles` works before the commit. Staged files stay until the table has
-the commit, so a joined file is never the only copy of decided rows:
-
-| the process dies                       | its successor                                                               |
-|----------------------------------------|-----------------------------------------------------------------------------|
-| before the table's commit              | joins again; files already written are orphans, which a vacuum deletes      |
-| in the commit, with an unknown result  | asks the table for its transaction, and joins again if the table has none   |
-| after it, before deleting staged files | the same; its sweep deletes the staged files, which no checkpoint lists now |
+Staged files stay until the table has the commit, so a joined file is never the only copy of decided rows.
+`DeltaCompaction` makes the moves of docs/design/compaction.md.
 """
 
 import hashlib
@@ -38,13 +31,11 @@ from barrier_runtime.connectors.sink_bases.staging import Staging
 from barrier_runtime.state.errors import Corrupt, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
 
-_FIRST_JOINED = 100_000  # of names: above the numbers of a transaction's own files
-_MADE_AT_ONCE = 2  # files that are made at a time, with all rows in memory
+_FIRST_JOINED = 100_000  # in names: above the numbers of a transaction's own files
+_MADE_AT_ONCE = 2  # files, with all rows in memory
 
 
 class JoinedFiles:
-    """Files that replace small staged files, kept for a repeated attempt. Blocking."""
-
     def __init__(self, store: ObjectStore, staging: Staging, names: FileNames) -> None:
         self._store = store
         self._staging = staging
@@ -54,7 +45,6 @@ class JoinedFiles:
         self._made: dict[tuple[str, ...], list[DeltaFile]] = {}  # staged keys -> files, for a repeated attempt
 
     def shown(self, new: Sequence[DeltaCommittable]) -> list[DeltaFile]:
-        """Files under final names, with the rows of all `new`. Raises `Corrupt` if staged rows are gone."""
         listed = [
             (file, (tuple(each.fields.items()), tuple(file.partition.items())), each.checkpoint)
             for each in new
@@ -66,7 +56,7 @@ class JoinedFiles:
         return [file for files in made for file in files]
 
     def forget(self) -> int:
-        """Forgets files that the table has now; returns the number of files shown since the last call."""
+        """Returns the number of files shown since the last call, which the table has now."""
         many = sum(map(len, self._made.values()))
         self._made.clear()
         return many
@@ -110,10 +100,10 @@ class JoinedFiles:
         return pq.read_table(pa.BufferReader(data))
 
 
-_FIRST_PART = 200_000  # of names: above the numbers of transactions and of joined files
-_ATTEMPTS = 100  # versions that others write at the moment of the commit
+_FIRST_PART = 200_000  # in names: above all other numbers
+_ATTEMPTS = 100  # versions by others
 _LONGEST_S = 3600.0  # from the look to the commit: the log keeps records for longer
-_AT_ONCE = 4  # files that are read at a time
+_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,7 @@ class DeltaPlan:
 
 @dataclass
 class DeltaCompaction:
-    """Compaction of the files named by `names`, below `store`, the table's folder. Shares no state with commits."""
+    """Compaction of the files named by `names`, below the table's folder. Shares no state with commits."""
 
     _log: DeltaLog
     _store: ObjectStore
@@ -233,7 +223,6 @@ class DeltaCompaction:
 
 
 def _conflicts(actions: Sequence[Action], chosen: set[str]) -> bool:
-    """True if a version after the look forbids the replacement of the `chosen` files."""
     return any(
         action.metaData is not None
         or action.protocol is not None

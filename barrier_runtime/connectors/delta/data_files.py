@@ -1,4 +1,4 @@
-"""Conversion of rows to the Parquet files of a Delta table, and their log entries. Off the event loop."""
+"""Conversion of rows to the Parquet files of a Delta table, and their log entries."""
 
 import datetime
 import decimal
@@ -16,7 +16,7 @@ from barrier_runtime.connectors.sink_bases.lake.columns import kept_as
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.paths import FILE_NAME_BYTES
 
-_STATISTICS_COLUMNS = 32  # the default of Delta's own writers
+_STATISTICS_COLUMNS = 32  # as Delta's own writers
 _LONGEST_TEXT = 32  # characters; a longer bound is omitted
 
 
@@ -27,10 +27,7 @@ def partitions(
     required: Sequence[str],
     where: str,
 ) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-    """Yields (partition values, rows without these columns) for each partition; rows keep their order.
-
-    `required` lists columns that must not be null.
-    """
+    """Yields (partition values, rows without these columns) for each partition; rows keep their order."""
     rows = stored_rows(batches, stored, where)
     check_required(rows, required, where)
     if not partition_by:
@@ -53,7 +50,6 @@ def partitions(
 
 
 def stored_rows(batches: Sequence[pa.RecordBatch], stored: pa.Schema, where: str) -> pa.Table:
-    """Rows in the types of the table. Raises `InvalidJob` for a value that does not fit."""
     rows = pa.Table.from_batches(batches).combine_chunks()
     columns = [kept_as(column, field, where) for column, field in zip(rows.columns, stored, strict=True)]
     return pa.Table.from_arrays(columns, schema=stored)
@@ -68,7 +64,7 @@ def check_required(rows: pa.Table, required: Sequence[str], where: str) -> None:
 def check_written_by_library(column: pa.ChunkedArray, name: str, where: str) -> None:
     """Raises `InvalidJob` for a partition value that is no valid folder name of delta-rs.
 
-    delta-rs writes the table's files after the decision, and encodes letters outside ASCII.
+    delta-rs writes the files after the decision, and encodes letters outside ASCII.
     """
     for value in pc.unique(column).to_pylist() if pa.types.is_string(column.type) else ():
         length = len(quote(f"{name}={value or ''}", safe="="))
@@ -82,7 +78,7 @@ def check_written_by_library(column: pa.ChunkedArray, name: str, where: str) -> 
 
 
 def partition_value(value: Any) -> str | None:
-    """Value as text for the log. Empty text becomes null: the format has no empty text."""
+    """Text for the log. Empty text becomes null: the format has no empty text."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -91,7 +87,6 @@ def partition_value(value: Any) -> str | None:
 
 
 def statistics(rows: pa.Table) -> str:
-    """Statistics by which readers skip files: rows, nulls per column, least and greatest value."""
     nulls: dict[str, int] = {}
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}

@@ -1,20 +1,7 @@
-"""A Delta table at a version, and the rows that each later version adds, or changes as upserts by key. Blocking.
+"""History of a Delta table: rows of a version, and added or changed rows of each later one. Blocking.
 
-Without a key (`DeltaHistory`):
-
-| the actions of a later version            | then                                                       |
-|-------------------------------------------|------------------------------------------------------------|
-| add                                       | the new files are read                                     |
-| add and remove without a change of data   | nothing: other files hold the same rows (a compaction)     |
-| remove, or deletion vectors, with a change | the job ends: rows that were read have changed            |
-
-With a key (`DeltaChanges`):
-
-| the actions of a later version | files with rows from before, from after                                   |
-|--------------------------------|---------------------------------------------------------------------------|
-| cdc (the change data feed)     | those of the feed: `delete`, `update_preimage`; `insert`, `update_postimage` |
-| add, remove, without cdc       | removed files, added files                                                |
-| none with a change of data     | none                                                                      |
+`DeltaHistory` follows appended rows: removed rows and deletion vectors end the job. `DeltaChanges` makes upserts of a
+version's change data feed, or of the removed and added files. Both skip versions without a change of data.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,7 +26,7 @@ _KIND = pa.field("_change_type", pa.string())
 _BEFORE, _AFTER = ("delete", "update_preimage"), ("insert", "update_postimage")
 
 
-LARGE_BYTES = 1 << 30  # of a file without a size: read alone
+LARGE_BYTES = 1 << 30  # for a file without a size: read alone
 ANEW = "start the job without state (restore='none'), which reads the table as it is"
 
 
@@ -55,8 +42,6 @@ class _Remove(msgspec.Struct):
 
 
 class ChangeFile(msgspec.Struct):
-    """File of the change data feed: changed rows of a version, with the kind of change."""
-
     path: str
     partitionValues: dict[str, str | None]
 
@@ -91,8 +76,8 @@ class DeltaHistory:
         self._options = storage_options(url)
         self._where = where
         self._version = 0
-        self._table: Any = None  # at a version that was read; None: none yet
-        self._sizes: dict[str, int] = {}  # of the table's files, bytes
+        self._table: Any = None
+        self._sizes: dict[str, int] = {}  # bytes
         self._listed: tuple[int, dict[str, Any]] = (-1, {})  # version, and files by path
         self.refresh()
 
@@ -156,7 +141,7 @@ class DeltaHistory:
             ) from error
 
     def _added(self, version: int) -> set[str]:
-        """Paths of files with new rows. Raises `InvalidJob` for a version that changes other rows."""
+        """Raises `InvalidJob` for a version that changes rows."""
         actions = self._actions(version)
         changed = [each.remove.path for each in actions if each.remove is not None and each.remove.dataChange]
         changed += [each.add.path for each in actions if each.add is not None and each.add.deletionVector is not None]
@@ -194,7 +179,6 @@ class DeltaHistory:
             ) from error
 
     def _moved_to(self, version: int) -> Any:
-        """Table at `version`. A later version is read from the log after the loaded version."""
         table, self._table = self._table, None  # dropped if the move fails
         if table is None or table.version() > version:
             table = self._at(version)
@@ -277,12 +261,9 @@ class DeltaChanges(DeltaHistory):
 
 
 def partition_column(text: str | None, field: pa.Field, count: int, where: str) -> pa.Array:
-    """Column of `count` equal values, parsed from the text in the log: empty text is null, times are in UTC.
-
-    Raises `InvalidJob` for unreadable text.
-    """
+    """Column of `count` equal values, parsed from the log's text. Raises `InvalidJob` for unreadable text."""
     kind = field.type
-    if not text:  # the format has no empty text
+    if not text:
         return pa.nulls(count, kind)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         text = f"{text.removesuffix('Z')}Z"

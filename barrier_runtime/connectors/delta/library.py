@@ -23,7 +23,7 @@ def load_deltalake(where: str, who: str) -> Any:
 
 
 def checked_url(url: object, location: str, refusal: str) -> str:
-    """URL of a table without credentials. Raises `InvalidJob`; `location` and `refusal` begin the messages."""
+    """URL without credentials. Raises `InvalidJob`; `location` and `refusal` begin the messages."""
     found = without_credentials(str(url), location)
     if "://" in found and not found.startswith(("file://", "s3://", "s3a://")):
         raise InvalidJob(f"{refusal} {shown(found)}: use a folder, file:// or s3://")
@@ -37,7 +37,7 @@ def library_url(store: ObjectStore) -> str:
 
 
 def storage_options(url: str) -> dict[str, str] | None:
-    """delta-rs' options for S3: conditional puts; credentials and region from environment, profile or role."""
+    """delta-rs' options for S3; credentials and region come from the environment."""
     if not url.startswith(("s3://", "s3a://")):
         return None
     query = parse_qs(split_settings(url)[1])
@@ -58,13 +58,11 @@ def storage_options(url: str) -> dict[str, str] | None:
 
 
 def is_refused(error: BaseException) -> bool:
-    """True if a person must resolve an error of delta-rs or of the store."""
     kinds = ("DeltaProtocolError", "SchemaMismatchError")
     return must_be_mended(error) or type(error).__name__ in kinds or says_refused(str(error))
 
 
 def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
-    """`failure` begins the message."""
     if isinstance(error, BarrierRuntimeError):
         return error
     if is_refused(error):

@@ -1,7 +1,4 @@
-"""Records for a Delta table's log: creation of an empty table, appends of whole files, compactions.
-
-An action is a line of JSON; the first writer to create the object of a version owns the version.
-"""
+"""Records for a Delta table's log: creation of an empty table, appends of whole files, compactions."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -13,7 +10,7 @@ import msgspec
 from barrier_runtime.connectors.delta.committable import DeltaFile
 from barrier_runtime.connectors.delta.schema import DeltaType, has_zoneless_times, schema_string
 
-_AS_THEY_ARE = "/=-_.~+:@!$&'(),;"  # not encoded in paths, as in those of URLs
+_AS_THEY_ARE = "/=-_.~+:@!$&'(),;"  # not encoded in paths
 
 
 def log_key(version: int) -> str:
@@ -41,7 +38,7 @@ def create_record(fields: Mapping[str, DeltaType], partition_by: Sequence[str], 
 def append_record(
     files: Sequence[DeltaFile], checkpoints: Mapping[str, int], partition_by: Sequence[str], now_ms: int
 ) -> bytes:
-    """`checkpoints` maps each application to the last checkpoint in the commit."""
+    """`checkpoints`: application to the last checkpoint in the commit."""
     parameters = {"mode": "Append", "partitionBy": msgspec.json.encode(list(partition_by)).decode()}
     operation = {
         "timestamp": now_ms,
@@ -72,7 +69,7 @@ class TableFile(NamedTuple):
 def compaction_record(
     removed: Sequence[TableFile], added: Sequence[TableFile], target: int, version: int, now_ms: int
 ) -> bytes:
-    """`version` is the version whose files were read."""
+    """`version`: of the files that were read."""
     operation = {
         "timestamp": now_ms,
         "operation": "OPTIMIZE",

@@ -1,8 +1,4 @@
-"""Delta types of columns, and checks that a table accepts the rows of a sink. Pure.
-
-Columns of unsupported types (durations, times of day) are refused when the flow is written, unsupported values before
-their row is staged: Delta has signed integers of 1 to 8 bytes and times in microseconds.
-"""
+"""Delta types of columns, and checks that a table accepts the rows of a sink. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +38,7 @@ _PARTITION_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "da
 
 
 def delta_fields(schema: pa.Schema, where: str) -> dict[str, DeltaType]:
-    """Delta types by column. Raises `InvalidJob` for types that Delta does not have."""
+    """Raises `InvalidJob` for types that Delta does not have."""
     lower = [name.lower() for name in schema.names]
     for name in schema.names:
         if lower.count(name.lower()) > 1:
@@ -98,10 +94,7 @@ def check_partition_columns(fields: Mapping[str, DeltaType], partition_by: Seque
 
 
 def check_fits(fields: Mapping[str, DeltaType], table: Sequence[Mapping[str, Any]], where: str, place: str) -> None:
-    """Raises `InvalidJob` unless a table with these fields (as in the log) accepts rows of the sink.
-
-    Types must be equal; a column that the rows lack must allow nulls.
-    """
+    """Raises `InvalidJob` unless a table with these fields accepts rows of the sink."""
     there = {field["name"]: field for field in table}
     for name, delta in fields.items():
         if name not in there:
@@ -133,7 +126,7 @@ def _field(name: str, delta: DeltaType) -> dict[str, Any]:
 
 
 def _plain(delta: DeltaType) -> Any:
-    """Type without metadata and nullability, which do not change how values are stored."""
+    """Type without metadata and nullability."""
     if isinstance(delta, str):
         return delta.replace(" ", "")
     if delta["type"] == "struct":
@@ -147,7 +140,7 @@ def _text(delta: DeltaType) -> str:
 
 @dataclass(frozen=True)
 class DeltaTableFacts:
-    """Columns, partitions and settings of a table that written rows must fit. `fields`: as in the log."""
+    """Columns, partitions and settings of a table. `fields`: as in the log."""
 
     url: str
     partition_by: tuple[str, ...]
@@ -156,13 +149,11 @@ class DeltaTableFacts:
     _features: Collection[str] = ()
 
     def check_replacing(self, where: str) -> None:
-        """Raises `InvalidJob` for a table whose rows must not, or cannot, be replaced."""
         for setting, why in _NOT_REPLACED.items():
             if self._settings.get(setting, "false").lower() == "true":
                 raise InvalidJob(f"{where}: the table {self.url} has {setting}=true, {why}: unset it, or use DeltaSink")
 
     def check_compacted(self, where: str) -> None:
-        """Raises `InvalidJob` for deletion vectors, which a rewrite of files would lose."""
         if "deletionVectors" in self._features or self._settings.get(_VECTORS, "false").lower() == "true":
             raise InvalidJob(
                 f"{where}: the table {self.url} has deletion vectors, which compact= does not apply: leave compact= "

@@ -1,13 +1,11 @@
 """Exactly-once rows in a Delta table: a single commit for everything decided since the last commit.
 
-Pre-commit stages whole, hidden Parquet files, which never expire and which a vacuum does not see. The commit gives each
-file the final name in the table's folder, still outside the table; with `commit_every` the global committer does so,
-and joins small files (`delta/compaction`). The global committer then adds all files to the table's log in one commit,
-with the highest checkpoint as the format's own application transaction (`delta/table`).
+Pre-commit stages whole, hidden Parquet files. The commit gives each file the final name in the table's folder; with
+`commit_every` the global committer does so, and joins small files. The global committer then adds all files to the
+table's log in one commit, with the highest checkpoint as the format's application transaction.
 
-Readers that list the folder see files that are not yet in the table. A vacuum deletes files that are not in the log and
-older than its retention (a week by default). Files have this state only between the commits of their subtask and of the
-table, so only an outage of this length in between is a risk; the commit then names the missing files.
+A vacuum deletes files that are not in the log and older than its retention (a week by default): an outage of this
+length between these steps loses files, and the commit names them.
 """
 
 import datetime
@@ -58,17 +56,17 @@ class DeltaSink(TwoPhaseCommitSink):
     """Writes rows to the Delta table at `url`: a local folder, `file://…` or `s3://bucket/prefix`.
 
     A missing table is created with the columns of the first rows; an existing table must have these columns with the
-    same types. Times have microseconds; a time with nanoseconds ends the job.
+    same types. A time with nanoseconds ends the job.
 
     `partition_by`: columns of text, integers, booleans or dates; default: those of the table, or none. Empty text there
     reads as null, because the format has no empty text.
 
     `commit_every`: a duration, or seconds: a commit for all checkpoints of that time. 0: a commit per checkpoint.
 
-    `compact`: target size of files, such as "128 MB", or bytes. Smaller files of this sink are joined to that size in
-    the background, in versions without a change of data. None: no compaction.
+    `compact`: target size of files, such as "128 MB", or bytes. Smaller files of this sink are joined in the
+    background, in versions without a change of data. None: no compaction.
 
-    `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before rows are staged early.
+    `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction before rows are staged early.
 
     >>> DeltaSink("s3://lake/events", commit_every=30, compact="128 MB")
     DeltaSink('s3://lake/events'), a commit every 30 s, compacted to 128 MB
@@ -123,7 +121,7 @@ class DeltaSink(TwoPhaseCommitSink):
         self._staging = Staging(store, self._names, self._where)
         self._log = DeltaLog(self.url, store, self._where)
         self._afterwards = Afterwards(self._where)
-        self._last = False  # the input has ended
+        self._last = False
         self._joined = JoinedFiles(store, self._staging, self._names)
         self._table = self._log.existing()
         self._compactor: Compactor[DeltaPlan, Sequence[TableFile]] | None = None

@@ -1,4 +1,4 @@
-"""Source of a Delta table: rows of the newest version, then appends or changes of later versions."""
+"""Source of a Delta table: the newest version, then appends or changes of later versions."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -22,10 +22,10 @@ class DeltaSource(SourceSettings):
 
     `every`: interval of looking for new versions, without end; None: the stream ends with the newest version.
 
-    Without `key` the source follows only appended rows: a version that changes or deletes rows ends the job;
-    compactions are skipped. With `key`, the columns that identify rows, the stream has upserts: the table's columns,
-    `deleted`, and `changed_at`, the time of the version's commit. From a table with a change data feed these are the
-    changed rows, from other tables all rows of rewritten files. An update of the key is a delete and a new row.
+    Without `key` a version that changes or deletes rows ends the job; compactions are skipped. With `key`, the columns
+    that identify rows, the stream has upserts: the table's columns, `deleted`, and `changed_at`, the time of the
+    version's commit. From a table with a change data feed these are the changed rows, from other tables all rows of
+    rewritten files. An update of the key is a delete and a new row.
 
     Log and files of a version must exist until the version is read. The rows of a data file, and the keys that a
     version changes, must fit in the memory of a slot. Columns are those of the table when the program starts.

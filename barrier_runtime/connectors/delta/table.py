@@ -1,12 +1,10 @@
 """Log of a Delta table, for the only writer of a job: reads, creates and appends. Blocking.
 
-Every commit carries the format's own application transaction (`txn`: lineage and checkpoint). A commit reads the
-table's version of this transaction, and succeeds only if nobody has written the transaction since: delta-rs refuses a
-conflict. After any failure the table is read again.
+Every commit carries the format's application transaction (`txn`: lineage and checkpoint), without a time, so that it
+never expires. A commit succeeds only if nobody has written this transaction since the version read.
 
-delta-rs lets two writers *create* a table with rows at once and keeps the rows of both. This module therefore creates
-an empty table, by a put-if-absent of the first log record; rows are always appends. The markers have no time and never
-expire (`delta.setTransactionRetentionDuration` removes only markers with a time).
+delta-rs lets two writers *create* a table with rows at once and keeps the rows of both, so this module creates an empty
+table by a put-if-absent of the first log record.
 """
 
 import contextlib
@@ -36,11 +34,11 @@ from barrier_runtime.connectors.delta.schema import DeltaTableFacts, DeltaType
 from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
 
-_ATTEMPTS = 6  # at a version of the table
-_RACES = 200  # attempts at all versions
-_CHECKPOINT_EVERY = 100  # versions, as in delta-rs
+_ATTEMPTS = 6  # at a version
+_RACES = 200  # at all versions
+_CHECKPOINT_EVERY = 100  # versions
 _AGE_TO_CHECK_MS = 10 * 60 * 1000  # a vacuum may have deleted older files
-_UNSYNCED = 200  # commits, perhaps unsynced: more than lie between two checkpoints of the log
+_UNSYNCED = 200  # commits: more than lie between two checkpoints of the log
 _APPENDABLE = {  # features that new files cannot violate, or whose use is checked
     *("appendOnly", "invariants", "timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck"),
     *("changeDataFeed", "checkConstraints", "generatedColumns", "columnMapping", "identityColumns"),
@@ -50,7 +48,7 @@ _NOTHING_KNOWN: tuple[int, dict[str, int]] = (-1, {})
 
 
 class DeltaLog:
-    """Log of the table at `url`, which may have `?endpoint=`; `store` has the same place as objects."""
+    """Log of the table at `url`; `store` has the same place as objects."""
 
     def __init__(self, url: str, store: ObjectStore, where: str) -> None:
         self._library = load_deltalake(where, "DeltaSink")
@@ -58,15 +56,15 @@ class DeltaLog:
         self._where = where
         self._is_local = store.url.startswith("file://")
         self._options = storage_options(url)
-        self._table: Any = None  # the newest known; None: to be loaded
+        self._table: Any = None  # None: to be loaded
         self._synced = -1  # newest version that survives a power cut
         self._known = _NOTHING_KNOWN  # version, and its highest checkpoints by application
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delta-log")
-        self._reading: Future[None] | None = None  # running checkpoint of the log
+        self._reading: Future[None] | None = None
         self._head: _OwnCommit | None = None  # own last commit, if none is known to follow
-        self._last_own = -1  # version of our last commit
-        self._compacted: set[int] = set()  # versions of own compactions since
-        self._seen: DeltaTableFacts | None = None  # facts that the running commit had to fit
+        self._last_own = -1
+        self._compacted: set[int] = set()  # versions since the own last commit
+        self._seen: DeltaTableFacts | None = None  # that the running commit had to fit
 
     def existing(self) -> DeltaTableFacts | None:
         """Facts of the table, or None. Raises `InvalidJob` if appends would break the table."""
@@ -89,9 +87,9 @@ class DeltaLog:
         pending: Sequence[DeltaCommittable],
         shown: Callable[[Sequence[DeltaCommittable]], Sequence[DeltaFile]] | None = None,
     ) -> None:
-        """Adds the files of all committables at once, except those that the table already has. Idempotent.
+        """Adds the files of all committables at once, except files that the table has. Idempotent.
 
-        `shown` gives rows of some committables final names and returns the files; None: they have final names.
+        `shown` gives files final names and returns them; None: they have final names.
         """
 
         def change(table: Any) -> Change | None:
@@ -116,7 +114,7 @@ class DeltaLog:
         pending: Sequence[DeltaCommittable],
         shown: Callable[[Sequence[DeltaCommittable]], Sequence[DeltaFile]] | None,
     ) -> bool:
-        """Commits on top of the own last commit without reading the table. False: the table must be read.
+        """Commits on top of the own last commit without a read. False: the table must be read.
 
         If another writer has committed since, the version is taken and the put fails.
         """
@@ -166,7 +164,7 @@ class DeltaLog:
     ) -> None:
         """Creates a missing table, and repeats `change` until done. `data`: delta-rs writes the data files."""
         failed: BaseException | None = None
-        tried: Counter[int] = Counter()  # attempts by version of the table
+        tried: Counter[int] = Counter()
         while tried.total() < _RACES and max(tried.values(), default=0) < _ATTEMPTS:
             table = self._newest()
             version: int = -1 if table is None else table.version()
@@ -236,7 +234,7 @@ class DeltaLog:
             raise self._unreadable(error) from error
 
     def compacted(self, version: int) -> None:
-        """Records a compaction by this process, which the next commit skips. Any thread."""
+        """Records a compaction, which the next commit skips. Any thread."""
         self._compacted.add(version)
 
     def _next_version(self, version: int) -> int:
@@ -259,11 +257,10 @@ class DeltaLog:
                 self._reading = self._threads.submit(self._clean_up)
 
     def _clean_up(self) -> None:
-        """Writes a checkpoint of the log for readers; the next covers a failed one."""
         with contextlib.suppress(BarrierRuntimeError):
             table = self._newest_now()
             if table is not None:
-                with contextlib.suppress(Exception):  # any exception of delta-rs
+                with contextlib.suppress(Exception):
                     table.create_checkpoint()
                     table.cleanup_metadata()
 
@@ -274,7 +271,7 @@ class DeltaLog:
         self._table, self._known = None, _NOTHING_KNOWN
 
     def _committed(self, table: Any, application: str) -> int:
-        """Like `committed`, cached for the table's version: delta-rs reads the whole log for each answer."""
+        """Highest checkpoint, cached: delta-rs reads the whole log for each answer."""
         version: int = table.version()
         if self._known[0] != version:
             self._known = (version, {})
@@ -371,7 +368,7 @@ class DeltaLog:
 def _added(record: Path) -> list[str]:
     try:
         lines = record.read_bytes().splitlines()
-    except FileNotFoundError:  # cleaned up
+    except FileNotFoundError:
         return []
     actions = [msgspec.json.decode(line) for line in lines if line]
     return [unquote(action["add"]["path"]) for action in actions if "add" in action]
@@ -390,7 +387,7 @@ def _synced(path: Path) -> None:
 
 @dataclass(frozen=True)
 class _OwnCommit:
-    """Own last commit. `known` maps applications to their highest checkpoint as of `version`."""
+    """`known`: highest checkpoint of each application."""
 
     version: int
     facts: DeltaTableFacts
@@ -398,8 +395,6 @@ class _OwnCommit:
 
 
 class Merging(Protocol):
-    """Change of the table by one checkpoint. `fields` and `partition_by` serve the creation of a missing table."""
-
     @property
     def application(self) -> str: ...
 

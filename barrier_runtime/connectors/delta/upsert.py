@@ -1,19 +1,8 @@
 """Exactly-once upserts into a Delta Lake table: a MERGE for everything decided since the last commit.
 
-Rows wait in the job's storage until their checkpoint is decided (`sink_bases/write_ahead`). Subtask 0 then merges the
-last row of each key of all subtasks, in checkpoint order, in a single commit. Its application transaction is the
-highest checkpoint.
-
-| the process dies or stalls …       | its successor                                                                |
-|------------------------------------|------------------------------------------------------------------------------|
-| before the decision                | deletes the rows, which are only in the job's storage                        |
-| after it, before the commit        | merges the rows; data files already written are orphans for a vacuum         |
-| in the commit, with unknown result | asks the table for the transaction                                           |
-| after it, before deleting the rows | the same; then deletes the rows                                              |
-| and commits later, as a zombie     | keeps the commit: the zombie's version lacks that transaction, a conflict    |
-
-A MERGE rewrites every file that contains a key, so the cost grows with the table. Longer checkpoint intervals mean
-fewer MERGEs.
+Subtask 0 merges the last row of each key of all subtasks in a single commit, whose application transaction is the
+highest checkpoint. After an unknown result, and after a restart, the table is asked for that transaction; a zombie's
+later commit conflicts.
 """
 
 import datetime
@@ -53,9 +42,10 @@ class DeltaUpsertSink(BatchingSink):
     last row of a key in a MERGE stays. `deletes`: a boolean column, which the table does not get; if true, the row with
     that key is removed.
 
-    `commit_every`: a duration, or seconds; a MERGE has the checkpoints of that time, with all rows in memory; 0: a
-    MERGE per checkpoint. `partition_by`: as for `DeltaSink`; should be part of the key, or every MERGE reads the whole
-    table. `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before rows are staged early.
+    A MERGE rewrites every file that contains a key, so the cost grows with the table. `commit_every`: a duration, or
+    seconds; a MERGE has the checkpoints of that time, with all rows in memory; 0: a MERGE per checkpoint.
+    `partition_by`: as for `DeltaSink`; should be part of the key, or every MERGE reads the whole table.
+    `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction before rows are staged early.
 
     >>> DeltaUpsertSink("s3://lake/customers", key=["id"], deletes="deleted")  # doctest: +SKIP
     """

@@ -1,7 +1,6 @@
 """Row boundaries of CSV text whose quoted values may contain line breaks. Pure.
 
-A field is quoted if the first byte is a quote; two quotes inside stand for a quote. Text after a closing quote is
-refused (`after_quotes`): the writer uses other rules. All data begin with a row.
+A field is quoted if the first byte is a quote; two quotes inside stand for a quote.
 """
 
 import re
@@ -16,14 +15,13 @@ _LF, _CR, _QUOTE = b'\n\r"'
 
 @dataclass(frozen=True)
 class Quoted:
-    """Quoted parts of a text in order, from the opening quote (included) to the closing quote (excluded)."""
+    """Quoted parts, from the opening quote (included) to the closing quote (excluded)."""
 
     begins: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
-    open_at: int | None  # offset of the last opening quote if nothing closes it
+    open_at: int | None  # of the last opening quote if unclosed
 
     def covers(self, at: int) -> int | None:
-        """Beginning of the quoted part that contains `at`, or None."""
         number = bisect_right(self.begins, at) - 1
         return int(self.begins[number]) if number >= 0 and at < self.ends[number] else None
 
@@ -45,7 +43,7 @@ def quoted(data: bytes, delimiter: str) -> Quoted:
     at_field = (before == ord(delimiter)) | (before == _LF) | (before == _CR) | (opening == 0)
     doubled = np.zeros(len(opening), bool)
     doubled[1:] = opening[1:] == quotes[1 : 2 * len(opening) - 1 : 2] + 1
-    if not (at_field | doubled).all():  # a quote within an unquoted field
+    if not (at_field | doubled).all():
         return _one_by_one(data, delimiter)
     closing = quotes[1::2]
     open_at = None
@@ -72,7 +70,6 @@ def _one_by_one(data: bytes, delimiter: str) -> Quoted:
 
 
 def end_of_rows(data: bytes, delimiter: str) -> int:
-    """End of the last row that ends with a line feed, or 0."""
     parts = quoted(data, delimiter)
     end = len(data)
     while (end := data.rfind(b"\n", 0, end)) >= 0:

@@ -1,4 +1,4 @@
-"""Folders as in Hive, `day=2026-01-01/country=DE/…`: the path holds the values of some columns, which files lack.
+"""Folders as in Hive, `day=2026-01-01/country=DE/…`: the path has the values of some columns.
 
 Names are escaped as in Spark and Hive. Empty text shares the folder of null, because Spark refuses empty names.
 """
@@ -20,10 +20,7 @@ _PART = re.compile(r"([^/=]+)=([^/]*)")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _TWO_DIGITS = re.compile(r"[0-9]{2}")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_DAYS = datetime.date.min.toordinal() - 719_163, datetime.date.max.toordinal() - 719_163  # since 1970; years 1 and 9999
-
-
-# ---------------------------------------------------------------- rows to folders
+_DAYS = datetime.date.min.toordinal() - 719_163, datetime.date.max.toordinal() - 719_163
 
 
 def check_partitions(schema: pa.Schema, columns: Sequence[str], where: str) -> None:
@@ -48,21 +45,20 @@ def check_partitions(schema: pa.Schema, columns: Sequence[str], where: str) -> N
 
 
 def by_folder(rows: pa.Table, columns: Sequence[str], where: str = "rows") -> dict[str, pa.Table]:
-    """Rows by folder (`""`, or ending in a slash), in order, without `columns`.
-
+    """Rows by folder (`""`, or ending in a slash), without `columns`.
     Raises `InvalidJob` for a date without text.
     """
     if not columns or not rows.num_rows:
         return {"": rows} if rows.num_rows else {}
     codes = np.zeros(rows.num_rows, np.int64)
-    names: list[tuple[np.ndarray, list[str]]] = []  # per column: index of each row's name; names
+    names: list[tuple[np.ndarray, list[str]]] = []
     for name in columns:
         each = _encoded(rows.column(name).combine_chunks(), name, where)
         indices = each.indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         names.append((indices, [folder_name(name, text) for text in _texts(each.dictionary, name, where)]))
         codes *= len(each.dictionary)
         codes += indices
-        codes = np.unique(codes, return_inverse=True)[1].astype(np.int64, copy=False)  # no overflow
+        codes = np.unique(codes, return_inverse=True)[1].astype(np.int64, copy=False)
     _, firsts, inverse = np.unique(codes, return_index=True, return_inverse=True)
     folders = ["".join(f"{texts[indices[row]]}/" for indices, texts in names) for row in firsts.tolist()]
     rest = rows.drop_columns(list(columns))
@@ -106,11 +102,7 @@ def _texts(values: pa.Array, column: str, where: str) -> list[str | None]:
     return list(values.cast(pa.string()).to_pylist())
 
 
-# ---------------------------------------------------------------- folders to values
-
-
 def folders_of(path: str) -> str:
-    """Folders directly above a file that name columns, `day=2026-01-01/country=DE`."""
     found: list[str] = []
     for segment in reversed(path.split("/")[:-1]):
         if not _PART.fullmatch(segment):
@@ -120,7 +112,7 @@ def folders_of(path: str) -> str:
 
 
 def values_of(folders: str) -> dict[str, str | None]:
-    """Columns that folders name, in order, with their texts; None is null."""
+    """Texts of the columns that folders name; None is null."""
     found: dict[str, str | None] = {}
     for segment in folders.split("/") if folders else ():
         encoded, _, text = segment.partition("=")
@@ -139,7 +131,6 @@ def _decoded(text: str) -> str:
 
 
 def guess_columns(folders: Iterable[str], where: str) -> pa.Schema:
-    """Columns that the folders of all files name. Raises `InvalidJob` if files differ."""
     texts: dict[str, set[str]] = {}
     first: str | None = None
     for each in folders:
@@ -158,7 +149,6 @@ def guess_columns(folders: Iterable[str], where: str) -> pa.Schema:
 
 
 def _guess(texts: set[str]) -> pa.DataType:
-    """Whole numbers (also of two digits, as in `month=01`), dates, or text."""
     for pattern in (_INTEGER, _TWO_DIGITS):
         if texts and all(pattern.fullmatch(text) for text in texts):
             return pa.int64()
@@ -191,7 +181,9 @@ def check_guessed(values: Mapping[str, str | None], schema: pa.Schema, where: st
 def with_values(
     rows: pa.RecordBatch, schema: pa.Schema, values: Mapping[str, str | None], where: str
 ) -> pa.RecordBatch:
-    """`rows` with all columns of `schema`; columns in `values` repeat a text. Raises `InvalidJob` for a misfit."""
+    """`rows` with all columns of `schema`; columns in `values` repeat a text.
+    Raises `InvalidJob` for a misfit.
+    """
     columns = [
         _repeated(values[field.name], field, rows.num_rows, where)
         if field.name in values

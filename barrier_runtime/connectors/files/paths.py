@@ -7,8 +7,7 @@
 | `[ab]`, `[!ab]`, `[a-z]` | any, or none, of these characters; `[*]` is a star        |
 | `**`, alone  | any number of folders                                                |
 
-Wildcards never match a slash, nor a hidden name (which begins with `.` or `_`; a column's folder `_k=v` is not hidden)
-unless the segment begins with the same character. Keys of stores follow the same rules.
+Wildcards match no hidden name unless the segment begins with the same character.
 
 Links to folders are followed only if the path, or a segment other than `**`, names them: others may lead to known files
 or in a circle.
@@ -32,12 +31,10 @@ def has_magic(path: str) -> bool:
 
 
 def is_hidden(segment: str) -> bool:
-    """True for names that writers give to incomplete files and to files without data."""
     return segment.startswith(".") or (segment.startswith("_") and "=" not in segment)
 
 
 def is_hidden_file(path: str) -> bool:
-    """True if the file, or a folder in the path below the listed folder, is hidden."""
     *folders, name = path.split("/")
     return name.startswith((".", "_")) or any(map(is_hidden, folders))
 
@@ -55,8 +52,6 @@ def segment_matches(pattern: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class PathPattern:
-    """The folder `base`, and `segments` from the first wildcard on."""
-
     base: str
     segments: tuple[str, ...]
 
@@ -71,10 +66,7 @@ class PathPattern:
         return ANY_DEPTH in self.segments
 
     def matched(self, path: Sequence[str]) -> int:
-        """Number of leading segments that match of a path below `base`.
-
-        All for a named file, fewer for a file in a named folder.
-        """
+        """Number of leading segments that match: all for a named file, fewer for a file in a named folder."""
         for length in range(len(path), 0, -1):
             if _match(self.segments, tuple(path[:length])):
                 return length
@@ -84,7 +76,6 @@ class PathPattern:
         return bool(_reached(self.segments, folder) - {len(self.segments)})
 
     def names_folder(self, folder: Sequence[str]) -> bool:
-        """True if a segment other than `**` matches the folder's own name."""
         before = _through(self.segments, _reached(self.segments, folder[:-1]))
         kept = {number for number in before if number < len(self.segments) and self.segments[number] != ANY_DEPTH}
         return any(segment_matches(self.segments[number], folder[-1]) for number in kept)
@@ -102,7 +93,6 @@ def _reached(pattern: tuple[str, ...], path: Sequence[str]) -> set[int]:
 
 
 def _through(pattern: tuple[str, ...], reached: set[int]) -> set[int]:
-    """Adds the segments after each `**`, which may match no folder."""
     found = set(reached)
     for number in range(len(pattern)):
         if number in found and pattern[number] == ANY_DEPTH:
@@ -127,8 +117,6 @@ HIDDEN, OTHER_ENDINGS, LINKS = "hidden names", "other endings", "links to folder
 
 
 class PassedOver:
-    """Counts of names that were found and not read, by kind, each with an example."""
-
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._examples: dict[str, str] = {}
@@ -138,9 +126,9 @@ class PassedOver:
         self._examples.setdefault(kind, path)
 
     @property
-    def unexpected(self) -> bool:
-        """Returns True for other kinds than hidden names, which most folders have."""
-        return bool(self._counts.keys() - {HIDDEN})
+    def unexpected(self) -> int:
+        """Number of names except hidden names, which most folders have."""
+        return sum(count for kind, count in self._counts.items() if kind != HIDDEN)
 
     def __bool__(self) -> bool:
         return bool(self._counts)
@@ -151,7 +139,7 @@ class PassedOver:
 
 
 def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], passed: PassedOver) -> bool:
-    """True if the file is read; counts others. `name`: below the listed folder, or the base of `pattern`."""
+    """Counts files that are not read. `name`: below the listed folder, or the base of `pattern`."""
     below = name
     if pattern is not None:
         parts = name.split("/")
@@ -171,9 +159,8 @@ def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], pas
 def local_files(
     path: str, suffixes: tuple[str, ...], where: str, passed: PassedOver
 ) -> tuple[Iterable[tuple[str, str]], bool]:
-    """Ids and paths of the files of an absolute path, and whether a folder is read whole.
-
-    Raises `Unavailable` if missing.
+    """Ids and paths of files, and whether a folder is read whole.
+    Raises `Unavailable` if `path` is missing.
     """
     if os.path.isdir(path):
         root = os.path.join(path, "")
@@ -196,7 +183,7 @@ def _matching(
     for file in _below(base, where, passed, pattern):
         name = file[len(prefix) :]
         if takes(name, pattern, suffixes, passed):
-            # `**` matches no folder; keeps the ids of earlier releases
+            # ids of earlier releases, for files that `**` matches with no folder
             yield f"./{name}" if pattern.deep and "/" not in name else name, file
 
 

@@ -1,8 +1,4 @@
-"""Arrow types of columns in an Iceberg table, and checks that an existing table accepts them. Pure.
-
-Columns of unsupported types are refused when the flow is written, unsupported values before their row is staged.
-Iceberg has signed integers of 4 and 8 bytes (narrower ones are widened), and times in microseconds.
-"""
+"""Arrow types of columns in an Iceberg table, and checks that an existing table accepts them. Pure."""
 
 import pyarrow as pa
 
@@ -82,10 +78,7 @@ def _stored(arrow: pa.DataType, nanoseconds: bool) -> pa.DataType:
 
 
 def check_fits(stored: pa.Schema, table: pa.Schema, where: str, place: str) -> None:
-    """Raises `InvalidJob` unless a table with these columns accepts rows of the sink.
-
-    Types must be equal; a column that the rows lack must allow nulls.
-    """
+    """Raises `InvalidJob` unless a table with these columns accepts rows of the sink."""
     plain = table_schema(table, place, where)
     for field in stored:
         if field.name not in table.names:

@@ -1,8 +1,7 @@
-"""Compaction of files of an Iceberg sink: a snapshot of the operation `replace` joins small files. Blocking.
+"""Compaction of an Iceberg sink's files: a snapshot of the operation `replace`. Blocking.
 
-docs/design/compaction.md has the states and moves. Manifests are immutable and a removed file leaves the manifest, so
-the chosen files are live as long as their manifests belong to the table. The commit reads no other manifests: the cost
-does not grow with the table.
+Design: docs/design/compaction.md. Manifests are immutable and a removed file leaves the manifest, so the chosen files
+are live as long as their manifests belong to the table. The commit reads no other manifests.
 """
 
 import time
@@ -24,14 +23,14 @@ from barrier_runtime.connectors.iceberg.table import LIBRARY_RETRIES, deleted, l
 from barrier_runtime.connectors.sink_bases.lake.compaction import MOST_GROUPS, to_compact
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 
-_ATTEMPTS = 10  # at a state of the table
+_ATTEMPTS = 10
 _LONGEST_S = 3600.0  # from the look to the commit: orphans must stay young
 _LAST_FORMAT = 2  # of tables whose rows have no ids
 
 
 @dataclass(frozen=True)
 class IcebergPlan:
-    """`entries`: live entries of the manifests with chosen files; `deletes`: the manifests of deletes."""
+    """`entries`: live entries of manifests with chosen files. `deletes`: manifests of deletes."""
 
     looked_s: float  # monotonic
     schema: int
@@ -45,7 +44,6 @@ class IcebergPlan:
         return [file for group in self.groups for file in group]
 
     def holds(self, table: Table) -> bool:
-        """True if all chosen files are live and unchanged, and columns and partitions are the same."""
         snapshot = table.current_snapshot()
         if snapshot is None or (table.schema().schema_id, table.spec().spec_id) != (self.schema, self.spec):
             return False
@@ -55,9 +53,9 @@ class IcebergPlan:
 
 @dataclass
 class IcebergCompaction:
-    """Compaction of the data files named by `owner`.
+    """Compaction of the data files named by `owner`; `committed` runs after a commit.
 
-    `opened` opens a catalog for this thread; `committed` runs after a commit.
+    `opened` opens a catalog for this thread.
     """
 
     _name: str
@@ -144,7 +142,7 @@ class IcebergCompaction:
     def commit(self, plan: IcebergPlan, written: Sequence[DataFile]) -> int:
         summary = {APPLICATION: f"{self._owner}compaction"}
         tried: set[int] = set()
-        attempts: Counter[str] = Counter()  # by state of the table
+        attempts: Counter[str] = Counter()
         while True:
             table = self._now()
             if table is None:
@@ -193,7 +191,7 @@ class _Replacing(_SnapshotProducer["_Replacing"]):  # type: ignore[misc]  # the 
             self.append_data_file(file)
 
     def _build_delete_files_partition_predicate(self) -> None:
-        """Does nothing: the plan has the manifests of the chosen files."""
+        """The plan has the manifests."""
 
     def _existing_manifests(self) -> list[ManifestFile]:
         snapshot = self._transaction.table_metadata.snapshot_by_id(self._parent_snapshot_id)
@@ -220,7 +218,7 @@ class _Replacing(_SnapshotProducer["_Replacing"]):  # type: ignore[misc]  # the 
             if entry.data_file in self._deleted_data_files
         ]
 
-    def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:  # as in the library
+    def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:
         made = super()._summary(snapshot_properties)  # the library has no totals for `replace`
         return Summary(operation=Operation.REPLACE, **made.additional_properties)
 
@@ -240,7 +238,6 @@ def _deletes(manifests: Sequence[ManifestFile]) -> frozenset[str]:
 
 
 def check_compacted(table: Table, name: str, where: str) -> None:
-    """Raises `InvalidJob` for a table whose row ids a rewrite would lose."""
     if table.metadata.format_version > _LAST_FORMAT:
         raise InvalidJob(
             f"{where}: the table {name} is of version {table.metadata.format_version}, whose rows have ids that "

@@ -1,8 +1,6 @@
-"""Data files of an Iceberg table in no snapshot yet, and their description for a later append.
+"""Data files of an Iceberg table in no snapshot, and their description for a later append.
 
-The description is an Iceberg *manifest*, as bytes, which has everything for a commit (paths, partitions, counts,
-bounds), in a format that stays readable. Until the append the files are orphans to the table's maintenance, which
-spares young orphans (three days by default).
+The description is an Iceberg *manifest*: everything for a commit, in a format that stays readable.
 """
 
 import hashlib
@@ -30,7 +28,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table import FileScanTask, Table
 
-_VERSION = 2  # of manifests, for tables of any version
+_VERSION = 2
 _NO_SNAPSHOT = -1
 _TAG_BYTES = 6  # of a UUID in a file's name; ten are random
 _UUID = re.compile(r"-([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\.[^/]*$")
@@ -42,7 +40,7 @@ _COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """Description of written files. `spec`: number of their partition spec."""
+    """`spec`: number of the partition spec."""
 
     manifest: bytes
     spec: int
@@ -68,7 +66,7 @@ def _with_nulls_of(given: pa.Array | None, made: pa.Array | None) -> pa.Array | 
     return pc.if_else(given.is_valid(), made, pa.scalar(None, made.type)).cast(made.type)  # with the ids of the fields
 
 
-pyiceberg.io.pyarrow.ArrowProjectionVisitor = _KeepingNulls  # the library has no option for this
+pyiceberg.io.pyarrow.ArrowProjectionVisitor = _KeepingNulls
 
 
 def name_of(owner: str) -> uuid.UUID:
@@ -77,7 +75,6 @@ def name_of(owner: str) -> uuid.UUID:
 
 
 def is_name_of(owner: str, path: str) -> bool:
-    """True if `name_of` made the name of the data file at `path` for this owner."""
     found = _UUID.search(path)
     return found is not None and uuid.UUID(found[1]).bytes.startswith(_tag(owner))
 
@@ -87,7 +84,7 @@ def _tag(owner: str) -> bytes:
 
 
 def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Schema, owner: str) -> WrittenFiles:
-    """Writes rows to files, one or more per partition. Raises `OSError` of the storage."""
+    """Raises `OSError` of the storage."""
     rows = pa.Table.from_batches(batches, schema=schema)
     files = list(_dataframe_to_data_files(table.metadata, rows, table.io, name_of(owner)))
     spec = table.metadata.spec()
@@ -100,7 +97,6 @@ def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Sche
 
 
 def joined(table: Table, files: Sequence[DataFile], owner: str) -> list[DataFile]:
-    """Writes the rows of these files of one partition, in order, to a new file. Raises `FileNotFoundError`."""
     scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
     rows = scan.to_table([FileScanTask(file) for file in files])
     return list(_dataframe_to_data_files(table.metadata, rows, table.io, name_of(owner)))
@@ -120,7 +116,6 @@ def data_files(written: WrittenFiles) -> list[DataFile]:
 
 
 def as_rows(written: WrittenFiles) -> pa.RecordBatch:
-    """Description as a batch, which is staged instead of the rows."""
     values = [[written.manifest], [written.spec], [written.files], [written.rows]]
     return pa.RecordBatch.from_arrays(
         [pa.array(each, field.type) for each, field in zip(values, _COLUMNS, strict=True)], schema=_COLUMNS

@@ -1,18 +1,10 @@
 """Expiry of this sink's old snapshots in an Iceberg table, and of files that nobody needs afterwards.
 
-Snapshots expire in the commit that appends newer rows, so the table's metadata never grows. Files used only by expired
-snapshots are deleted afterwards.
-
-| a snapshot                                                          | expires                     |
-|---------------------------------------------------------------------|-----------------------------|
-| of this sink, older than the newest `keep`, in the main branch      | yes                         |
-| current, or an ancestor of the head of another branch or a tag      | no                          |
-| of another writer                                                   | no                          |
-
-Deleted for an expired snapshot: the manifest list, and manifests that neither the next kept snapshot contains, nor an
-older snapshot, nor a snapshot of another branch (along a branch a removed manifest does not return); for an expired
-compaction also the replaced data files, unless a kept snapshot is older or outside the main branch. A process that dies
-earlier leaves orphans for the table's maintenance.
+Snapshots expire in the commit that appends newer rows: those of this sink in the main branch, older than the newest
+`keep`, unless another branch or a tag needs them. Then their manifest lists are deleted, and manifests in neither the
+next kept snapshot, nor an older one, nor one of another branch (along a branch a removed manifest does not return); for
+a compaction also the replaced data files, unless a kept snapshot is older or outside the main branch. A process that
+dies earlier leaves orphans.
 """
 
 from collections.abc import Iterable
@@ -99,12 +91,11 @@ def _replaced(snapshot: Snapshot, io: FileIO) -> list[str]:
 
 
 def _is_older(one: Snapshot, other: Snapshot) -> bool:
-    """True if `one` is older than `other`, in a branch. Version 1 has no sequence numbers."""
+    """True if `one` is older, in a branch. Version 1 has no sequence numbers."""
     return (one.sequence_number or 0, one.timestamp_ms) < (other.sequence_number or 0, other.timestamp_ms)
 
 
 def _ancestry(by_id: dict[int, Snapshot], head: int | None) -> list[Snapshot]:
-    """Ancestors of `head`, newest first, as far as the table has them."""
     found: list[Snapshot] = []
     at = by_id.get(head) if head is not None else None
     while at is not None:

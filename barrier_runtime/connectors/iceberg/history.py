@@ -1,20 +1,8 @@
-"""An Iceberg table at a snapshot, and the rows that each later snapshot adds, or changes as upserts by key. Blocking.
+"""History of an Iceberg table: rows of a snapshot, and added or changed rows of each later one. Blocking.
 
-Without a key (`IcebergHistory`):
-
-| the operation of a later snapshot | then                                                       |
-|-----------------------------------|------------------------------------------------------------|
-| append                            | the new files are read                                     |
-| replace                           | nothing: other files hold the same rows (a compaction)     |
-| overwrite, delete                 | the job ends: rows that were read have changed             |
-
-With a key (`IcebergChanges`):
-
-| data files of a later snapshot                               | have rows from    |
-|--------------------------------------------------------------|-------------------|
-| gone since the parent, or in the parent with other deletes   | before            |
-| new since the parent, or now with other deletes              | after             |
-| of `replace` (a compaction)                                  | neither           |
+`IcebergHistory` follows appends: overwrites and deletes end the job. `IcebergChanges` makes upserts: data files that
+are gone since the parent, or have other deletes now, have rows from before; new files, and files with other deletes,
+have rows from after. Both skip `replace` (a compaction).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,7 +74,6 @@ class IcebergHistory:
         )
 
     def files(self, snapshot: int, *, whole: bool) -> Sequence[Any]:
-        """In a fixed order: with `whole` all files, otherwise the added files."""
         found = self._snapshot(snapshot)
         if whole:
             return self._planned(snapshot)
@@ -168,7 +155,7 @@ class IcebergHistory:
         return [fit(batch.select(schema.names), schema, self._where) for batch in batches]
 
     def _refuse_far_times(self, task: FileScanTask, schema: pa.Schema) -> None:
-        """Raises `InvalidJob` for INT96 times out of range, which the library would read as wrong nanoseconds."""
+        """Raises `InvalidJob` for INT96 times out of range, which the library would read wrongly."""
         has_times = any("timestamp" in str(field.type) for field in schema)
         if not has_times or task.file.file_format != FileFormat.PARQUET:
             return
@@ -189,7 +176,6 @@ def _path(task: FileScanTask) -> str:
 
 @contextmanager
 def _translated(failure: str) -> Iterator[None]:
-    """Translates errors of the storage by `trouble`; missing files raise `InvalidJob`."""
     try:
         with translated(failure, FileNotFoundError):
             yield
@@ -228,5 +214,4 @@ class IcebergChanges(IcebergHistory):
 
 
 def _content(task: FileScanTask) -> tuple[str, frozenset[str]]:
-    """Data file and delete files, which together determine the rows."""
     return task.file.file_path, frozenset(each.file_path for each in task.delete_files)

@@ -6,7 +6,6 @@ from barrier_runtime.state.errors import missing_extra
 
 
 def need_pyiceberg(where: str, who: str) -> None:
-    """Raises `InvalidJob` with the install command."""
     try:
         import pyiceberg  # noqa: F401
     except ImportError as error:
@@ -14,7 +13,7 @@ def need_pyiceberg(where: str, who: str) -> None:
 
 
 def need_core(who: str) -> None:
-    """Raises `InvalidJob` without the library for partitions by day, bucket and the like."""
+    """Raises `InvalidJob` if pyiceberg_core is missing."""
     if find_spec("pyiceberg_core") is None:
         missing = ModuleNotFoundError("No module named 'pyiceberg_core'", name="pyiceberg_core")
         raise missing_extra(who, "iceberg", missing)

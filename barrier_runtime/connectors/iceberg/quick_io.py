@@ -1,7 +1,6 @@
-"""FileIO with few requests for metadata files, used if the catalog names no other FileIO.
+"""FileIO with few requests for metadata files, if the catalog names no other FileIO.
 
-pyiceberg's own FileIO requests existence, length and folder of a file, and writes to S3 in three consecutive requests.
-Files of a table are written once, under new names (with a UUID): this process knows bytes and length of its own files,
+pyiceberg's own FileIO needs three requests per file. Metadata files have new names: this process knows its own files,
 and that a new file is missing.
 """
 
@@ -19,8 +18,6 @@ _MOST = 16 << 20  # … and of all kept files of this process
 
 
 class _Written:
-    """Metadata files that this process has written recently, by location."""
-
     def __init__(self) -> None:
         self._files: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
@@ -68,7 +65,7 @@ class QuickFileIO(PyArrowFileIO):  # type: ignore[misc]  # the library is not ty
 
 
 def _is_metadata(location: str) -> bool:
-    """True for manifests, manifest lists and table metadata, whose names have a UUID."""
+    """Metadata files have a UUID in their name."""
     return location.endswith((".avro", ".metadata.json"))
 
 
@@ -101,7 +98,7 @@ class _NewFile(_KnownFile):
 
 
 class _Kept(BytesIO):
-    """Buffer that is written as a whole on close, and kept after a successful write."""
+    """Buffer that is written as a whole on close."""
 
     def __init__(self, location: str, stream: OutputStream) -> None:
         super().__init__()

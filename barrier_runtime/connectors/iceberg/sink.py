@@ -1,12 +1,8 @@
 """Exactly-once rows in an Iceberg table: a snapshot for everything decided since the last commit.
 
-Before the decision every subtask writes data files of the table, in no snapshot yet, and stages a description in the
-job's storage (`iceberg/data_files`). Subtask 0 then appends the files of all subtasks in a single commit with the
-highest checkpoint (`iceberg/table`).
-
-Files of an aborted checkpoint are deleted. A process that dies between writing and staging leaves orphans for the
-table's maintenance, which must spare files younger than the longest outage of the job. Without `compact=` and
-`keep_snapshots=`, users join small files and expire snapshots.
+Before the decision every subtask writes data files, in no snapshot yet, and stages a description in the job's storage.
+Subtask 0 then appends all files in a single commit. A process that dies between writing and staging leaves orphans for
+the table's maintenance, which must spare files younger than the longest outage of the job.
 """
 
 import contextlib
@@ -44,7 +40,7 @@ class IcebergSink(BatchingSink):
     """Writes rows to `table`, "namespace.table".
 
     A missing table is created with the columns of the first rows; an existing table, also a partitioned table, must
-    have these columns with the same types. Times have microseconds; a time with nanoseconds ends the job.
+    have these columns with the same types. A time with nanoseconds ends the job.
 
     `catalog`: a name; `properties`: settings of the catalog for pyiceberg (`type`, `uri`, `warehouse`), which override
     those in the environment (`PYICEBERG_CATALOG__<NAME>__…`), where secrets belong.
@@ -53,14 +49,13 @@ class IcebergSink(BatchingSink):
     the table's metadata. 0: a snapshot per checkpoint.
 
     `keep_snapshots`: number of this sink's newest snapshots that stay; older ones expire with the next commit, except
-    those that branches and tags need. Readers that are further behind cannot continue. None: all stay, and you expire
-    them.
+    those that branches and tags need. Readers that are further behind cannot continue. None: you expire snapshots.
 
-    `compact`: target size of files, such as "128 MB", or bytes. Smaller files of this sink are joined to that size in
-    the background, in snapshots that replace files but no rows. None: no compaction.
+    `compact`: target size of files, such as "128 MB", or bytes. Smaller files of this sink are joined in the
+    background, in snapshots that replace files but no rows. None: no compaction.
 
-    `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before they are written early, as a separate
-    data file.
+    `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction before they are written early, as a separate data
+    file.
     """
 
     kind = "iceberg"
@@ -171,10 +166,10 @@ class IcebergSink(BatchingSink):
             except Unavailable:
                 if known is None and self._table.compactions == compactions:
                     raise
-                self._deliver(application, of_it, None)  # the table has changed
+                self._deliver(application, of_it, None)
 
     def _deliver(self, application: str, batches: Sequence[DecidedBatch], known: "Table | None") -> None:
-        """Appends the batches that the table lacks as one snapshot. `known`: the table, if no new look is needed."""
+        """Appends the batches that the table lacks. `known`: the table, if no new look is needed."""
         from barrier_runtime.connectors.iceberg.table import has
 
         with ThreadPoolExecutor(max_workers=8) as reading:

@@ -1,4 +1,4 @@
-"""Source of an Iceberg table: rows of the newest snapshot, then appends or changes of later snapshots."""
+"""Source of an Iceberg table: the newest snapshot, then appends or changes of later snapshots."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -24,10 +24,10 @@ class IcebergSource(SourceSettings):
 
     `every`: interval of looking for new snapshots, without end; None: the stream ends with the newest snapshot.
 
-    Without `key` the source follows only appended rows: a snapshot that overwrites or deletes rows ends the job;
-    compactions are skipped. With `key`, the columns that identify rows, the stream has upserts: the table's columns,
-    `deleted`, and `changed_at`, the time of the snapshot's commit. These are all rows of the files that a snapshot
-    rewrote; an update of the key is a delete and a new row.
+    Without `key` a snapshot that overwrites or deletes rows ends the job; compactions are skipped. With `key`, the
+    columns that identify rows, the stream has upserts: the table's columns, `deleted`, and `changed_at`, the time of
+    the snapshot's commit. These are all rows of the files that a snapshot rewrote; an update of the key is a delete and
+    a new row.
 
     Snapshots must not expire before they are read. The rows of a data file, and the keys of the files that a snapshot
     changes, must fit in the memory of a slot. Columns are those of the table when the program starts.
@@ -43,7 +43,7 @@ class IcebergSource(SourceSettings):
     key: Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:
-        """Reads the table. Raises `InvalidJob` if it is missing, `Unavailable` without an answer of the catalog."""
+        """Reads the table. Raises `InvalidJob` if it is missing, `Unavailable` if the catalog does not answer."""
         where = f"source {name!r}"
         period_s = period_of(self.every, where)
         if "." not in self.table.strip("."):

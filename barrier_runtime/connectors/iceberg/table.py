@@ -1,21 +1,17 @@
 """An Iceberg table through pyiceberg: memory of the sink's commits, and appends at most once.
 
-A commit is a snapshot of all decided checkpoints that are not in the table. The summary names the application (job,
-sink, lineage) and the highest checkpoint, which the same commit stores in the table property
-`barrier-runtime.<application>`: expired snapshots take their summaries along.
+A commit is a snapshot. Its summary names the application (job, sink, lineage) and the highest checkpoint, which the
+same commit stores in the table property `barrier-runtime.<application>`: expired snapshots take their summaries along.
 
-| the table shows for the application         | the checkpoint was | then                                        |
-|---------------------------------------------|--------------------|---------------------------------------------|
-| property >= the checkpoint                  | appended           | nothing                                     |
-| property below the checkpoint               | not appended       | append, if the branch is still at the       |
-|                                             |                    | snapshot that was read                      |
-| no property (lost, or not yet set)          | as the summaries   | the same, after reading all snapshots       |
-|                                             | say                |                                             |
-| the condition failed                        | unknown            | read again: a zombie, or another writer     |
-| no answer                                   | unknown            | read again                                  |
+| the table shows for the application | the checkpoint was   | then                                                |
+|-------------------------------------|----------------------|-----------------------------------------------------|
+| property >= the checkpoint          | appended             | nothing                                             |
+| property below the checkpoint       | not appended         | append, if the branch is still at the snapshot read |
+| no property (lost, or not yet set)  | as the summaries say | the same, after reading all snapshots               |
+| the condition failed, or no answer  | unknown              | read again                                          |
 
-After a failed condition pyiceberg would append to the new snapshot without a look, and double rows that a zombie has
-just appended. pyiceberg takes the number of attempts from the table's properties, so the copy in memory says 0.
+After a failed condition pyiceberg would append to the new snapshot without a look, and double rows of a zombie.
+pyiceberg takes the number of attempts from the table's properties, so the copy in memory says 0.
 """
 
 import contextlib
@@ -72,9 +68,9 @@ _BOUNDED = {  # of new tables: metadata must not grow with commits
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
     "commit.manifest-merge.enabled": "true",
-    "commit.manifest.target-size-bytes": str(1 << 20),  # limit of a merge of manifests
+    "commit.manifest.target-size-bytes": str(1 << 20),
 }
-_CLEAN_FROM = 16  # expired snapshots
+_CLEAN_FROM = 16
 _FILE_IO = "py-io-impl"
 LIBRARY_RETRIES = "commit.retry.num-retries"
 _REFUSED = (
@@ -91,7 +87,7 @@ NO_ANSWER = (OSError, ServerError, ServiceUnavailableError, TooManyRequestsError
 class IcebergTable:
     """Table "namespace.table". Blocking.
 
-    Raises `InvalidJob` if catalog or table cannot be used as they are, `Unavailable` if the catalog does not answer.
+    Raises `InvalidJob` if catalog or table cannot be used, `Unavailable` if the catalog does not answer.
     """
 
     def __init__(
@@ -104,15 +100,15 @@ class IcebergTable:
         owner: str = "",
         keep_snapshots: int | None = None,
     ) -> None:
-        """`keep_snapshots`: number of kept snapshots of applications beginning with `owner`."""
+        """`keep_snapshots`: of applications beginning with `owner`."""
         self._owner = owner
         self._keep = keep_snapshots
-        self._expired: list[Expired] = []  # their files are still to be deleted
+        self._expired: list[Expired] = []
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="iceberg-expiry")
         self._cleaning: Future[None] | None = None
-        self._made_of: dict[tuple[str, ...], list[DataFile]] = {}  # by paths of small files
-        self._appended: tuple[float, Table] | None = None  # time, table after our last append
-        self.compactions = 0  # number of compactions through this process
+        self._made_of: dict[tuple[str, ...], list[DataFile]] = {}
+        self._appended: tuple[float, Table] | None = None  # time, table
+        self.compactions = 0
         self._name = name
         self._where = where
         self._last: tuple[float, Table] | None = None  # time, table of the last read for writing
@@ -143,7 +139,7 @@ class IcebergTable:
             return write_files(table, batches, schema, self._owner)
 
     def as_appended(self) -> Table | None:
-        """Table after our last commit if recent, or None.
+        """Table after the own last commit if recent, or None.
 
         The next commit fails if another writer has committed since.
         """
@@ -151,12 +147,11 @@ class IcebergTable:
         return None if appended is None or time.monotonic() - appended[0] > _KNOWN_S else appended[1]
 
     def compacted(self) -> None:
-        """Records a compaction, so that the next commit reads the table. Any thread."""
+        """Makes the next commit read the table. Any thread."""
         self._appended = None
         self.compactions += 1
 
     def existing(self) -> Table:
-        """Current table for `append`. Raises `Unavailable` for a missing table or a silent catalog."""
         table = self.now()
         if table is None:
             raise Unavailable(
@@ -215,7 +210,7 @@ class IcebergTable:
         return len(files)
 
     def _later(self, work: Callable[..., None], *arguments: object) -> "Future[None] | None":
-        """Runs work outside commits. None after `close`: a running commit may outlive the closed sink."""
+        """Runs work outside commits. None after `close`, which a running commit may outlive."""
         try:
             later = self._threads.submit(work, *arguments)
         except RuntimeError:
@@ -228,7 +223,7 @@ class IcebergTable:
             log.error("%s: work behind a commit failed: %s", self._where, error, exc_info=error)
 
     def _joined(self, table: Table, files: Sequence[DataFile]) -> tuple[list[DataFile], list[str]]:
-        """Fewer files with the same rows, kept for the next attempt, and the paths of the replaced files."""
+        """Fewer files with the same rows, kept for the next attempt, and the replaced paths."""
         found: list[DataFile] = []
         replaced: list[str] = []
         made: dict[tuple[str, ...], list[DataFile]] = {}
@@ -269,7 +264,7 @@ class IcebergTable:
                 table.io.delete(path)
 
     def _known(self) -> Table | None:
-        """Table as of a recent read. Files may use its schema and spec, whose ids never change."""
+        """Table as of a recent read: only for schema and spec, whose ids never change."""
         if self._last is None or time.monotonic() - self._last[0] > _KNOWN_S:
             table = self.now()
             self._last = None if table is None else (time.monotonic(), table)
@@ -279,10 +274,7 @@ class IcebergTable:
         return loaded(self._catalog, self._name, self._where)
 
     def _created(self, schema: pa.Schema) -> Table:
-        """Creates the table, or loads it if another process was faster.
-
-        A second attempt: an SQL catalog may refuse one of two.
-        """
+        """Tries twice: an SQL catalog may refuse one of two processes."""
         for last in (False, True):
             try:
                 return self._made(schema)
@@ -306,7 +298,6 @@ def _partition_of(file: DataFile) -> tuple[int, str]:
 
 
 def deleted(io: FileIO, paths: Sequence[str]) -> None:
-    """Deletes files outside commits. Files that remain are orphans for the table's maintenance."""
     for path in paths:
         with contextlib.suppress(*NO_ANSWER):
             io.delete(path)
@@ -318,7 +309,6 @@ def _clean(expired: Sequence[Expired], io: FileIO) -> None:
 
 
 def check_transforms(table: Table, name: str, where: str) -> None:
-    """Raises `InvalidJob` unless the partitions of rows can be computed."""
     for field in table.spec().fields:
         if isinstance(field.transform, IdentityTransform | VoidTransform):
             continue
@@ -346,7 +336,7 @@ def _is_of(summary: Any, application: str, checkpoint: int) -> bool:
 
 
 def database_errors() -> tuple[type[Exception], ...]:
-    """Errors of an SQL catalog without an answer. An SQL catalog has already imported sqlalchemy."""
+    """Errors of an SQL catalog without an answer."""
     if "sqlalchemy" not in sys.modules:
         return ()
     from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
@@ -355,7 +345,6 @@ def database_errors() -> tuple[type[Exception], ...]:
 
 
 def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
-    """`failure` begins the message."""
     if isinstance(error, BarrierRuntimeError):
         return error
     refused = isinstance(error, database_errors()) and _DATABASE_REFUSES.search(str(error))
@@ -369,7 +358,6 @@ def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
 
 @contextlib.contextmanager
 def translated(failure: str, *but: type[Exception]) -> Iterator[None]:
-    """Translates exceptions by `trouble`, except own errors and those of `but`."""
     try:
         yield
     except Exception as error:
@@ -379,7 +367,6 @@ def translated(failure: str, *but: type[Exception]) -> Iterator[None]:
 
 
 def loaded(catalog: Catalog, name: str, where: str) -> Table | None:
-    """Current table, or None. Raises `Unavailable` if the catalog does not answer."""
     try:
         with translated(f"{where}: the catalog does not tell of the table {name}", NoSuchTableError):
             return catalog.load_table(name)
@@ -392,7 +379,6 @@ def _property(application: str) -> str:
 
 
 def opened_catalog(catalog: str, properties: Mapping[str, str], where: str, who: str) -> Catalog:
-    """Opens the catalog for `who`. Raises `InvalidJob` if that is impossible, `Unavailable` without an answer."""
     try:
         return _opened(catalog, properties)
     except (*NO_ANSWER, *database_errors()) as error:

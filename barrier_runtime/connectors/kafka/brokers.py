@@ -1,4 +1,4 @@
-"""Brokers and client settings, written once for all sources and sinks of a flow."""
+"""Brokers and client settings, shared by sources and sinks."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -11,10 +11,9 @@ from barrier_runtime.state.errors import InvalidJob
 @kinds_checked
 @dataclass(frozen=True)
 class KafkaBrokers:
-    """Address and settings of a Kafka cluster, in the place of `bootstrap_servers` of `KafkaSource` and `KafkaSink`.
+    """Address and settings of a Kafka cluster, for `bootstrap_servers` of `KafkaSource` and `KafkaSink`.
 
-    `config`: settings of librdkafka for the cluster; `config=` of a source or sink adds to these settings, or replaces
-    them.
+    `config`: settings of librdkafka; `config=` of a source or sink adds to these settings, or replaces them.
 
     >>> kafka = KafkaBrokers("broker:9092", config={"security.protocol": "SSL"})
     >>> orders = flow.read_kafka("orders", kafka, "orders", group="totals")

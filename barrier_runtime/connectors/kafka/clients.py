@@ -1,8 +1,6 @@
 """Replaces Kafka clients whose answers are no longer reliable, and throttles the clients' log.
 
-librdkafka remembers the epochs of the partitions' leaders. After a broker was killed and restarted, a client may get
-FENCED_LEADER_EPOCH for ever, while the broker answers other clients. After an error of leadership, the next request
-therefore uses a new client.
+After a broker's restart, librdkafka may report FENCED_LEADER_EPOCH for ever, while other clients get answers.
 """
 
 import logging
@@ -18,16 +16,14 @@ from barrier_runtime.connectors.kafka.errors import Kind, kind_of
 
 T = TypeVar("T")
 
-_IN_VAIN_S = 5.0  # of failed requests
+_IN_VAIN_S = 5.0
 _SAY_AGAIN_S = 60.0
-_OVERDUE_S = 1.0  # beyond the client's own timeout
+_OVERDUE_S = 1.0
 _SERVER = re.compile(r"[\w.\-\]]+:\d+(?=/)")  # a broker's name is host:port/number or host:port/bootstrap
 _NUMBERS = re.compile(r"\d+")
 
 
 class Asker:
-    """Sends requests through a replaceable client, made by `make`. For one thread."""
-
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._client: Any = None
@@ -40,10 +36,9 @@ class Asker:
         return self._client
 
     def ask(self, question: Callable[[Any], T]) -> T:
-        """Returns the answer of `question`, called with the client.
+        """Raises `KafkaException`, which `question` must also raise for errors in an answer (see `raised`).
 
-        Raises `KafkaException`; `question` must raise it for errors inside an answer as well (see `raised`). A client
-        that may have caused the error is replaced, so the caller may retry.
+        For one thread. The caller may retry: a client that may have caused the error is replaced.
         """
         from confluent_kafka import KafkaException
 
@@ -70,7 +65,7 @@ class Asker:
 
 
 def put_away(client: Any) -> None:
-    """Closes a client in a thread, because closing may block. The caller must drop all references."""
+    """Closes in a thread, because closing may block. The caller must drop all references."""
     if client is not None:
         threading.Thread(target=_end, args=([client],), name="kafka-client-ends", daemon=True).start()
 
@@ -82,7 +77,7 @@ def _end(last: list[Any]) -> None:
 
 
 def answered(answer: Future[Any], within_s: float, kafka: Any) -> Any:
-    """Returns the result of `answer`; raises `KafkaException` also if the client does not answer in time."""
+    """Raises `KafkaException` also if the answer is overdue."""
     try:
         return answer.result(within_s + _OVERDUE_S)
     except NoResult as error:
@@ -91,7 +86,6 @@ def answered(answer: Future[Any], within_s: float, kafka: Any) -> Any:
 
 
 def raised(answers: list[Any]) -> list[Any]:
-    """Raises `KafkaException` if an answer is an error."""
     from confluent_kafka import KafkaException
 
     for answer in answers:

@@ -1,17 +1,17 @@
-"""Kinds of Kafka's errors, for source and sink, by the names in the client library. Pure.
+"""Kinds of Kafka's errors. Pure.
 
-A failed handshake or refused credentials may come from a starting broker, or from a wrong certificate or password; only
-the duration shows which (`Refusals`).
+A refused handshake or password may come from a starting broker or from a wrong setting; only the duration shows which
+(`Refusals`).
 """
 
 import enum
 
 
 class Kind(enum.Enum):
-    LEADERSHIP = "leadership"  # waiting may not help: a client may keep a leader's epoch from before a restart
-    PASSING = "passing"  # waiting may help
-    REFUSED = "refused"  # waiting may help; if the error lasts, an operator must act
-    MISSING = "missing"  # a topic or partition does not exist
+    LEADERSHIP = "leadership"  # a client may keep a leader's epoch from before a restart, so waiting may not help
+    PASSING = "passing"
+    REFUSED = "refused"  # an error that lasts needs an operator
+    MISSING = "missing"
     FOR_A_PERSON = "for a person"
     UNKNOWN = "unknown"
 
@@ -42,9 +42,9 @@ _NAMES = {
     ),
 }
 _KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
-CURABLE = frozenset({Kind.LEADERSHIP, Kind.PASSING, Kind.REFUSED})  # waiting may help
+CURABLE = frozenset({Kind.LEADERSHIP, Kind.PASSING, Kind.REFUSED})
 COORDINATOR = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "_WAIT_COORD"})
-SILENCE = frozenset({"_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT"})  # without a reason
+SILENCE = frozenset({"_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT"})
 FENCED = frozenset({"_FENCED", "_FATAL", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})  # of a producer, by a newer one
 REFUSED_S = 25.0  # the client repeats an error only every 30 seconds
 
@@ -55,14 +55,13 @@ def kind_of(error: object) -> Kind:
 
 
 class Refusals:
-    """Brokers that refuse a client, and since when.
-
-    `lasting`: the last refusal, once a broker has refused for longer than a start takes, without other errors of that
-    broker or answers of any broker in between.
+    """Refusals of connections by brokers.
+    `lasting`: the last refusal, once a broker has refused for `REFUSED_S` without another error of that broker or an
+    answer of any broker in between.
     """
 
     def __init__(self) -> None:
-        self._since_s: dict[str, float] = {}  # by broker, as the client calls it
+        self._since_s: dict[str, float] = {}
         self.lasting = ""
 
     def heard(self, error: object, now_s: float) -> None:

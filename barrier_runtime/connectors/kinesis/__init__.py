@@ -1,1 +1,1 @@
-"""Source of streams of Amazon Kinesis and of servers with the same interface."""
+"""Source of streams of Amazon Kinesis."""

@@ -1,6 +1,6 @@
-"""Kinesis client of the source: shards, iterators, records. Only this file imports boto3.
+"""Kinesis client of the source. Only this file imports boto3.
 
-Credentials come from boto3's default chain. botocore's retries are off: the caller decides how long to retry.
+botocore's retries are off: the caller decides how long to retry.
 """
 
 import datetime
@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from barrier_runtime.connectors.kinesis.position import KinesisSplit
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.outside_errors import must_be_mended, told
+from barrier_runtime.state.store.s3.aws import refuse_cut_answers
 
-MOST_RECORDS = 10_000  # in an answer
+MOST_RECORDS = 10_000
 _TIMEOUT_S = 10.0
 _THROTTLED = {"ProvisionedThroughputExceededException", "LimitExceededException", "KMSThrottlingException"}
 _REFUSED = {
@@ -36,7 +37,7 @@ _WRONG_SETTINGS = {
     "ParamValidationError",
 }
 
-_MAKING = threading.Lock()  # boto3 makes clients on one thread at a time; any number of threads may use a client
+_MAKING = threading.Lock()  # boto3 makes clients on one thread at a time; any thread may use a client
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class Throttled(Unavailable):
 
 @dataclass(frozen=True)
 class KinesisRecord:
-    """`arrived_ms`: arrival at Kinesis, in milliseconds since 1970."""
+    """`arrived_ms`: arrival at Kinesis, since 1970."""
 
     sequence: str
     key: str
@@ -61,10 +62,8 @@ class KinesisRecord:
 
 @dataclass(frozen=True)
 class ShardAnswer:
-    """Answer to a request for records.
-
-    `iterator`: of the next request; None at the end of a closed shard. `behind_ms`: from the answer's end to the newest
-    record of the shard; 0: no record is left.
+    """`iterator`: of the next request; None at the end of a closed shard.
+    `behind_ms`: from the answer's end to the newest record of the shard; 0: no record is left.
     """
 
     records: Sequence[KinesisRecord]
@@ -75,7 +74,7 @@ class ShardAnswer:
 class KinesisClient:
     """Client of a stream; travels to the slots without the connection.
 
-    Calls may block for about ten seconds, and raise `Unavailable`, or `InvalidJob` if an operator must act.
+    Calls may block for ten seconds, and raise `Unavailable`, or `InvalidJob` if an operator must act.
     """
 
     def __init__(self, stream: str, region: str | None, endpoint: str | None, where: str) -> None:
@@ -89,7 +88,6 @@ class KinesisClient:
         return {**self.__dict__, "_made": None}
 
     def shards(self) -> list[str]:
-        """Sorted ids of all shards with retained records."""
         found: list[str] = []
         more: dict[str, Any] = {"StreamName": self.stream}
         while more:
@@ -103,7 +101,6 @@ class KinesisClient:
         return int(summary["StreamDescriptionSummary"]["RetentionPeriodHours"]) * 3_600_000
 
     def iterator(self, split: KinesisSplit, after: str | None) -> str:
-        """Iterator from after the record `after`, or from the split's beginning."""
         place: dict[str, Any] = {"ShardIteratorType": "TRIM_HORIZON"}
         if after is not None:
             place = {"ShardIteratorType": "AFTER_SEQUENCE_NUMBER", "StartingSequenceNumber": after}
@@ -141,7 +138,6 @@ class KinesisClient:
             raise self._trouble(error) from error
 
     def _trouble(self, error: Exception) -> BarrierRuntimeError:
-        """Converts an exception of boto3, without request headers and credentials."""
         response = getattr(error, "response", None) or {}
         code = str(response.get("Error", {}).get("Code", "")) or type(error).__name__
         place = f"{self._where}, stream {self.stream!r}"
@@ -178,12 +174,14 @@ def _client(region: str | None, endpoint: str | None) -> Any:
         max_pool_connections=64,
         tcp_keepalive=True,
     )
-    return _session().client("kinesis", region_name=region, endpoint_url=endpoint, config=config)
+    client = _session().client("kinesis", region_name=region, endpoint_url=endpoint, config=config)
+    refuse_cut_answers(client)
+    return client
 
 
 @cache
 def _session() -> Any:
-    """Session of the process: each session reads a megabyte of service descriptions."""
+    """Each session reads a megabyte of service descriptions."""
     import boto3
 
     return boto3.session.Session()

@@ -1,4 +1,4 @@
-"""JSON of Kinesis's split payloads and positions: a part of a stream, and the last record read."""
+"""Kinesis's split payloads and positions, as JSON."""
 
 import zlib
 from datetime import datetime, timezone
@@ -23,10 +23,10 @@ SPLIT = msgspec.json.Decoder(KinesisSplit)
 
 
 class KinesisPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Position in a shard: `after` is the sequence number of the last emitted record, None before.
+    """Position in a shard: `after` is the sequence number of the last emitted record.
 
-    `complete_ms`: all records that had arrived by then were emitted, to the minute (None: not known), so nothing is
-    lost before that time plus the stream's retention.
+    All records that had arrived by `complete_ms` (a whole minute) were emitted, so nothing is lost before that time
+    plus the stream's retention.
     """
 
     after: str | None = None
@@ -37,11 +37,9 @@ POSITION = msgspec.json.Decoder(KinesisPosition)
 
 
 def owner(shard: str, parallelism: int) -> int:
-    """Shards have numbers, and go round-robin."""
     number = shard.rpartition("-")[2]
     return (int(number) if number.isdigit() else zlib.crc32(shard.encode())) % parallelism
 
 
 def shown_time(ms: int) -> str:
-    """Text for messages, to the minute."""
     return f"{datetime.fromtimestamp(ms / 1000, timezone.utc):%Y-%m-%d %H:%M} UTC"

@@ -2,15 +2,15 @@
 
 | state    | does                                    | goes on                                                      |
 |----------|-----------------------------------------|--------------------------------------------------------------|
-| locating | asks for a place behind the last record | fetching                                                     |
+| locating | asks for a place after the last record  | fetching                                                     |
 | fetching | asks for records                        | full; nothing is left: resting; the shard's end: ended       |
 | full     | waits until less than the limit is held | fetching                                                     |
 | resting  | waits for `every`                       | fetching                                                     |
-| waiting  | backs off: throttled, or no answer      | what it did before; no answer for long: ended, with an error |
-| ended    | the reader takes what is held           |                                                              |
+| waiting  | backs off: throttled, or no answer      | previous state; no answer for long: ended, with an error     |
+| ended    | the reader takes the held rows          |                                                              |
 
-An expired iterator, as after the job stood still, leads to locating again. Nothing is fetched twice, because the place
-is the last record in the queue. `close` ends every state, a running request when the request returns.
+An expired iterator (the job stood still) leads to locating again; nothing is fetched twice. `close` ends every state, a
+running request when the request returns.
 """
 
 import threading
@@ -48,10 +48,7 @@ T = TypeVar("T")
 
 @dataclass
 class ShardRows:
-    """Rows of an answer, and their records.
-
-    `at_ns`: arrival on the monotonic clock. `complete_ms`: of a `KinesisPosition` after all rows.
-    """
+    """`at_ns`: arrival on the monotonic clock. `complete_ms`: of a `KinesisPosition` after all rows."""
 
     rows: pa.RecordBatch | None
     records: Sequence[KinesisRecord]
@@ -86,7 +83,7 @@ class ShardFetcher:
         threading.Thread(target=self._run, name=f"kinesis-{split.shard}", daemon=True).start()
 
     def take(self) -> ShardRows | None:
-        """Next rows, or None. Raises the error that ended the thread."""
+        """Raises the error that ended the thread."""
         with self._changed:
             if self._held:
                 chunk = self._held.popleft()
@@ -99,7 +96,6 @@ class ShardFetcher:
 
     @property
     def over(self) -> bool:
-        """Returns True if every row was taken and no more rows follow."""
         with self._changed:
             return self._ended and not self._held and self._error is None
 
@@ -123,7 +119,7 @@ class ShardFetcher:
         self._wake()
 
     def _check_retained(self) -> None:
-        """Raises `InvalidJob` for a position older than the stream's retention: rows may be gone."""
+        """Raises `InvalidJob` for a position older than the stream's retention."""
         complete_ms = self._begin.complete_ms
         now_ms = time.time_ns() // 1_000_000
         if complete_ms is None or now_ms - complete_ms < _SHORTEST_RETENTION_MS:
@@ -160,7 +156,6 @@ class ShardFetcher:
                 return
 
     def _wanted(self, fetched: ShardAnswer) -> tuple[Sequence[KinesisRecord], bool]:
-        """Records before the end of the split, and True at that end."""
         until = self._split.until_ms
         if until is None:
             return fetched.records, False
@@ -225,8 +220,8 @@ class KinesisReader:
         self._convert = convert
         self._every_s = every_s
         self._fetcher: ShardFetcher | None = None
-        self._chunk: ShardRows | None = None  # rows that are being returned
-        self._taken = 0  # rows of `_chunk` that were returned
+        self._chunk: ShardRows | None = None
+        self._taken = 0
         self._position = KinesisPosition()
         self._wake: Callable[[], None] = _nothing
         self._due_ns: int | None = None

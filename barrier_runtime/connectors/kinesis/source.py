@@ -1,10 +1,7 @@
-"""Source of Kinesis streams: a split per shard; the position is a sequence number.
+"""Source of Kinesis streams; a position is a sequence number.
 
-    driver: shards ──► splits ──► slot: KinesisReader per shard ──► a ShardFetcher each
-    slot: discovery, in a thread ──► splits of shards that came by splitting and merging, from their first record
-
-Records of a partition key are in order within a shard. After resharding, a key continues in another shard, which is
-read as soon as discovery finds the shard, in parallel with the rest of the old shard.
+After resharding, a key continues in another shard, read as soon as discovery finds the shard, in parallel with the rest
+of the old shard.
 """
 
 import datetime
@@ -21,7 +18,7 @@ from barrier_runtime.connectors.kinesis.client import KinesisClient, KinesisReco
 from barrier_runtime.connectors.kinesis.position import POSITION, SPLIT, KinesisSplit, owner, shown_time
 from barrier_runtime.connectors.kinesis.reader import KinesisReader
 from barrier_runtime.connectors.name_set import NameSet
-from barrier_runtime.connectors.source import Discovery, SourceSettings, Split
+from barrier_runtime.connectors.source import Discovery, SourceOf, Split
 from barrier_runtime.connectors.source_bases.payloads import (
     Decoder,
     JsonPayloads,
@@ -30,7 +27,7 @@ from barrier_runtime.connectors.source_bases.payloads import (
     decoded,
     json_row,
 )
-from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
+from barrier_runtime.data.schemas import Duration, Rows, SchemaOf, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
 Value: TypeAlias = Literal["bytes", "string", "json"]
@@ -55,7 +52,6 @@ class KinesisColumns:
 
 
 def record_columns(value: str, schema: pa.Schema | None, metadata: Sequence[str], where: str) -> KinesisColumns:
-    """Raises `InvalidJob` for wrong names or types."""
     if value not in ("bytes", "string", "json"):
         raise InvalidJob(f'{where}: value={value!r}: use "bytes", "string" or "json"')
     if value == "json" and schema is None:
@@ -78,7 +74,7 @@ def record_columns(value: str, schema: pa.Schema | None, metadata: Sequence[str]
 
 
 class KinesisRows:
-    """Converts records to Arrow batches in the slot, for the threads of all shards."""
+    """Converter for the threads of all shards."""
 
     def __init__(self, columns: KinesisColumns, where: str) -> None:
         self._columns = columns
@@ -89,7 +85,7 @@ class KinesisRows:
         )
 
     def convert(self, shard: str, records: Sequence[KinesisRecord]) -> pa.RecordBatch:
-        """Converts at least one record. Raises `InvalidJob` that names the first undecodable record."""
+        """Raises `InvalidJob` that names the first undecodable record."""
         arrays, bad = decoded(self._decoder, [record.data for record in records], records)
         if bad:
             first = min(bad)
@@ -109,29 +105,26 @@ class KinesisRows:
 
 Start: TypeAlias = Literal["earliest", "latest"] | datetime.datetime
 
-_ONCE_S = 1e9  # about 30 years: only the listing at the start
+_ONCE_S = 1e9  # about 30 years
 
 
 @kinds_checked
 @dataclass(frozen=True)
-class KinesisSource(SourceSettings):
-    """A stream of Amazon Kinesis; a split per shard. Checkpoints contain sequence numbers.
+class KinesisSource(SourceOf[Rows]):
+    """A stream of Amazon Kinesis or of a compatible server at `endpoint`; a split per shard.
 
     Credentials, and the region unless `region` is given, come from boto3's default chain (environment, ~/.aws, role).
-    `endpoint`: another server with the same interface.
 
     `start` applies without a checkpoint: "earliest" (all retained records), "latest" (records that arrive from now on)
     or a datetime. `until="latest"`: the stream ends with the records that had arrived at the start. Shards from splits
     and merges are searched every `discover` (None: only at a restart), and read from their first record.
 
     Columns: `value` (bytes, or text with `value="string"`), or with `value="json"` the columns of `schema`; then those
-    of `metadata`: partition_key, shard, sequence_number, arrived_at. A record that cannot be decoded ends the job, and
-    the error names the place. Records that Amazon's producer library has aggregated stay aggregated in a row.
+    of `metadata`: partition_key, shard, sequence_number, arrived_at. A record that cannot be decoded ends the job.
+    Records that Amazon's producer library has aggregated stay aggregated in a row.
 
-    A shard is polled every `every` after the newest record, and at once otherwise; Kinesis allows five requests a
-    second per shard, of all readers together.
-
-    A job that was stopped for longer than the stream's retention does not start: records may be gone.
+    After the newest record a shard is polled every `every`; Kinesis allows five requests a second per shard, of all
+    readers together. A job that was stopped for longer than the stream's retention does not start: records may be gone.
 
     >>> clicks = KinesisSource("clicks", value="json", schema={"page": str, "user": int})
     >>> flow.source("clicks", clicks, event_time="arrived_at")
@@ -144,7 +137,7 @@ class KinesisSource(SourceSettings):
     start: Start = "earliest"
     until: Literal["latest"] | None = None
     value: Value = "bytes"
-    schema: SchemaLike | None = None
+    schema: SchemaOf[Rows] | None = None
     metadata: Sequence[str] = tuple(METADATA)
     every: Duration = datetime.timedelta(milliseconds=250)
     discover: Duration | None = datetime.timedelta(minutes=1)
@@ -172,8 +165,6 @@ class KinesisSource(SourceSettings):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class KinesisStream:
-    """Named `KinesisSource`."""
-
     name: str
     client: KinesisClient
     columns: KinesisColumns
@@ -227,7 +218,6 @@ class KinesisStream:
         return [KinesisSplit(shard).split() for shard in self.client.shards()]
 
     def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
-        """Lists shards whose positions are older than the stream's retention."""
         oldest_ms = time.time_ns() // 1_000_000 - self.client.retention_ms()
         read_to = {shard: POSITION.decode(at).complete_ms for shard, at in positions.items() if at is not None}
         return [

@@ -1,37 +1,20 @@
-"""`for_each_batch`: slots stage rows and request calls, and the program that started the job calls the user's function.
+"""`for_each_batch`: slots stage rows, and the program that started the job calls the user's function.
 
 Sink (`BatchFunctionSink`) and program (`BatchCaller`) exchange objects (`BatchQueue`):
 
     <job>/write-ahead/<sink>/staged/…                      the rows, Parquet; written before the decision
-    <job>/write-ahead/<sink>/asked/<lineage>/<checkpoint>  these objects are one decided batch: call the function
-    <job>/write-ahead/<sink>/delivered/<lineage>/0/…       the function has succeeded up to this checkpoint
+    <job>/write-ahead/<sink>/asked/<lineage>/<checkpoint>  a request: these objects are one decided batch
+    <job>/write-ahead/<sink>/delivered/<lineage>/0/…       a note: the function has succeeded up to this checkpoint
 
-| who              | when                      | writes      | then deletes                                           |
-|------------------|---------------------------|-------------|--------------------------------------------------------|
-| every subtask    | barrier                   | staged rows |                                                        |
-| subtask 0        | the checkpoint is decided | asked       |                                                        |
-| the program      | the function has returned | delivered   | older notes of the same lineage                        |
-| subtask 0        | the note is there         |             | staged rows, then asked                                |
-| a new generation | the sink opens            |             | asked of other lineages, or done; rows that older      |
-|                  |                           |             | generations staged and the restored checkpoint lacks   |
+| who              | when                      | writes    | then deletes                                              |
+|------------------|---------------------------|-----------|-----------------------------------------------------------|
+| every subtask    | barrier                   | rows      |                                                           |
+| subtask 0        | the checkpoint is decided | a request |                                                           |
+| the program      | the function has returned | a note    | older notes of the same lineage                           |
+| subtask 0        | the note exists           |           | the rows, then the request                                |
+| a new generation | the sink opens            |           | requests of other lineages or with a note; undecided rows |
 
-A checkpoint is visible, and the job may end, only after the program has noted the function's success. Later batches
-wait in storage, up to a number at which the stream waits. A savepoint that ends the job is taken when no batch waits. A
-batch covers all subtasks, also of an earlier parallelism. All writers of a request write the same content. A note is
-final: the name is the highest checkpoint.
-
-| batch                     | event                                     | the program                                  |
-|---------------------------|-------------------------------------------|----------------------------------------------|
-| asked                     | no older batch of the lineage waits       | calls the function with the rows             |
-| asked                     | the function returned                     | notes that and turns to the next batch       |
-| asked                     | the function raised                       | calls again later, with the same rows        |
-| asked                     | … as often as `attempts` says             | `BatchFunctionFailed`: stops the job         |
-| asked, but noted          | (a sink that was late asked again)        | does nothing: the sink withdraws the batch   |
-| asked, the rows are gone  | withdrawn meanwhile                       | does nothing                                 |
-| asked, the rows are gone  | still asked                               | acts as if the function had raised           |
-
-If the program dies between the function's return and the note, the function is called again with the same rows and
-number. A target that stores `checkpoint.application` and `checkpoint.number` with the rows writes them once.
+A checkpoint is visible only after the note. A program that died before the note repeats the call with the same batch.
 """
 
 import hashlib
@@ -58,10 +41,10 @@ from barrier_runtime.state.store.paths import Paths
 _MOST_DECIDED = 16  # waiting batches at which the stream waits
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 1.0
-_REPORT_AFTER_S = 10.0  # then the status reports the wait
+_REPORT_AFTER_S = 10.0
 
 
-_READ_AT_ONCE = 8  # staged objects of a batch
+_READ_AT_ONCE = 8
 _NOTED_SUBTASK = 0  # the global committer's subtask
 
 
@@ -72,7 +55,8 @@ log = logging.getLogger("barrier_runtime.job")
 class BatchCheckpoint:
     """Identity of a batch, equal whenever the rows are repeated.
 
-    Numbers only rise within an `application`, with gaps: a checkpoint without rows makes no batch.
+    Numbers only rise within an `application`, with gaps. A target that stores `application` and `number` with the rows
+    writes them once.
     """
 
     job: str
@@ -104,7 +88,7 @@ class BatchQueue:
     # ------------------------------------------------------------ of the sink
 
     def ask(self, batch: DecidedBatch) -> None:
-        """Requests a batch. Raises `Corrupt` if staged rows are missing: aborted rows must not block later batches."""
+        """Requests a batch. Raises `Corrupt` if staged rows are missing: that batch would block all later batches."""
         gone = [each.key for each in batch.objects if self._is_gone(each)]
         if gone:
             raise Corrupt(
@@ -119,7 +103,6 @@ class BatchQueue:
         self.store.delete([self._key(batch)])
 
     def clean_up(self, lineage: str) -> None:
-        """Deletes requests of starts that `lineage` does not continue, and repeated requests of done batches."""
         prefix = self._paths.asked_prefix(self._sink)
         ours = self._paths.asked_prefix(self._sink, lineage)
         self.store.delete([info.key for info in self.store.list(prefix) if not info.key.startswith(ours)])
@@ -152,7 +135,7 @@ class BatchQueue:
     # ------------------------------------------------------------ rows
 
     def read(self, batch: DecidedBatch) -> pa.Table:
-        """Raises `ObjectNotFound`, and `Corrupt` for an object that was not staged so."""
+        """Raises `ObjectNotFound`, and `Corrupt` for an object with another hash."""
         import pyarrow.parquet as pq  # takes 20 ms
 
         def table(staged: StagedRows) -> pa.Table:
@@ -162,7 +145,7 @@ class BatchQueue:
         return pa.concat_tables(list(tables), promote_options="default")
 
     def local_files(self, batch: DecidedBatch) -> list[str] | None:
-        """Paths of the Parquet files, checked as by `read`; None if the storage is not a folder."""
+        """Paths of the checked Parquet files; None if the storage is not a folder."""
         if not self.store.url.startswith("file://"):
             return None
         for each in batch.objects:
@@ -200,7 +183,7 @@ class BatchQueue:
 
 
 def parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Encodes a Parquet file for Spark, whose times have microseconds: nanoseconds are truncated."""
+    """Encodes a Parquet file for Spark: nanoseconds are truncated."""
     import pyarrow.parquet as pq
 
     buffer: Any = pa.BufferOutputStream()
@@ -233,9 +216,9 @@ def arrow_table(queue: BatchQueue, batch: DecidedBatch) -> Any:
 
 @dataclass
 class BatchCaller:
-    """Calls the function for the decided batches of a queue.
+    """Calls the function for decided batches.
 
-    `attempts`: number of failures of a batch that end the job. `failures`: of the next batch so far.
+    `attempts`: failures of a batch that end the job. `failures`: of the next batch so far.
     """
 
     _queue: BatchQueue
@@ -247,7 +230,7 @@ class BatchCaller:
     def turn(self) -> bool:
         """Calls the function for the waiting batches in order, until a call fails. False without batches.
 
-        Raises errors of the store, and `BatchFunctionFailed`.
+        Raises `BatchFunctionFailed` after the last attempt.
         """
         worked = False
         for batch in self._queue.asked():

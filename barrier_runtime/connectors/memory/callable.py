@@ -1,7 +1,4 @@
-"""Sink that calls a user's function. At least once, because a rollback cannot undo a call.
-
-For notebooks, tests and targets that tolerate repeated rows. The function runs on the slot's loop and must be quick.
-"""
+"""Sink that calls a user's function. At least once, because a rollback cannot undo a call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +19,7 @@ def print_rows(rows: pa.RecordBatch) -> None:
 
 @kinds_checked
 class CallableSink(TwoPhaseCommitSink):
-    """Calls `function(rows)` with every `pyarrow.RecordBatch` as it arrives."""
+    """Calls `function(rows)`, which must be quick, on the slot's loop with every arriving `pyarrow.RecordBatch`."""
 
     guarantee = "at_least_once"
 
@@ -54,7 +51,7 @@ class CallableSink(TwoPhaseCommitSink):
         return None
 
     def commit(self, committable: bytes) -> None:
-        """Never called: pre-commit returns no committable."""
+        """Never called: there is no committable."""
 
     def abort(self, committable: bytes) -> None:
-        """Does nothing: calls cannot be undone."""
+        """Calls cannot be undone."""

@@ -1,26 +1,31 @@
 """Sink that collects committed rows in this process's memory, for `run_local`.
 
-Each subtask runs a copy; copies share a ledger. Pickling raises an error: the ledger cannot leave the process.
-
-With `checkpoints=` a job continues where an earlier run ended, and a sink collects the rows of one run. Rows that the
-earlier run decided but did not make visible go to the new sink if both runs are in this process, which keeps the staged
-rows of the last 256 sinks, even if the program has dropped these sinks.
+Each subtask runs a copy; copies share a ledger. Rows that an earlier run decided but did not make visible go to the new
+sink: this process keeps the staged rows of the last 256 sinks.
 """
 
 import importlib
 import threading
 import uuid
 from collections import OrderedDict
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, committable_format
-from barrier_runtime.data.rows import rows_of
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.row_class import row_class
+from barrier_runtime.data.rows import Row, rows_of
+from barrier_runtime.operators.functions.instances import Instances
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
 from barrier_runtime.state.versioned import VersionedDecoder
+
+if TYPE_CHECKING:
+    from barrier_runtime.data.row_class import Instance
+
+    Q = TypeVar("Q", bound=Instance)
 
 
 class _Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,8 +39,6 @@ _STAGED = VersionedDecoder(committable_format(_STAGED_VERSION), msgspec.json.Dec
 
 
 class _Ledger:
-    """Staged and visible rows: this sink's durable store."""
-
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
         self._lock = threading.Lock()
@@ -61,7 +64,6 @@ class _Ledger:
             self._visible[number] = self._staged.pop(number)
 
     def adopt(self, earlier: str, number: int) -> None:
-        """Makes rows visible that the run with the ledger `earlier` decided but did not make visible."""
         with _recent_lock:
             staged = _recent.get(earlier, {}).pop(number, None)
         if staged is not None:
@@ -107,9 +109,24 @@ class CollectSink(TwoPhaseCommitSink):
         """Committed batches in the order of their commits."""
         return self._ledger.batches()
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Committed rows as dicts."""
-        return [row for batch in self.batches() for row in rows_of(batch)]
+    @overload
+    def rows(self) -> list[Row]: ...
+
+    @overload
+    def rows(self, kind: "type[Q]") -> "list[Q]": ...
+
+    def rows(self, kind: Any = None) -> list[Any]:
+        """Committed rows as dicts, or as instances of the dataclass or `msgspec.Struct` `kind`."""
+        if kind is None:
+            return [row for batch in self.batches() for row in rows_of(batch)]
+        wanted = row_class(kind, where := f"rows({getattr(kind, '__name__', kind)})")
+        if wanted is None:
+            raise InvalidJob(f"{where}: pass a dataclass or a msgspec.Struct class, or nothing for dicts")
+        made: list[Any] = []
+        for batch in self.batches():
+            wanted.check_columns(batch.schema, where)
+            made += Instances(wanted).each(Batch(batch, 0))
+        return made
 
     def to_arrow(self) -> pa.Table:
         """Committed rows as one table; without rows the table has no columns."""
@@ -134,8 +151,8 @@ class CollectSink(TwoPhaseCommitSink):
 
     def __reduce__(self) -> NoReturn:
         raise InvalidJob(
-            "CollectSink keeps rows in the memory of one process and cannot be sent to Spark's workers: run this job "
-            "with run_local(), or write to ParquetSink, JsonlSink or CsvSink"
+            "CollectSink keeps rows in the memory of one process, so it works only with run_local() and start_local() "
+            "without processes=: run the job so, or write to ParquetSink, JsonlSink or CsvSink"
         )
 
     def open(self, context: SinkContext) -> None:

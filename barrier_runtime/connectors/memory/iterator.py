@@ -1,9 +1,6 @@
-"""Source of the rows of a Python iterator, which a thread pulls in batches. The position is a count of rows.
+"""Source of a Python iterator, which a thread pulls in batches.
 
-The slot's loop waits some milliseconds for a full batch of a quick iterator, and takes the available rows of a slower
-iterator. The thread builds chunks whose rows stay in the processor's cache until they become columns, and stops at a
-full batch until the batch is taken: two threads should rarely alternate at the interpreter. After `close` the thread
-lives until the waiting iterator returns, and drops these rows.
+The thread stops at a full batch until the batch is taken: two threads should rarely alternate at the interpreter.
 """
 
 import itertools
@@ -16,13 +13,14 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.argument_types import kinds_checked
-from barrier_runtime.connectors.source import Polled, SourceSettings, Split, SplitReader
+from barrier_runtime.connectors.source import Polled, SourceOf, Split, SplitReader
+from barrier_runtime.data.row_class import AnyRow, RowClass, is_instance, row_class
 from barrier_runtime.data.rows import Row, RowWriter
-from barrier_runtime.data.schemas import SchemaLike, as_schema
+from barrier_runtime.data.schemas import Rows, SchemaOf, as_schema
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
 
-_TIMEOUT_S = 0.005  # for an iterator that was quick so far
+_TIMEOUT_S = 0.005  # of the wait for a full batch of a quick iterator
 _CHUNK_ROWS = 1_024
 _BATCH_CHUNKS = 4
 _BATCH_BYTES = 8 << 20
@@ -31,7 +29,7 @@ _WEIGH_EVERY = 64  # rows per weighed row; large rows are all weighed
 _NO_CODE: tuple[type, ...] = (type(iter([])), type(iter(())))
 
 
-MakeIterator = Callable[[int, int], Iterable[Row]]
+MakeIterator = Callable[[int, int], Iterable[AnyRow]]
 
 _POLL_NS = 1_000_000  # between polls of an iterator that waits …
 _GATHER_NS = 5_000_000  # … and after rows: small batches are costly
@@ -60,20 +58,23 @@ _POSITION = msgspec.json.Decoder(_Position)
 
 @kinds_checked
 @dataclass(frozen=True)
-class IteratorSource(SourceSettings):
-    """Rows (dicts) of `make_iterator(index, of)`, called for each of `splits` (default: one per subtask).
+class IteratorSource(SourceOf[Rows]):
+    """Rows of `make_iterator(i, n)`, which returns split i of n, as `rows[i::n]`; `splits=1`: all rows.
+
+    Rows are dicts. `splits`: number of splits (default: one per subtask). A function that ignores `i` and `n` yields
+    every row once per split, so pass `splits=1` with it.
 
     After a failure a new iterator is made and the rows already read are skipped, so every iterator must yield the same
     rows. If this is impossible, set `replayable=False`; the job then cannot be exactly-once.
 
-    The iterator runs in a thread, at most some thousand rows ahead, and may wait for a socket, an API or a clock. The
-    thread is not interrupted: after a failure a new iterator may start while the old still waits. An exception of the
-    iterator fails the job, after the rows before the exception.
+    The iterator runs in a thread, at most some thousand rows ahead, and may wait. The thread is not interrupted: after
+    a failure a new iterator may start while the old still waits. An exception of the iterator fails the job, after the
+    rows before the exception.
     """
 
     make_iterator: MakeIterator
     _: KW_ONLY
-    schema: SchemaLike
+    schema: SchemaOf[Rows]
     replayable: bool = True
     splits: int | None = None
 
@@ -83,7 +84,9 @@ class IteratorSource(SourceSettings):
         if self.splits is not None and (type(self.splits) is not int or self.splits < 1):
             raise InvalidJob(f"{where}: splits={self.splits!r}: give a whole number, 1 or more")
         schema = as_schema(self.schema, where)
-        return IteratedRows(name, self.make_iterator, schema, self.replayable, self.splits)
+        return IteratedRows(
+            name, self.make_iterator, schema, self.replayable, self.splits, row_class(self.schema, where)
+        )
 
 
 @dataclass(eq=False)
@@ -95,6 +98,7 @@ class IteratedRows:
     schema: pa.Schema
     exactly_once: bool
     _splits: int | None
+    _rows: RowClass | None = None
 
     def __repr__(self) -> str:
         return f"iterator {function_name(self._make_iterator)}"
@@ -103,7 +107,7 @@ class IteratedRows:
         return shares(self._splits or parallelism)
 
     def reader(self, split: Split) -> SplitReader:
-        return IteratorReader(self._name, self._make_iterator, SHARE.decode(split.payload), self.schema)
+        return IteratorReader(self._name, self._make_iterator, SHARE.decode(split.payload), self.schema, self._rows)
 
 
 class IteratorRaised(Exception):
@@ -133,11 +137,11 @@ class RowsAhead:
         self._chunks: list[pa.RecordBatch] = []
         self._chunks_bytes = 0
         self._filling: list[Row] = []  # the newest rows: the thread appends, a caller reads
-        self._taken = 0  # rows of `_filling` that were taken
+        self._taken = 0
         self._ended = False
         self._closed = False
         self._error: BaseException | None = None
-        self.quick = True  # full batches came in time
+        self.quick = True
         threading.Thread(target=self._run, name=f"rows-{name}", daemon=True).start()
 
     def take(self, limit: int) -> pa.RecordBatch | None:
@@ -206,13 +210,11 @@ class RowsAhead:
                 self._hand_over()
 
     def _has_room(self) -> bool:
-        """Waits until a full batch was taken. Returns False after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._is_enough())
             return not self._closed
 
     def _fill(self, iterator: Iterator[Row]) -> bool:
-        """Returns False at the end of the iterator."""
         rows = self._filling
         weight, wanted, size = self._chunks_bytes, 0, 1 if self._wide else _CHUNK_ROWS
         while wanted < _CHUNK_ROWS and weight < _BATCH_BYTES and not self._closed:
@@ -231,10 +233,11 @@ class RowsAhead:
         return True
 
     def _weight(self, row: Row) -> int:
-        """Approximate bytes of a row. Values that are not rows are refused later."""
-        if not self._wide or not isinstance(row, dict):
+        if not self._wide:
             return 0
-        return sum([_weight(row.get(name)) for name in self._wide])
+        if isinstance(row, dict):
+            return sum([_weight(row.get(name)) for name in self._wide])
+        return _weight(row) if is_instance(row) else 0
 
     def _hand_over(self) -> None:
         with self._changed:
@@ -259,6 +262,9 @@ def _weight(value: Any) -> int:
         return sum(map(_weight, value)) + sum(map(_weight, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
         return sum(map(_weight, value))
+    if is_instance(value):
+        names: Iterable[str] = getattr(value, "__struct_fields__", ()) or getattr(value, "__dataclass_fields__", ())
+        return sum(_weight(getattr(value, name, None)) for name in names)
     return 8
 
 
@@ -267,14 +273,22 @@ def _joined(chunks: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class IteratorReader:
-    def __init__(self, name: str, make_iterator: MakeIterator, part: SplitShare, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        name: str,
+        make_iterator: MakeIterator,
+        part: SplitShare,
+        schema: pa.Schema,
+        rows: RowClass | None = None,
+    ) -> None:
         self._name = name
         self._part = part
         self._make_iterator = make_iterator
         self._function = function_name(make_iterator)
         self._schema = schema
+        self._rows = rows
         self._ahead: RowsAhead | None = None
-        self._due_ns = 0  # for an iterator that is not quick
+        self._due_ns = 0
         self._count = 0
 
     @property
@@ -282,7 +296,6 @@ class IteratorReader:
         return self._ahead is not None and self._ahead.over
 
     def prepare(self) -> None:
-        """Makes the iterator and skips the rows read before, in a thread."""
         if self._ahead is None:
             self._ahead = self._begin(self._count)
 
@@ -313,9 +326,9 @@ class IteratorReader:
             self._ahead.close()
 
     def _begin(self, count: int) -> RowsAhead:
-        part, writer = self._part, RowWriter(f"{self._function} of source {self._name!r}", self._schema)
+        part, writer = self._part, RowWriter(f"{self._function} of source {self._name!r}", self._rows or self._schema)
 
-        def begin() -> Iterator[Row]:
+        def begin() -> Iterator[Any]:
             rows = iter(self._make_iterator(part.index, part.of))
             next(itertools.islice(rows, count, count), None)
             return rows

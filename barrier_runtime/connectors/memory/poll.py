@@ -1,8 +1,4 @@
-"""Source of rows from a function that is called periodically, such as queries of an API or table.
-
-A position is the cursor of the current page and the number of rows emitted from the page. The function's thread is at
-most a page ahead and wakes the slot for pages.
-"""
+"""Source of the rows of a polled function, at most a page ahead."""
 
 import logging
 import threading
@@ -14,14 +10,15 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.argument_types import kinds_checked
-from barrier_runtime.connectors.source import Polled, SourceSettings, Split, SplitReader
-from barrier_runtime.data.rows import Row, RowWriter
-from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
+from barrier_runtime.connectors.source import Polled, SourceOf, Split, SplitReader
+from barrier_runtime.data.row_class import AnyRow, RowClass, row_class
+from barrier_runtime.data.rows import Row, RowWriter, cut
+from barrier_runtime.data.schemas import Duration, Rows, SchemaOf, as_schema, milliseconds
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 
-Fetch = Callable[[Any], tuple[Iterable[Row], Any] | None]
+Fetch = Callable[[Any], tuple[Iterable[AnyRow], Any] | None]
 
 log = logging.getLogger("barrier_runtime.sources")
 _LOOK_NS = 1_000_000_000  # between polls without a wake-up
@@ -29,7 +26,7 @@ _LOOK_NS = 1_000_000_000  # between polls without a wake-up
 
 class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cursor: Any
-    taken: int  # emitted rows of the cursor's page
+    taken: int  # rows of the cursor's page
 
 
 _POSITION = msgspec.json.Decoder(_Position)
@@ -38,11 +35,12 @@ _CURSOR = msgspec.json.Decoder()
 
 @kinds_checked
 @dataclass(frozen=True)
-class PollSource(SourceSettings):
+class PollSource(SourceOf[Rows]):
     """Rows (dicts) of `fetch(cursor)`, which is called every `every`.
 
     `fetch` returns `(rows, next_cursor)`, or None at the end. The first cursor is None, each further cursor is the
-    `next_cursor` of the last call. Checkpoints contain the cursor, which must be JSON.
+    `next_cursor` of the last call. Checkpoints contain the cursor as JSON: a number, text, or lists and dicts of these
+    (keys: text). Other cursors are refused, because a restart would change them.
 
     After a failure `fetch` gets the cursor of the current page again, and rows already emitted are skipped, so the same
     cursor must return the same rows first. If this is impossible, set `replayable=False`; the job then cannot be
@@ -56,7 +54,7 @@ class PollSource(SourceSettings):
     fetch: Fetch
     _: KW_ONLY
     every: Duration
-    schema: SchemaLike
+    schema: SchemaOf[Rows]
     replayable: bool = True
     retry: Retry | None = None
 
@@ -66,12 +64,16 @@ class PollSource(SourceSettings):
         every_ms = milliseconds(self.every, f"every of {where}")
         if self.retry is not None and not isinstance(self.retry, Retry):
             raise InvalidJob(f"{where}: retry={self.retry!r}: give a Retry, such as Retry(3)")
-        return PolledRows(name, self.fetch, every_ms, as_schema(self.schema, where), self.replayable, self.retry)
+        return PolledRows(
+            name, self.fetch, every_ms, as_schema(self.schema, where), self.replayable, self.retry,
+            row_class(self.schema, where),
+        )  # fmt: skip
 
 
 @dataclass(eq=False)
 class PolledRows:
     positions_in = "rows of a function that is polled"
+    pauses = True
 
     _name: str
     _fetch: Fetch
@@ -79,6 +81,7 @@ class PolledRows:
     schema: pa.Schema
     exactly_once: bool
     _retry: Retry | None = None
+    _rows: RowClass | None = None
 
     def __repr__(self) -> str:
         return f"poll {function_name(self._fetch)}, every {self._every_ms / 1000:g} s"
@@ -87,7 +90,7 @@ class PolledRows:
         return [Split("all")]
 
     def reader(self, split: Split) -> SplitReader:
-        return PollReader(self._name, self._fetch, self._every_ms / 1000, self.schema, self._retry)
+        return PollReader(self._name, self._fetch, self._every_ms / 1000, self._rows or self.schema, self._retry)
 
 
 @dataclass(frozen=True)
@@ -98,22 +101,24 @@ class _Page:
 
 
 class PollReader:
-    def __init__(self, name: str, fetch: Fetch, every_s: float, schema: pa.Schema, retry: Retry | None = None) -> None:
+    def __init__(
+        self, name: str, fetch: Fetch, every_s: float, schema: pa.Schema | RowClass, retry: Retry | None = None
+    ) -> None:
         self._retry = retry
         self._name = name
         self._fetch = fetch
         self._every_s = every_s
         self._writer = RowWriter(f"{function_name(fetch)} of source {name!r}", schema)
         self._changed = threading.Condition()
-        self._waiting: _Page | None = None  # made by the thread
+        self._waiting: _Page | None = None
         self._ended = False
         self._closed = False
         self._error: BaseException | None = None
         self._wake: Callable[[], None] = _nothing
         self._thread: threading.Thread | None = None
-        self._page: _Page | None = None  # the current page
+        self._page: _Page | None = None
         self._place = _Position(None, 0)
-        self._skip = 0  # rows of the first page that were emitted before a restore
+        self._skip = 0  # of the first page, emitted before a restore
         self._due_ns: int | None = None
 
     @property
@@ -218,7 +223,7 @@ class PollReader:
                 raise TypeError(f"it gave {type(given).__name__}: return (rows, next cursor), or None at the end")
             rows: list[Row] = []
             self._writer.take(given[0], rows)  # copies: a function may yield the same dict
-            kept = _CURSOR.decode(msgspec.json.encode(given[1]))  # the value that a restored job gets
+            kept = self._kept(given[1])
         except BarrierRuntimeError:
             raise
         except Exception as error:
@@ -226,8 +231,25 @@ class PollReader:
             raise user_error(error, function=function, operator=self._name, subtask=0) from error
         return _Page(self._writer.batch(rows) if rows else None, cursor, kept)
 
-    def _fetched(self, cursor: Any) -> tuple[Iterable[Row], Any] | None:
-        """Calls the function, again after the exceptions that `retry` names. None: at the end, or closed."""
+    def _kept(self, cursor: Any) -> Any:
+        """Returns the cursor that a restored job gets. Raises `InvalidJob` unless it equals `cursor`."""
+        try:
+            kept = _CURSOR.decode(msgspec.json.encode(cursor))
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            raise self._unkept(cursor, f"JSON cannot hold it ({error})") from error
+        if kept != cursor:
+            raise self._unkept(cursor, f"a restarted job would get {cut(repr(kept))}, of type {type(kept).__name__}")
+        return kept
+
+    def _unkept(self, cursor: Any, reason: str) -> InvalidJob:
+        return InvalidJob(
+            f"{function_name(self._fetch)} of source {self._name!r} returned the next cursor {cut(repr(cursor))}, of "
+            f"type {type(cursor).__name__}: checkpoints store cursors as JSON, and {reason}. Return a number or text "
+            "(or lists and dicts of these), such as int(cursor) or moment.isoformat(), and convert it at the next call"
+        )
+
+    def _fetched(self, cursor: Any) -> tuple[Iterable[AnyRow], Any] | None:
+        """Returns None at the end, or if the reader is closed."""
         failed = 0
         while True:
             try:

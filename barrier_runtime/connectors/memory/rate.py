@@ -50,6 +50,7 @@ class RateSource(SourceSettings):
 class GeneratedRows:
     exactly_once = True
     positions_in = "generated rows"
+    pauses = False
 
     def __init__(
         self, name: str, rows_per_second: float, rows: int | None, keys: int | None, splits: int | None

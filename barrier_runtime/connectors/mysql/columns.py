@@ -1,25 +1,7 @@
-"""Rules that match Arrow types with MySQL column types, and checks of rows before they are staged.
+"""Rules that match Arrow types with MySQL column types (docs/mysql.md), and checks of rows.
 
-Rows are checked without the server, so checkpoints continue while the server is away. Only lossless conversions are
-accepted: no rounding, no narrowing, no guess about time zones; the user casts. Exception: MySQL has no nanoseconds, so
-whole microseconds are kept.
-
-| Arrow                            | MySQL and MariaDB                                                            |
-|----------------------------------|------------------------------------------------------------------------------|
-| int8 … int64, uint8 … uint64     | a large enough integer, signed or unsigned; a large enough decimal           |
-| float16, float32 / float64       | float, double / double; no NaN, no infinity and no -0.0, which MySQL lacks   |
-| bool                             | tinyint(1) and every other integer                                           |
-| decimal                          | decimal with room for all digits                                             |
-| string                           | varchar, text of the character set utf8mb4, json; char, unless the text ends |
-|                                  | with a space, which char removes                                             |
-| binary                           | varbinary, blob; binary(n) for a fixed size of n                             |
-| timestamp without / with a zone  | datetime / timestamp, with as many digits of a second                        |
-| date / time                      | date / time                                                                  |
-| list, struct, map                | json, or text                                                                |
-
-Unsigned columns accept unsigned numbers and booleans; float(m, d) and double(m, d), which round, accept nothing. Key
-columns refuse values that the server considers equal: trailing spaces where the collation pads, and digits below a
-microsecond.
+Rows are checked without the server, so checkpoints continue while the server is away. Only conversions that keep every
+value are accepted; nanoseconds are cut to microseconds.
 """
 
 import datetime
@@ -49,7 +31,7 @@ _INTEGER_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigi
 _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 _TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
 _BINARY = {"varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
-_TIMES = {  # column type -> least and greatest value
+_TIMES = {  # least and greatest value
     "datetime": (datetime.datetime(1000, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)),
     "timestamp": (datetime.datetime(1970, 1, 1, 0, 0, 1), datetime.datetime(2038, 1, 19, 3, 14, 7)),
     "date": (datetime.date(1000, 1, 1), datetime.date(9999, 12, 31)),
@@ -58,8 +40,6 @@ _TIMES = {  # column type -> least and greatest value
 
 @dataclass(frozen=True)
 class MySQLColumn(TableColumn):
-    """Column as listed by `information_schema`."""
-
     unsigned: bool = False
     counted: bool = False  # auto_increment
     characters: int | None = None
@@ -72,7 +52,7 @@ class MySQLColumn(TableColumn):
 
     @property
     def rounds(self) -> bool:
-        """Returns True for float(m, d) and double(m, d), which keep d digits."""
+        """Returns whether the type is float(m, d) or double(m, d), which keep d digits."""
         return self.base in ("float", "double") and "," in self.shown
 
     @property
@@ -81,12 +61,12 @@ class MySQLColumn(TableColumn):
 
     @property
     def tells_texts_apart(self) -> bool:
-        """Returns True if different texts are different keys, apart from trailing spaces."""
+        """Returns whether different texts are different keys, apart from trailing spaces."""
         return not self.is_text or str(self.collation).endswith("_bin") or self.collation == "binary"
 
     @property
     def pads(self) -> bool:
-        """Returns True if comparisons ignore trailing spaces."""
+        """Returns whether comparisons ignore trailing spaces."""
         return self.is_text and not str(self.collation).endswith(("_nopad_bin", "_0900_bin"))
 
 

@@ -12,10 +12,10 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavai
 _PORT = 3306
 _CONNECT_S = 10
 _SESSION = (
-    # Values that do not fit are refused, never cut or changed; a zero in a column with auto_increment stays zero.
+    # Values that do not fit are refused, never changed; a zero in a column with auto_increment stays zero.
     "set session sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
     "NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', transaction_isolation = 'READ-COMMITTED', "
-    "innodb_lock_wait_timeout = 10, wait_timeout = 60"  # a stalled process holds locks no longer than this
+    "innodb_lock_wait_timeout = 10, wait_timeout = 60"  # bounds the locks of a stalled process
 )
 # MariaDB before 11.1 has another name for transaction_isolation.
 _SESSION_OF_OLDER = _SESSION.replace("transaction_isolation", "tx_isolation")
@@ -41,7 +41,7 @@ def load_pymysql() -> Any:
 
 @dataclass(frozen=True)
 class Server:
-    """Address and user of a server. `password` is never shown or stored."""
+    """`password` is never shown or stored."""
 
     host: str
     port: int
@@ -91,7 +91,7 @@ def server_of(url: str) -> Server:
 
 @cache
 def _classes() -> tuple[Any, Any]:
-    """Classes of connections and of cursors that send the last INSERT together with the COMMIT: a wait less.
+    """Classes of connections and cursors that send the last INSERT together with the COMMIT.
 
     The server skips a COMMIT after a failed statement of the same message.
     """
@@ -109,10 +109,10 @@ def _classes() -> tuple[Any, Any]:
 
     class MySQLCursor(cursor_class):  # type: ignore[misc]
         _keeps = False
-        _last: Any = None  # statement that is not sent yet
+        _last: Any = None  # not sent yet
 
         def keep_last(self) -> None:
-            """From now on each statement is sent when the next statement is known."""
+            """Delays each further statement until the next is known."""
             self._keeps = True
 
         def execute(self, query: Any, args: Any = None) -> Any:
@@ -134,7 +134,7 @@ def _classes() -> tuple[Any, Any]:
 
 
 def connect(server: Server, call_s: float) -> Any:
-    """Connection with the sink's session settings; the first statement begins a transaction."""
+    """Connection in which the first statement begins a transaction."""
     pymysql, (connection_class, cursor_class) = load_pymysql(), _classes()
     defaults = Path("~/.my.cnf").expanduser()
     connection = connection_class(
@@ -177,7 +177,6 @@ def _code(error: Exception) -> int:
 
 
 def translated(error: Exception, failure: str) -> BarrierRuntimeError:
-    """Error whose class shows the caller's next action; `failure` begins the message."""
     if isinstance(error, RuntimeError):  # an authentication method needs another package
         return InvalidJob(
             f"{failure}: {error}. Install it (pip install 'pymysql[rsa]') on every machine that runs the job, or give "

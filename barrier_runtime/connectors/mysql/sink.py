@@ -1,8 +1,7 @@
-"""Exactly-once rows in a table of MySQL or MariaDB: inserted or upserted (protocol: `sink_bases/sql`).
+"""Exactly-once rows in a table of MySQL or MariaDB (protocol: `sink_bases/sql`).
 
-`barrier_runtime_commits`, in the target's database, has a row per job, sink and lineage: the last checkpoint whose rows
-are in the target. A user who may not create the table needs another user to start the job once, and SELECT, INSERT and
-UPDATE on the table. docs/design/sql-sinks.md says why XA is not used.
+A user who may not create the table of marks, `barrier_runtime_commits`, needs SELECT, INSERT and UPDATE on it, after
+another user has started the job once.
 """
 
 import logging
@@ -57,7 +56,7 @@ _log = logging.getLogger("barrier_runtime.mysql")
 
 @dataclass(frozen=True)
 class MySQLTarget(SqlTarget):
-    """Columns of each `unique` index, and maximum bytes of a statement (`packet`)."""
+    """Table with the columns of each `unique` index. `packet`: maximum bytes of a statement."""
 
     unique: tuple[frozenset[str], ...]
     packet: int
@@ -211,7 +210,7 @@ def _bytes_of(values: pa.Array) -> pa.Array:
 
 
 def _json_columns(cursor: Any, database: str, table: str) -> set[str]:
-    """Columns of the type json in MariaDB, which stores them as text with a CHECK."""
+    """Columns of the type json in MariaDB: text with a CHECK."""
     cursor.execute("select version()")
     if "mariadb" not in str(cursor.fetchone()[0]).lower():
         return set()
@@ -225,7 +224,6 @@ def _json_columns(cursor: Any, database: str, table: str) -> set[str]:
 
 
 def _check_collations(cursor: Any, key: Sequence[MySQLColumn], table: str, where: str) -> None:
-    """Raises `InvalidJob` if texts that differ in case, accents or the like are equal keys."""
     for column in key:
         if column.tells_texts_apart:
             continue
@@ -267,20 +265,20 @@ def _column(row: Sequence[Any]) -> MySQLColumn:
 
 @kinds_checked
 class MySQLSink(SqlSink):
-    """Writes rows into `table`, a table of InnoDB; columns match by name (see `mysql/columns` for types).
+    """Writes rows into `table`, a table of InnoDB; columns match by name, types as in docs/mysql.md.
 
     Needs MySQL 5.7 or MariaDB 10.3, or newer.
 
     `url`: `mysql://user@host:port/database`, with `?ssl_ca=/path` for TLS. A password belongs into MYSQL_PWD or
-    ~/.my.cnf, on every host that runs slots; a password in the url is used but never shown or stored.
+    ~/.my.cnf, on every host that runs slots; a password in the url is never shown or stored.
 
     `mode="upsert"`: a row replaces the row with equal `key` columns, which have a unique index, are NOT NULL and, if
     text, have a binary collation; the last row of a key in a checkpoint stays. `call_s`: the longest wait for an answer
-    of the server, in seconds. `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before a part is
+    of the server, in seconds. `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction before a part is
     staged early. The sink keeps its marks in the table `barrier_runtime_commits` of the same database.
 
-    Only the commit can find a row that violates the table itself (a unique or foreign key, a CHECK, a trigger). The
-    commit is then retried until a person has changed the table: decided rows are never dropped.
+    Rows that violate the table itself (a unique or foreign key, a CHECK, a trigger) fail the commit, which is retried
+    until a person has changed the table: decided rows are never dropped.
 
     >>> MySQLSink("mysql://app@db/shop", "totals", mode="upsert", key=["shop"])  # doctest: +SKIP
     """

@@ -1,1 +1,1 @@
-"""Sink for PostgreSQL tables, and a source of their changes."""
+"""Sink for PostgreSQL tables, and source of their changes."""

@@ -1,30 +1,7 @@
 """Rules that match Arrow types with PostgreSQL types, and rows as `COPY … (FORMAT csv)` reads them.
 
-Arrow writes CSV without the GIL (several million rows/s), and the server parses CSV as fast as its binary format, which
-only Python could write (0.5 million rows/s). Every value is quoted and a null is empty.
-
-Only lossless conversions are accepted: no rounding, no narrowing, no guess about time zones; the user casts. Exception:
-PostgreSQL has no nanoseconds, so whole microseconds are kept.
-
-| Arrow                                     | PostgreSQL                                                           |
-|-------------------------------------------|----------------------------------------------------------------------|
-| int8 … int64, uint8 … uint32              | smallint, integer, bigint if large enough; numeric                   |
-| uint64                                    | numeric                                                              |
-| float16, float32 / float64                | real, double precision / double precision; numeric without (p, s)    |
-|                                           | from PostgreSQL 14 on, which has infinities                          |
-| bool                                      | boolean                                                              |
-| decimal                                   | numeric with room for all digits                                     |
-| string                                    | text, varchar(n) of up to n characters, char(n) of exactly n, uuid,  |
-|                                           | json, jsonb, enums, … (the server checks)                            |
-| binary                                    | bytea                                                                |
-| timestamp without / with time zone        | timestamp / timestamptz                                              |
-| date / time / duration                    | date / time / interval                                               |
-| list                                      | array of a plain type above; json, jsonb                             |
-| struct, map                               | json, jsonb                                                          |
-
-Refused values: U+0000, which PostgreSQL's text cannot hold; dates before the year 1 or after 32767; -0.0 in numeric.
-Refused in key columns: values that the server considers equal (-0.0, digits below a microsecond, other spellings of a
-uuid), and texts of types with several texts for a value (inet, jsonb, …).
+docs/postgres.md lists the types. Only conversions that keep every value are accepted; nanoseconds are cut to
+microseconds. Arrow writes CSV without the GIL.
 """
 
 from collections.abc import Sequence
@@ -52,9 +29,9 @@ from barrier_runtime.connectors.sink_bases.sql.columns import (
 _INTEGER_BITS = {"int2": 16, "int4": 32, "int8": 64}
 _HEADER = 4  # of a modifier
 _UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
-_FIRST_DAY, _LAST_DAY = -719_162, 11_248_737  # 0001-01-01 and 32767-12-31, the limits of CSV here
+_FIRST_DAY, _LAST_DAY = -719_162, 11_248_737  # 0001-01-01 and 32767-12-31: beyond, Arrow's CSV and PostgreSQL differ
 _DAY_US = 86_400_000_000
-_FULL_INTERVAL, _ALL_DIGITS = 0x7FFF, 0xFFFF  # of an interval's modifier
+_FULL_INTERVAL, _ALL_DIGITS = 0x7FFF, 0xFFFF  # of an interval without restrictions
 _TEXTS = ("text", "varchar", "bpchar")
 _NO_TEXT = {
     *("char", "name"),  # types that truncate long text
@@ -66,16 +43,16 @@ _NO_ARRAY_OF = ("nested", "bytes", "")
 
 @dataclass(frozen=True)
 class Column(TableColumn):
-    """Column of a table: `base` is the internal type name below any domain; `element` that of an array."""
+    """Column. `base`: internal type name below any domain. `element`: that of an array."""
 
     element: str | None = None
     typmod: int = -1
     enum: bool = False
-    infinities: bool = True  # of numeric, from PostgreSQL 14 on
+    infinities: bool = True  # from PostgreSQL 14 on
 
 
 def encode_csv(rows: pa.RecordBatch) -> bytes:
-    """Returns rows of `checked` as CSV. Raises `pa.ArrowInvalid` for the character U+0000."""
+    """Returns CSV, values quoted, nulls empty. Raises `pa.ArrowInvalid` for U+0000."""
     import pyarrow.csv
 
     sink = pa.BufferOutputStream()
@@ -119,7 +96,6 @@ def _decimal(kind: pa.DataType, column: Column) -> Fit | None:
 
 
 def _has_room(typmod: int, precision: int, scale: int) -> bool:
-    """False if `numeric(p, s)` would round: more than s digits after the point."""
     if typmod < 0:
         return True
     digits = ((typmod - _HEADER) >> 16) & 0xFFFF
@@ -130,7 +106,6 @@ def _has_room(typmod: int, precision: int, scale: int) -> bool:
 
 
 def _text(kind: pa.DataType, column: Column) -> Fit | None:
-    """Refuses text that the server would change: varchar(n) cuts trailing spaces, char(n) adds some."""
     if column.base in _NO_TEXT or column.element is not None:
         return None
     convert = casting(pa.string() if kind == pa.string_view() else kind)
@@ -167,8 +142,6 @@ def _timestamp(kind: pa.DataType, column: Column) -> Fit | None:
 
 
 def _out_of_range(stored: pa.DataType, least: int, most: int) -> Refusal:
-    """Refuses times outside the years 1 to 32767, for which CSV and PostgreSQL differ."""
-
     def bad(values: pa.Array) -> pa.Array:
         return pc.or_(pc.less(values.view(stored), least), pc.greater(values.view(stored), most))
 
@@ -205,7 +178,6 @@ def _nested(kind: pa.DataType, column: Column) -> Fit | None:
     if column.element is None or not (types.is_list(kind) or types.is_large_list(kind)):
         return None
     element = kind.value_type.value_type if types.is_dictionary(kind.value_type) else kind.value_type
-    # The modifier of an array, as in numeric(p, s)[], applies to the elements.
     inner = POSTGRES_COLUMNS.fit(element, replace(column, base=column.element, element=None))
     if inner is None or family_of(element) in _NO_ARRAY_OF:
         return None

@@ -1,12 +1,7 @@
 """PostgreSQL dialect: catalog of a table, checks by the server, commits by COPY.
 
-The schema `barrier_runtime` of the target's database has the sink's tables. If the role may not create them, another
-role must start the job once; the role then needs USAGE on the schema and all rights to its tables.
-
-    layout    version of these tables
-    commits   mark per job, sink and lineage: the highest visible checkpoint
-
-Layout 1 also had tables for waiting rows (`postgres/earlier`), which stay.
+The sink's tables are in the schema `barrier_runtime`. A role that may not create them needs USAGE on the schema and all
+rights to its tables, after another role has started the job once.
 """
 
 import contextlib
@@ -36,8 +31,8 @@ _LAYOUT = Format(
     newer="use the release that made them or a newer one, or another database",
 )
 _CALL_S = 600.0
-_NUMERIC_INFINITY = 140_000  # the server's version
-LAYOUT_LOCK = 0x6261_7272_6965_7201  # advisory lock of the session that creates the tables
+_NUMERIC_INFINITY = 140_000  # first server version with infinite `numeric` values
+LAYOUT_LOCK = 0x6261_7272_6965_7201  # advisory lock while the tables are created
 _ELSEWHERE = "barrier_runtime: the mark is elsewhere"
 _TABLES = """
 create schema if not exists barrier_runtime;
@@ -81,7 +76,7 @@ and conkey <@ array(select attnum from pg_attribute where attrelid = %s and attn
 """
 
 
-_TEMPORARY: WeakKeyDictionary[Any, Sequence[str]] = WeakKeyDictionary()  # connection -> columns of the temporary table
+_TEMPORARY: WeakKeyDictionary[Any, Sequence[str]] = WeakKeyDictionary()  # connection -> columns of its temporary table
 
 
 @dataclass(frozen=True)
@@ -148,7 +143,7 @@ class PostgresDialect(Dialect):
         try:
             yield
         except BaseException:
-            self.end(connection)  # under the watch, because closing may wait for a stalled server
+            self.end(connection)  # under the watch: closing may wait for a stalled server
             raise
         finally:
             watch.cancel()
@@ -209,7 +204,6 @@ class PostgresDialect(Dialect):
     def check_rows(
         self, connection: Any, target: PostgresTarget, key: Sequence[str], columns: Sequence[str], data: bytes
     ) -> None:
-        """Copies rows into a temporary table like the target: bad rows are refused before the decision."""
         session.exchange(connection, [self._temporary(connection, target, key, columns)], [[data]])
 
     def deliver(
@@ -221,16 +215,12 @@ class PostgresDialect(Dialect):
         objects: Sequence[StagedRows],
         read: Iterable[Sequence[pa.RecordBatch]],
     ) -> bool:
-        """Sends one message: raise the mark or fail, copy the rows in windows, upsert each window.
-
-        Each window may take `statement_timeout`. The client waits once per window and once for the end.
-        """
         staged = (rows for each in read for rows in each)
         first = next(staged)
         columns = columns_of(first)
 
         def copied(rows: pa.RecordBatch) -> bytes:
-            if columns_of(rows) != columns:  # a group of several checkpoints is halved then
+            if columns_of(rows) != columns:  # a group of several checkpoints is then halved
                 raise InvalidJob(f"rows of columns {columns} and {columns_of(rows)} cannot be in one commit")
             data: bytes = rows.column(0)[0].as_buffer()
             return data
@@ -251,9 +241,9 @@ class PostgresDialect(Dialect):
         count: int,
         more: Sequence[tuple[Any, Mapping[str, Any] | None]] = (),
     ) -> bool:
-        """Raises the mark, copies `count` windows of CSV, then runs the statements `more`.
+        """Raises the mark, copies `count` windows of CSV and runs `more`, in one message.
 
-        Returns False if the mark differs.
+        `statement_timeout` bounds a window. Returns False if another process has moved the mark.
         """
         one_window: list[Any] = [Copy(target.identifier, columns)]
         if key:
@@ -283,7 +273,6 @@ class PostgresDialect(Dialect):
         *,
         ordered: bool = False,
     ) -> Copy:
-        """COPY into a temporary table, which every transaction empties."""
         if _TEMPORARY.get(connection) != columns:
             connection.execute("drop table if exists pg_temp.barrier_runtime_check")
             make_check_table(connection, target, columns, key)
@@ -297,7 +286,6 @@ class PostgresDialect(Dialect):
 
 
 def staged_csv(data: bytes, columns: Sequence[str]) -> pa.RecordBatch:
-    """Batch of one value, the CSV, with the columns as metadata."""
     schema = pa.schema([pa.field("csv", pa.large_binary())], {"columns": json.dumps(list(columns))})
     return pa.RecordBatch.from_arrays([pa.array([data], pa.large_binary())], schema=schema)
 
@@ -308,7 +296,6 @@ def columns_of(staged: pa.RecordBatch) -> list[str]:
 
 
 def _windows(objects: Sequence[StagedRows]) -> list[int]:
-    """Number of objects per COPY: at most `MOST_ROWS` rows, or one object."""
     windows: list[int] = []
     rows = 0
     for each in objects:
@@ -336,10 +323,7 @@ def _check_collations(connection: Any, oid: int, key: Sequence[str], shown_table
 
 
 def make_check_table(connection: Any, target: PostgresTarget, columns: Sequence[str], key: Sequence[str]) -> None:
-    """Creates the temporary table `pg_temp.barrier_runtime_check`, emptied by each commit, not logged.
-
-    The table accepts the rows that `target` accepts as far as types, NOT NULL and CHECK go.
-    """
+    """Creates `pg_temp.barrier_runtime_check` with the types, NOT NULL and CHECK of `target`."""
     sql = load_psycopg().sql
     check, identifier = sql.Identifier("pg_temp", "barrier_runtime_check"), sql.Identifier
     execute = connection.execute
@@ -358,7 +342,6 @@ def make_check_table(connection: Any, target: PostgresTarget, columns: Sequence[
 
 
 def _upsert(into: Any, columns: Sequence[str], key: Sequence[str]) -> Any:
-    """Upserts the last row of each key, by order of writing."""
     sql = load_psycopg().sql
     listed, keys = (sql.SQL(", ").join(map(sql.Identifier, names)) for names in (columns, key))
     others = [name for name in columns if name not in key]

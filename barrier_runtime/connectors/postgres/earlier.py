@@ -1,15 +1,14 @@
 """Commits that earlier releases left in a PostgreSQL database: finished, or dropped if undecided.
 
-Earlier releases kept the rows of a checkpoint in the database: `transactions="staged"` as CSV in the table
-`barrier_runtime.staged`, `transactions="prepared"` in a prepared transaction of the server, under a global identifier
-(gid). Databases with layout 2 have no such tables.
+Earlier releases kept rows as CSV in the table `barrier_runtime.staged`, or in a prepared transaction under a global
+identifier (gid).
 
-| left by an earlier release         | this release                                                                  |
-|------------------------------------|-------------------------------------------------------------------------------|
-| decided, staged                    | the global commit raises the mark, copies the rows and drops the parts        |
-| decided, prepared                  | recovery commits; a row of `prepared_commits` proves an earlier commit        |
-| undecided, of an older token       | recovery drops the rows or rolls back                                         |
-| a running process                  | the fence refuses its rows                                                    |
+| left by an earlier release   | this release                                                           |
+|------------------------------|------------------------------------------------------------------------|
+| decided, staged              | the global commit raises the mark, copies the rows, drops the parts    |
+| decided, prepared            | recovery commits; a row of `prepared_commits` proves an earlier commit |
+| undecided, of an older token | recovery drops the rows or rolls back                                  |
+| a running process            | the fence refuses its rows                                             |
 """
 
 import itertools
@@ -57,11 +56,11 @@ class EarlierCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     sink: str
     lineage: str
     token: int
-    subtask: int  # subtask that wrote the rows
+    subtask: int
     checkpoint: int
     target: str  # schema.table
     columns: tuple[str, ...]
-    name: str  # of the batch, or the gid
+    name: str  # of the batch, or gid
     sizes: tuple[int, ...]  # bytes of the parts, in row order
     rows: int
 
@@ -79,7 +78,7 @@ _DECODER = VersionedDecoder(committable_format(1), msgspec.json.Decoder(EarlierC
 
 @dataclass
 class EarlierCommits:
-    """Commits of earlier releases that one sink subtask finishes; public methods return this release's committables."""
+    """Public methods return the committables of this release."""
 
     context: SinkContext
     dialect: PostgresDialect
@@ -95,7 +94,6 @@ class EarlierCommits:
             self.session.run("opening the sink", lambda connection: connection.execute(_RAISE_FENCE, fence))
 
     def committed(self, committables: Sequence[bytes]) -> list[bytes]:
-        """Shows staged rows."""
         earlier, ours = self._split(committables)
         staged = [each for each in earlier if each.transactions == "staged"]
         staged.sort(key=lambda each: (each.lineage, each.checkpoint, each.subtask))
@@ -104,7 +102,6 @@ class EarlierCommits:
         return ours
 
     def recovered(self, decided: Sequence[bytes]) -> list[bytes]:
-        """Commits prepared transactions and drops leftovers."""
         earlier, ours = self._split(decided)
         for each in earlier:
             if each.transactions == "prepared":
@@ -146,7 +143,6 @@ class EarlierCommits:
         return {"job": self.context.job, "sink": self.context.sink, "batches": [each.name for each in batches]}
 
     def _show(self, batches: Sequence[EarlierCommittable]) -> None:
-        """Shows rows of one lineage by one message: raise the mark, copy, drop the parts."""
         first, checkpoint = batches[0], batches[-1].checkpoint
         mark = DeliveryMark(*self._owner, first.lineage)
 
@@ -171,10 +167,7 @@ class EarlierCommits:
         return parts
 
     def _end(self, statement: str, gid: str, decided: EarlierCommittable | None = None) -> None:
-        """Ends a prepared transaction, unless ended earlier.
-
-        Raises `Corrupt` if `decided` is missing without a record of the commit: the rows are lost.
-        """
+        """Raises `Corrupt` if `decided` is missing without a record of the commit: the rows are lost."""
         sql, errors = load_psycopg().sql, load_psycopg().errors
 
         def work(connection: Any) -> None:
@@ -191,7 +184,6 @@ class EarlierCommits:
         return connection.execute(_IS_COMMITTED, given).fetchone() is not None
 
     def _sweep(self, kept: list[str]) -> None:
-        """Drops leftovers of older tokens in this subtask's share."""
         context, store = self.context, digest(self.context.job_store.url)
         ours = (context.token, context.parallelism, context.subtask, context.lineage, store)
         prefix = f"barrier_runtime:{digest(*self._owner)}:"

@@ -22,13 +22,13 @@ CONNECTION_DEFAULTS = {
     "target_session_attrs": "read-write",
     "application_name": "barrier-runtime",
 }
-_SETTINGS = {  # server settings of the sink's sessions; settings unknown to the server are omitted
+_SETTINGS = {  # settings unknown to the server are omitted
     "default_transaction_isolation": "read committed",
     "lock_timeout": "10s",
-    "idle_in_transaction_session_timeout": "20s",  # a stalled process holds locks no longer than this
-    "idle_session_timeout": "0",  # a session may wait for the next checkpoint as long as necessary
+    "idle_in_transaction_session_timeout": "20s",  # bounds the locks of a stalled process
+    "idle_session_timeout": "0",  # a session waits for the next checkpoint
     "transaction_timeout": "0",  # the dialect's watch is the bound
-    "tcp_keepalives_idle": "10s",  # a vanished host leaves no session that holds an advisory lock
+    "tcp_keepalives_idle": "10s",  # a vanished host leaves no session with an advisory lock
     "tcp_keepalives_interval": "5s",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "30s",
@@ -38,10 +38,10 @@ _SET = """
 select set_config(name, wanted.value, false)
 from unnest(%s::text[], %s::text[]) as wanted (name, value) join pg_settings using (name)
 """
-_CHUNK = 1 << 18  # bytes of rows that are sent at once
+_CHUNK = 1 << 18  # bytes
 _OLDEST_SERVER = 120_000
 _PASSING = ("08", "40", "53", "57", "58", "55P03", "25P03", "25P02", "25006", "XX000")
-_REFUSED = (  # messages of libpq, which has no code for a failed connection
+_REFUSED = (  # libpq has no code for a failed connection
     *("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry", "not permitted to"),
     *("permission denied for database", "invalid connection option", "certificate", "server does not support SSL"),
 )
@@ -58,7 +58,7 @@ def load_psycopg() -> Any:
 
 
 def parameters_of(url: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Public parameters and secrets of a `postgresql://` URL or a `key=value` string."""
+    """Public parameters and secrets."""
     psycopg = load_psycopg()
     unreadable = InvalidJob(
         "the url of PostgreSQL cannot be read (it is not repeated here, as it may hold a password): give "
@@ -79,7 +79,6 @@ def parameters_of(url: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def shown_server(parameters: Mapping[str, str]) -> str:
-    """Address and user of the server, for messages."""
     if "service" in parameters:
         return f"service {parameters['service']}"
     hosts = (parameters.get("host") or parameters.get("hostaddr") or "the local server").split(",")
@@ -97,7 +96,7 @@ def digest(*parts: str) -> str:
 
 
 class Copy(NamedTuple):
-    """Statement `COPY into (columns) FROM STDIN` as CSV; `into` is a `psycopg.sql.Identifier`."""
+    """Statement `COPY` as CSV; `into` is a `psycopg.sql.Identifier`."""
 
     into: Any
     columns: Sequence[str]
@@ -116,7 +115,7 @@ def exchange(
 ) -> None:
     """Sends statements as one message: one transaction on a connection in autocommit mode.
 
-    Before each `Copy` the client waits until the server accepts rows, the next item of `copies`; then once for the end.
+    Each `Copy` takes the next item of `copies`.
     """
     psycopg = load_psycopg()
     mogrify = psycopg.ClientCursor(connection).mogrify
@@ -166,7 +165,7 @@ def cut(connection: Any) -> None:
 
 
 def connect(parameters: Mapping[str, str], statement_timeout_s: float, where: str) -> Any:
-    """Connection in autocommit mode with the sink's session settings."""
+    """Connection in autocommit mode."""
     psycopg = load_psycopg()
     connection = psycopg.connect(**CONNECTION_DEFAULTS | dict(parameters), autocommit=True, prepare_threshold=None)
     try:
@@ -198,13 +197,12 @@ def _code(error: Exception) -> str | None:
 
 
 def translated(error: Exception, failure: str) -> BarrierRuntimeError:
-    """Error whose class shows the caller's next action; `failure` begins the message."""
     code = _code(error)
     text = " ".join(str(error).split())
     if code is None:
         psycopg = load_psycopg()
         if isinstance(error, psycopg.DataError | psycopg.NotSupportedError | psycopg.ProgrammingError):
-            return InvalidJob(  # an error of psycopg itself, before any request
+            return InvalidJob(  # from psycopg itself, before any request
                 f"{failure}: a value cannot be sent: {text}. Filter or correct such rows before the sink"
             )
         if any(reason in text for reason in _REFUSED):

@@ -1,4 +1,4 @@
-"""Exactly-once rows in a PostgreSQL table: inserted, or upserted by key (protocol: `sink_bases/sql`)."""
+"""Exactly-once rows in a PostgreSQL table (protocol: `sink_bases/sql`)."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -18,21 +18,19 @@ from barrier_runtime.state.errors import InvalidJob
 
 @kinds_checked
 class PostgresSink(SqlSink):
-    """Writes rows into `schema.table`; columns match by name (see `postgres/columns` for types).
+    """Writes rows into `schema.table`; columns match by name, types as in docs/postgres.md.
 
-    `url`: `postgresql://user@host:port/database` or libpq's `host=… dbname=…`. Of several hosts the sink uses the
+    `url`: `postgresql://user@host:port/database` or libpq's `host=… dbname=…`; of several hosts the sink uses the
     writable host. A password belongs into PGPASSWORD, ~/.pgpass or a service file, on every host that runs slots; a
-    password in the url is used but never shown or stored. Connect to PostgreSQL itself, or through a pooler in session
-    mode.
+    password in the url is never shown or stored. Poolers must be in session mode.
 
     `mode="upsert"`: a row replaces the row with equal `key` columns, which need a unique index. `statement_timeout`:
-    seconds. `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before a part is staged early. The
-    sink keeps its marks in the schema `barrier_runtime` of the same database.
+    seconds. `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction before a part is staged early. The sink
+    keeps its marks in the schema `barrier_runtime` of the same database.
 
-    Table, rights and key are checked when the sink opens, columns and types with the first rows; type, NOT NULL and
-    CHECK of a row before its checkpoint is decided. Only the commit can find violations of unique and foreign keys, a
-    missing partition, or errors of a trigger. The commit is then retried until a person has changed the table: decided
-    rows are never dropped.
+    Type, NOT NULL and CHECK of each row are checked before its checkpoint is decided. Other errors (unique and foreign
+    keys, a missing partition, a trigger) fail the commit, which is retried until a person has changed the table:
+    decided rows are never dropped.
 
     >>> PostgresSink("postgresql://app@db/shop", "totals", mode="upsert", key=["shop"])  # doctest: +SKIP
     """

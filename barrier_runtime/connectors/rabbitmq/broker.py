@@ -1,7 +1,6 @@
 """Address of and connection to a RabbitMQ broker, and the meaning of errors.
 
-Credentials come from the environment of driver and slots (default: guest). A URL may contain a user but no password:
-URLs appear in logs and error messages.
+A URL may contain a user but no password: URLs appear in logs and error messages.
 """
 
 import logging
@@ -17,13 +16,13 @@ from barrier_runtime.state.store.urls import shown
 _SCHEMES = ("amqp", "amqps")
 _USER, _PASSWORD = "RABBITMQ_USERNAME", "RABBITMQ_PASSWORD"
 _SOCKET_TIMEOUT_S = 5.0
-_STACK_TIMEOUT_S = 15.0  # socket, TLS and AMQP together
-_HEARTBEAT_S = 30  # after two of these a broker gives a dead consumer's messages to others
+_STACK_TIMEOUT_S = 15.0
+_HEARTBEAT_S = 30  # after two of these the broker gives a dead consumer's messages to others
 
 
 @dataclass(frozen=True)
 class Broker:
-    """`url`: without user and password; `user`: empty if the environment names it."""
+    """`user`: empty if the environment names the user."""
 
     url: str
     user: str
@@ -72,13 +71,12 @@ def imported(where: str) -> Any:
     except ImportError as error:
         raise missing_extra(f"{where}: reading RabbitMQ", "rabbitmq", error) from None
     noisy = logging.getLogger("pika")
-    if noisy.level == logging.NOTSET:  # a dozen errors with stacks per lost connection; the consumer logs one line
+    if noisy.level == logging.NOTSET:  # pika logs a dozen errors with stacks per lost connection
         noisy.setLevel(logging.CRITICAL)
     return pika
 
 
 def check_queue(broker: Broker, queue: str, where: str) -> None:
-    """Checks broker, credentials and queue. Raises `InvalidJob` or `Unavailable`. Blocks."""
     try:
         connection = broker.connect()
         try:
@@ -91,7 +89,7 @@ def check_queue(broker: Broker, queue: str, where: str) -> None:
 
 
 def explained(error: Exception, broker: Broker, queue: str, where: str) -> BarrierRuntimeError:
-    """Converts an error of pika: `InvalidJob` if an operator must act, otherwise `Unavailable`."""
+    """Returns `InvalidJob` if an operator must act, otherwise `Unavailable`."""
     if isinstance(error, BarrierRuntimeError):
         return error
     amqp = imported(where).exceptions

@@ -1,8 +1,7 @@
 """Consumer of a queue: a thread with a connection, a buffer, and acknowledgements in order.
 
-At most `prefetch` unacknowledged messages bound the buffer. A lost connection is reopened, with growing pauses, without
-limit, and the broker delivers the unacknowledged messages again. Delivery tags count per connection: tags of earlier
-connections acknowledge nothing.
+`prefetch` bounds the buffer. A lost connection is reopened without limit, and the broker repeats unacknowledged
+messages. Delivery tags count per connection: tags of earlier connections acknowledge nothing.
 
 Only the thread uses pika's objects. `take`, `acknowledge` and `reject` are for the loop and never wait.
 """
@@ -20,7 +19,7 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 log = logging.getLogger("barrier_runtime.rabbitmq")
 
-_WAIT_S = 1.0  # for events; a call of the loop ends the wait at once
+_WAIT_S = 1.0  # a call of the loop ends the wait at once
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
@@ -42,7 +41,7 @@ class ReceivedMessage:
 
 
 class Consumer:
-    """Connects at once, until `close`. `where`: for messages.
+    """Connects at once, until `close`.
 
     `wake` is called for the first message of an empty buffer, and after a final error.
     """
@@ -50,8 +49,8 @@ class Consumer:
     def __init__(
         self, broker: Broker, queue: str, prefetch: int, where: str, wake: Callable[[], None] = lambda: None
     ) -> None:
-        self.failed: InvalidJob | None = None  # the final error
-        self.connection = 0  # number of connections so far
+        self.failed: InvalidJob | None = None
+        self.connection = 0
         self.connected = False
         self._broker = broker
         self._queue = queue
@@ -60,15 +59,12 @@ class Consumer:
         self._tell = wake
         self._messages: deque[ReceivedMessage] = deque()
         self._orders: deque[tuple[Delivery, Callable[[Any, int], None]]] = deque()
-        self._pika: Any = None  # the open connection
+        self._pika: Any = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"rabbitmq {queue}", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------ for the loop
-
     def take(self, max_messages: int, max_bytes: int) -> list[ReceivedMessage]:
-        """Returns the oldest messages; messages of a lost connection are dropped."""
         taken: list[ReceivedMessage] = []
         size = 0
         while len(taken) < max_messages and size < max_bytes:
@@ -93,12 +89,11 @@ class Consumer:
         self._order(delivery, lambda channel, tag: channel.basic_reject(tag, requeue=False))
 
     def close(self) -> None:
-        """Makes the thread execute earlier orders and close the connection. Does not wait."""
+        """Lets the thread execute earlier orders and close the connection. Does not wait."""
         self._closing.set()
         self._wake()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits after `close`. Returns False after `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -134,7 +129,7 @@ class Consumer:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _consume(self) -> None:
-        """Consumes by one connection until it is lost (raises) or `close` was called."""
+        """Returns after `close`; raises when the connection is lost."""
         pika_connection = self._broker.connect()
         number = self.connection + 1
         cancelled = threading.Event()
@@ -142,7 +137,7 @@ class Consumer:
         def received(channel: Any, method: Any, properties: Any, body: bytes) -> None:
             delivery = Delivery(number, method.delivery_tag)
             self._messages.append(ReceivedMessage(delivery, body, properties, method.routing_key, method.redelivered))
-            if len(self._messages) == 1:  # with earlier messages the loop was woken before, and takes all
+            if len(self._messages) == 1:  # with earlier messages the loop was woken before
                 self._tell()
 
         try:

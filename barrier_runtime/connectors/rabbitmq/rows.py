@@ -1,8 +1,4 @@
-"""Converts messages to rows: bytes or typed JSON columns of the body, then properties.
-
-Columns beside the body's: `message_id` (string), `timestamp` (ms, UTC; AMQP has whole seconds), `routing_key`,
-`redelivered` (true: delivered before) and `headers` (JSON text). Null if the message lacks the property.
-"""
+"""Converts messages to rows: body (bytes or typed JSON columns), then properties (null if missing)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,8 +28,7 @@ _LAST_SECOND = 253_402_300_799  # of the year 9999; greater values are milliseco
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a row: `json` of the body (None: bytes), then `metadata`.
-
+    """`json`: columns of the body (None: bytes).
     `id_from`: "message_id" (the property) or "headers.<name>". `id_needed`: a message without id is bad.
     """
 
@@ -56,7 +51,6 @@ def columns_of(
     id_needed: bool,
     where: str,
 ) -> Columns:
-    """Raises `InvalidJob` for impossible choices."""
     if value not in ("bytes", "json"):
         raise InvalidJob(f'{where}: value={value!r}: use "bytes" or "json"')
     if value == "json" and json is None:
@@ -64,7 +58,7 @@ def columns_of(
     if value != "json" and json is not None:
         raise InvalidJob(f'{where}: schema= goes with value="json": pass that, or leave schema= out')
     if json is not None:
-        json_row(json, where)  # refuses types that JSON cannot give
+        json_row(json, where)
     if message_id != MESSAGE_ID and (not message_id.startswith(HEADER_PREFIX) or message_id == HEADER_PREFIX):
         raise InvalidJob(f'{where}: message_id={message_id!r}: use "message_id" (the property) or "headers.<name>"')
     for name in metadata:
@@ -87,7 +81,7 @@ class MessageRows:
         self._decoder = None if columns.json is None else JsonPayloads(columns.json, where)
 
     def batch(self, messages: Sequence[ReceivedMessage]) -> tuple[pa.RecordBatch, list[tuple[ReceivedMessage, str]]]:
-        """Returns the rows of the good messages in order, and the bad messages with reasons."""
+        """Rows of the good messages in order, and the bad messages with reasons."""
         bad: list[tuple[ReceivedMessage, str]] = []
         good: list[ReceivedMessage] = []
         ids: list[str | None] = []

@@ -1,8 +1,7 @@
 """Source of a RabbitMQ queue: the broker delivers messages again, but has no positions.
 
-After a failure before a covering checkpoint is completed (a killed slot, a lost connection, a restarted broker) the
-broker delivers a message again, to any consumer. The stream is exactly-once only with a following `deduplicate`, whose
-state belongs to the same checkpoints: either the restored state contains the id, or the message was not acknowledged.
+The stream is exactly-once only with a following `deduplicate`, whose state belongs to the same checkpoints: either the
+restored state contains the id, or the message was not acknowledged.
 
 Splits are consumers that compete for the queue, so a job may be rescaled freely.
 """
@@ -18,19 +17,20 @@ from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.rabbitmq.broker import Broker, check_queue, imported
 from barrier_runtime.connectors.rabbitmq.consumer import Consumer, Delivery, ReceivedMessage
 from barrier_runtime.connectors.rabbitmq.rows import MESSAGE_ID, METADATA, Columns, MessageRows, Value, columns_of
-from barrier_runtime.connectors.source import DeduplicateBy, Discovery, Polled, SourceSettings, Split
-from barrier_runtime.data.schemas import Duration, SchemaLike, as_duration, as_schema, milliseconds
+from barrier_runtime.connectors.source import DeduplicateBy, Discovery, Polled, SourceOf, Split
+from barrier_runtime.data.schemas import Duration, Rows, SchemaOf, as_duration, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
 _POLL_NS = 100_000_000  # period of polls at an empty buffer; messages wake the slot
-_BATCH_BYTES = 16 << 20
-_MAX_PREFETCH = 65_535  # AMQP's maximum
+_BATCH_MESSAGES = 4_096  # the loop decodes a batch in some milliseconds
+_BATCH_BYTES = 4 << 20
+_MAX_PREFETCH = 65_535
 _PAYLOAD = b"consumer"  # recreates a consumer of an earlier, larger parallelism; an additional consumer is harmless
 
 
 @kinds_checked
 @dataclass(frozen=True)
-class RabbitMQSource(SourceSettings):
+class RabbitMQSource(SourceOf[Rows]):
     """Messages of a durable RabbitMQ queue at `amqp://host:port/vhost`; a consumer per subtask.
 
     RABBITMQ_USERNAME and RABBITMQ_PASSWORD in the environment of driver and slots are the credentials.
@@ -45,11 +45,11 @@ class RabbitMQSource(SourceSettings):
     Columns: `body` (bytes), or with `value="json"` the columns of `schema`; then those of `metadata`. `timestamp` is
     the publisher's, in whole seconds, null if missing. `headers` is JSON text.
 
-    `prefetch`: messages that a consumer may hold without acknowledgement (at most 65,535). After that many, the stream
-    waits for the next checkpoint, so `prefetch` should cover the messages between two completed checkpoints, and fit
-    into a slot's memory. The time between checkpoints must be below the broker's consumer_timeout (30 minutes),
-    otherwise the broker takes the messages back and delivers them again. A quorum queue drops messages that were
-    returned too often: the delivery-limit must exceed the restarts of a job.
+    `prefetch`: messages that a consumer may hold without acknowledgement (at most 65,535); then the stream waits for
+    the next checkpoint. So `prefetch` should cover the messages between two completed checkpoints, and fit into a
+    slot's memory. If the time between checkpoints exceeds the broker's consumer_timeout (30 minutes), the broker
+    delivers the messages again. A quorum queue drops messages that were returned too often: the delivery-limit must
+    exceed the restarts of a job.
 
     `bad_records`: "fail" stops the job at a message without id or with an unfitting body; "reject" sends the message to
     the queue's dead-letter exchange (without such an exchange the message is lost). `until_idle`: end after the queue
@@ -63,7 +63,7 @@ class RabbitMQSource(SourceSettings):
     deduplicate: Duration | Literal["forever"] | None
     message_id: str = MESSAGE_ID
     value: Value = "bytes"
-    schema: SchemaLike | None = None
+    schema: SchemaOf[Rows] | None = None
     metadata: Sequence[str] = tuple(METADATA)
     prefetch: int = 10_000
     bad_records: Literal["fail", "reject"] = "fail"
@@ -158,7 +158,7 @@ class RabbitMQQueue:
 
 
 class RabbitReader:
-    """Reader of a consumer; finished after `idle_ns` without deliveries."""
+    """Finished after `idle_ns` without deliveries."""
 
     def __init__(
         self,
@@ -178,12 +178,12 @@ class RabbitReader:
         self._where = where
         self._rows = MessageRows(columns, where)
         self._consumer: Consumer | None = None
-        self._handed = Delivery(0, 0)  # the last returned message
+        self._handed = Delivery(0, 0)
         self._acknowledged = Delivery(0, 0)
-        self._covered: deque[tuple[int, Delivery]] = deque()  # by checkpoint: the last message before it
+        self._covered: deque[tuple[int, Delivery]] = deque()  # by checkpoint: the last message before the barrier
         self._wake: Callable[[], None] = lambda: None
         self._polled_ns = 0
-        self._active_ns: int | None = None  # last time of an event that prevents idleness
+        self._active_ns: int | None = None  # last event that prevents idleness
         self._connection = 0
         self._finished = False
 
@@ -204,7 +204,7 @@ class RabbitReader:
         self._polled_ns = now_ns
         if self._consumer.failed is not None:
             raise self._consumer.failed
-        messages = self._consumer.take(max_rows, _BATCH_BYTES)
+        messages = self._consumer.take(min(max_rows, _BATCH_MESSAGES), _BATCH_BYTES)
         if not messages:
             self._look_for_the_end(self._consumer, now_ns)
             return None
@@ -216,7 +216,7 @@ class RabbitReader:
             self._consumer.reject(message.delivery)
         rejected = {message.delivery for message, _ in bad}
         kept = [message.delivery for message in messages if message.delivery not in rejected]
-        if kept:  # a rejected delivery is unknown to the broker: acknowledging it would close the channel
+        if kept:  # the broker closes the channel if a rejected delivery is acknowledged
             self._handed = kept[-1]
         return Polled(rows, now_ns) if rows.num_rows else None
 
@@ -229,7 +229,7 @@ class RabbitReader:
         return b"null"
 
     def seek(self, position: bytes) -> None:
-        """Does nothing: only the broker knows the unread messages."""
+        """Only the broker knows the unread messages."""
 
     def snapshotted(self, checkpoint: int) -> None:
         self._covered.append((checkpoint, self._handed))
@@ -247,7 +247,7 @@ class RabbitReader:
             self._consumer.close()
 
     def _look_for_the_end(self, consumer: Consumer, now_ns: int) -> None:
-        """Detects an idle queue: with a connection, and with less than `prefetch` messages unacknowledged."""
+        """The queue is idle only with a connection, and with less than `prefetch` messages unacknowledged."""
         if self._idle_ns is None:
             return
         same = self._handed.connection == consumer.connection

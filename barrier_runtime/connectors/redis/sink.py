@@ -1,17 +1,15 @@
 """Rows as values of Redis keys, by idempotent upserts (`sink_bases/upsert`).
 
-Each subtask writes a few hundred rows per script and sends several scripts at once. A script first compares the job's
-*fence*: a hash with the fencing token of the generation that opened the sink last, and the decision log in which the
-token is a position. Another token or log is refused in the same atomic step, so a zombie cannot overwrite rows of its
-successor.
+A script first compares the job's *fence*: a hash with the fencing token of the generation that opened the sink last,
+and the decision log of that token. Another token or log is refused in the same atomic step, so a zombie cannot
+overwrite its successor's rows.
 
-Within a log the higher token takes the fence, in any lineage. Tokens of different logs (the job's checkpoints were
-moved or deleted) cannot be compared, so the fence stores the newest token of each log, and a generation takes the fence
-from another log unless the fence has a token of the own log as new. A generation that lost the fence never regains it;
-of two live logs the log started last holds the fence.
+Within a log the higher token takes the fence. Tokens of different logs (the job's checkpoints were moved or deleted)
+cannot be compared, so the fence stores the newest token of each log, and a generation takes the fence from another log
+unless the fence has a token of the own log as new.
 
-Redis also holds the number of each subtask's last write. Every attempt has a higher number, and lower numbers are
-refused: a request without an answer may reach Redis long after newer rows.
+Redis also holds the number of each subtask's last write, and refuses lower numbers: an unanswered request may reach
+Redis long after newer rows.
 
 Redis must keep acknowledged writes: `appendonly yes`, and `appendfsync always` to survive a power failure. Clusters of
 several shards are not supported: fence and rows must change together.
@@ -83,7 +81,7 @@ class RedisUpsertSink(UpsertSink):
     - `key`: a column, or several; the Redis key is `prefix` and their values, joined by colons (`redis/text`).
     - `value`: "hash" (the other columns as fields, without nulls), "json" (the other columns as an object), or a column
       (text or binary; null deletes the key). Floats that are no numbers are NaN, Infinity and -Infinity.
-    - `deterministic` or `after_decision`: see `UpsertSink`. Without either the sink is at-least-once.
+    - `deterministic` or `after_decision`: see `UpsertSink`.
     """
 
     kind: ClassVar[str] = "redis"
@@ -149,7 +147,7 @@ class RedisUpsertSink(UpsertSink):
             )
 
     def upsert(self, rows: pa.RecordBatch) -> None:
-        """Sends several scripts together; a connection runs them in order, each atomically."""
+        """A connection runs the scripts in order, each atomically."""
         for start in range(0, rows.num_rows, _ROWS_AT_ONCE * _SCRIPTS_AT_ONCE):
             writes = [
                 self._numbered(rows.slice(first, min(_ROWS_AT_ONCE, rows.num_rows - first)))
@@ -176,7 +174,7 @@ class RedisUpsertSink(UpsertSink):
             client.close()
 
     def _written(self, key: bytes, row: dict[str, Any]) -> list[bytes | str | int]:
-        """Row for the script: key, "set" or "hash", number of following parts, value or fields."""
+        """Returns key, "set" or "hash", number of following parts, value or fields."""
         if self.value not in ("hash", "json"):
             value = row[self.value]
             return [key, "hash", 0] if value is None else [key, "set", 1, text_of(value)]
@@ -192,10 +190,7 @@ class RedisUpsertSink(UpsertSink):
         return [key, "hash", len(fields), *fields]
 
     def _run(self, script: str, calls: Sequence[Sequence[bytes | str | int]]) -> list[int]:
-        """Returns for each call the number of this subtask's last write, if this generation holds the fence.
-
-        Raises for the first failed call, whatever the others did.
-        """
+        """Returns the number of this subtask's last write after each call. Raises for the first failed call."""
         context = self._context
         keys, who = (self._fence, self._write_numbers), (self._log, context.token, context.subtask)
         with self._trouble():
@@ -253,7 +248,6 @@ class RedisUpsertSink(UpsertSink):
 
 
 def _apart(url: str) -> tuple[str, tuple[str | None, str | None]]:
-    """URL without credentials, and (user, password)."""
     form = (
         "RedisUpsertSink: the URL is redis://host:port/database or rediss://…, without a query; special characters of "
         "a password are percent-encoded, or it comes from REDIS_PASSWORD"

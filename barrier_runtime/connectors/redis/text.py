@@ -1,8 +1,7 @@
 """Rows as the text that Redis stores. Rows with different keys have different Redis keys.
 
-The key of a single column is the plain value: text, or the digits of a number. Null is `\\N`, so text that begins with
-a backslash gets another backslash. In a key of several columns, joined by colons, backslashes and colons of a value are
-escaped by a backslash. A column has a single type, so a number never equals a text.
+The key of a single column is the plain value; null is `\\N`, so text that begins with a backslash gets another
+backslash. In a key of several columns, joined by colons, a backslash escapes backslashes and colons.
 """
 
 import contextlib
@@ -23,14 +22,13 @@ _NULL = b"\\N"
 
 
 def check_key(name: str, kind: pa.DataType) -> str | None:
-    """Explains why a column of this type cannot be a key; None if it can."""
+    """Reason why a column of this type cannot be a key, or None."""
     if pa.types.is_union(kind):
         return f"column {name!r} has values of several types ({kind}), whose texts may be equal: cast it to one type"
     return None
 
 
 def keys_of(rows: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
-    """Keys without the prefix."""
     columns = [_named_texts(name, rows.column(name)) for name in names]
     if len(columns) == 1:
         return [_alone(text) for text in columns[0]]
@@ -40,7 +38,7 @@ def keys_of(rows: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
 def exact_rows(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Rows whose times keep all digits and all years."""
     if not any(_has_nanoseconds(field.type) for field in rows.schema):
-        with contextlib.suppress(InvalidJob):  # for a year that Python's times lack; raised before the first row
+        with contextlib.suppress(InvalidJob):  # a year that Python's times lack raises before the first row
             return each_row(rows)
     names = rows.schema.names
     columns = [_exact_values(column) for column in rows.columns]
@@ -59,14 +57,13 @@ def _exact_values(column: pa.Array) -> list[Any]:
 
 
 def text_of(value: Any) -> bytes:
-    """Text as UTF-8, bytes unchanged, other values as JSON without quotes."""
     if isinstance(value, str):
         return value.encode()
     return value if isinstance(value, bytes) else json_of(value).strip(b'"')
 
 
 def json_of(value: Any) -> bytes:
-    """JSON, with "NaN", "Infinity" and "-Infinity" as text."""
+    """NaN and infinities become text."""
     return msgspec.json.encode(_finite(value))
 
 
@@ -93,7 +90,7 @@ def _texts(column: pa.Array) -> list[bytes | None]:
     if _has_nanoseconds(column.type) and pa.types.is_nested(column.type):
         return [None if value is None else json_of(value) for value in json_values(column)]
     rest: list[int | None] = []
-    if _has_nanoseconds(column.type):  # values of `rows_of` have microseconds
+    if _has_nanoseconds(column.type):
         numbers = column.view(pa.int64())
         rest = [None if number is None else number % 1000 for number in numbers.to_pylist()]
         column = _whole_microseconds(column)

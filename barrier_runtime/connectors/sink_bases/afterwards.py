@@ -1,15 +1,4 @@
-"""Work that a commit postpones, and that is safe to lose with the process:
-
-| work                                            | lost with the process                                       |
-|-------------------------------------------------|-------------------------------------------------------------|
-| delete staged objects of shown files            | the next generation deletes the objects when it starts      |
-| delete objects that older generations staged    | the next generation deletes the objects                     |
-| find the head of the commit log                 | the first commit finds the head                             |
-| write the hint of the commit log                | the next start reads more records; a later commit writes it |
-| write a summary of the commit log               | a later commit writes the summary                           |
-
-After the end of the input nothing is postponed.
-"""
+"""Work that a commit postpones. The next start or a later commit repeats work lost with the process."""
 
 import logging
 import threading
@@ -20,16 +9,16 @@ from typing import Any
 from barrier_runtime.state.errors import BarrierRuntimeError
 
 log = logging.getLogger("barrier_runtime.sinks")
-_MOST = 16  # pieces of waiting work; a commit runs any further piece itself
+_MOST = 16  # pieces of waiting work
 
 
 class Afterwards:
-    """Runs work in order on one thread, from the first work until `close`. Thread-safe."""
+    """Runs work in order on one thread. Thread-safe."""
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._lock = threading.Lock()
-        self._working = threading.Lock()  # one piece at a time, including pieces that a commit runs itself
+        self._working = threading.Lock()  # also held for work on a caller's thread
         self._thread: ThreadPoolExecutor | None = None
         self._waiting = 0
         self._closed = False
@@ -60,7 +49,7 @@ class Afterwards:
             self._try(work)
 
     def close(self) -> None:
-        """Accepts no more work. Waiting work still runs; only the end of the process waits."""
+        """Waiting work still runs; further work runs on the caller's thread."""
         with self._lock:
             self._closed = True
             if self._thread is not None:

@@ -1,8 +1,4 @@
-"""Write-ahead rows that appear once for all subtasks: a batch per checkpoint, in checkpoint order.
-
-A subtask only stages, and keeps the staged rows that the restored checkpoint decided. Subtask 0, as global committer,
-delivers the batches, several in one commit if they were decided meanwhile, and then deletes these rows.
-"""
+"""Write-ahead rows that subtask 0 delivers for all: a batch per checkpoint, in checkpoint order."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
@@ -30,7 +26,7 @@ class DecidedBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sink: str
     lineage: str
     checkpoint: int
-    token: int  # lowest token of the generations that staged the rows
+    token: int  # lowest of the writing generations
     objects: tuple[StagedRows, ...]
 
     @property
@@ -39,7 +35,7 @@ class DecidedBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def application(self) -> str:
-        """Name of the writing application; checkpoints only rise within an application."""
+        """Name of the writer; checkpoints only rise within an application."""
         return f"{self.job}/{self.sink}/{self.lineage}"
 
 
@@ -48,7 +44,6 @@ DECIDED_BATCHES = VersionedDecoder(_FORMAT, msgspec.json.Decoder(DecidedBatch))
 
 
 def batches_of(entries: Iterable[WriteAheadCommittable]) -> list[DecidedBatch]:
-    """Batch per checkpoint, oldest first. `entries` belong to one job and sink, in any order."""
     found: dict[tuple[int, str], list[WriteAheadCommittable]] = {}
     for entry in entries:
         found.setdefault((entry.checkpoint, entry.lineage), []).append(entry)
@@ -70,10 +65,7 @@ def _batch_of(entries: Sequence[WriteAheadCommittable]) -> DecidedBatch:
 
 
 class BatchingSink(WriteAheadSink):
-    """Base of sinks with a global committer.
-
-    Subclasses define `deliver_batch`, or `deliver_batches` if a commit can hold several batches.
-    """
+    """Base of sinks with a global committer; subclasses define `deliver_batch` or `deliver_batches`."""
 
     global_committer = True
     commits_only_globally = True
@@ -81,19 +73,18 @@ class BatchingSink(WriteAheadSink):
     required_methods: ClassVar[tuple[str, ...]] = ()
 
     def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
-        """Shows the rows of all batches, oldest first; no effect for a batch already shown. Raises for a retry."""
+        """Shows the rows of all batches, oldest first, unless already shown. Raises for a retry."""
         for batch in batches:
             self.deliver_batch(batch)
 
     def deliver_batch(self, batch: DecidedBatch) -> None:
-        """Shows the rows of the batch at once; no effect if already shown. Raises for a retry."""
+        """Shows the rows of the batch at once, unless already shown. Raises for a retry."""
         raise NotImplementedError
 
     def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
         raise ProtocolViolation(f"{self._where}: rows of one subtask are delivered without the others': report this")
 
     def commit(self, committable: bytes) -> None:
-        """Only checks the committable: its rows wait for the global commit."""
         self._decoded(committable)
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
@@ -103,7 +94,6 @@ class BatchingSink(WriteAheadSink):
             self._context.job_store.delete([each.key for batch in batches for each in batch.objects])
 
     def recover(self, decided: Sequence[bytes]) -> None:
-        """Deletes staged rows of older generations that the restored checkpoint does not list."""
         needed = {each.key for committable in decided for each in self._decoded(committable).objects}
         store = self._context.job_store
         listed = [info.key for info in store.list(self._paths.staged_rows_prefix(self._context.sink))]

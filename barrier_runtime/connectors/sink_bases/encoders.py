@@ -1,19 +1,7 @@
-"""Encoders of rows into the bytes of a file, one per format, and rows encoded while they arrive.
+"""Encoders of rows into a file's bytes, and a buffer that encodes rows while they arrive.
 
-Encoders run off the event loop. Arrow's writers of Parquet and CSV release the GIL. JSON lines are made from Python
-objects, in small chunks between which other threads get the GIL: a held GIL delays all arriving records.
-
-Rows of an open transaction as bytes of a text format (`EncodingBuffer`):
-
-| rows are      | event                                        | next                                               |
-|---------------|----------------------------------------------|----------------------------------------------------|
-| batches       | there are enough, and no encoding runs       | a chunk: no more rows are added to it              |
-| a chunk       | its encoding ends                            | encoded: the batches are dropped                   |
-|               | its encoding fails                           | still a chunk, which staging encodes               |
-| any of these  | the part is full, or the barrier arrives     | chunks and the batches after them are encoded;     |
-|               |                                              | the part is staged                                 |
-
-Encoded rows are not durable. Chunks keep the order of their rows. Early encoding and staging exclude each other.
+Encoders run off the event loop. A held GIL would delay all arriving records: Arrow's writers release it, and JSON lines
+are made in small chunks.
 """
 
 import threading
@@ -37,15 +25,13 @@ from barrier_runtime.connectors.sink_bases.row_buffer import BufferPart, RowBuff
 
 _Staged = TypeVar("_Staged")
 Encode: TypeAlias = Callable[[Sequence[pa.RecordBatch]], bytes]
-_ROWS_AT_ONCE = 512  # from this many rows on, or …
-_BYTES_AT_ONCE = 256 << 10  # … this many Arrow bytes, encoding is worth the change of thread
-_TEXT_PER_BYTE = 4  # text counts as a quarter of its size towards the size limit of a part
+_ROWS_AT_ONCE = 512  # rows, or …
+_BYTES_AT_ONCE = 256 << 10  # … Arrow bytes from which encoding is worth the change of thread
+_TEXT_PER_BYTE = 4  # text counts as a quarter of its bytes in a part's size
 
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Bytes of consecutive rows."""
-
     data: bytes
     rows: int
     schema: pa.Schema
@@ -69,10 +55,10 @@ class _EncodedPart(BufferPart[_Staged]):
         self._encode = encode
         self.chunks: list[_Chunk] = []  # the event loop appends, other threads read
         self.rows_in_chunks = self.bytes_in_chunks = 0
-        self.text_bytes = 0  # of the encoded chunks
+        self.text_bytes = 0
 
     def cut(self) -> _Chunk:
-        """Turns the batches into a chunk, on the event loop or after the last write to the part."""
+        """Runs on the event loop, or after the last write to the part."""
         chunk = _Chunk(self.batches)
         self.batches, self.merged, self.unmerged_bytes = [], 0, 0
         self.rows_in_chunks, self.bytes_in_chunks = self.rows, self.bytes
@@ -80,7 +66,7 @@ class _EncodedPart(BufferPart[_Staged]):
         return chunk
 
     def encoded(self, chunk: _Chunk) -> EncodedRows:
-        """Bytes of the chunk, encoded once. For one thread at a time."""
+        """Encodes the chunk once. For one thread at a time."""
         if chunk.encoded is None:
             batches = chunk.batches
             data, rows = self._encode(batches), sum(batch.num_rows for batch in batches)
@@ -101,7 +87,8 @@ class _EncodedPart(BufferPart[_Staged]):
 class EncodingBuffer(RowBuffer[_Staged]):
     """Buffer whose `stage` passes `EncodedRows` to `make`.
 
-    `encode` runs off the event loop, one call at a time.
+    `encode` runs off the event loop, one call at a time. A chunk whose early encoding fails is encoded when it is
+    staged.
     """
 
     __slots__ = ("_encode",)
@@ -138,7 +125,7 @@ _JSON_ROWS = 256
 
 
 def parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
-    import pyarrow.parquet as pq  # the import takes 20 ms; only users of Parquet pay
+    import pyarrow.parquet as pq  # the import takes 20 ms
 
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_batches(batches).combine_chunks(), sink)
@@ -156,7 +143,6 @@ def is_in_parquet(kind: pa.DataType) -> bool:
 
 
 def csv(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Returns CSV with a header line; a null is an empty field, empty text is `""`, zoned times are in UTC."""
     return csv_head(batches[0].schema) + csv_rows(batches)
 
 
@@ -184,14 +170,12 @@ def _written_by_arrow(table: pa.Table, *, header: bool) -> bytes:
 
 
 def _as_written(schema: pa.Schema) -> pa.Schema:
-    """Schema with columns that Arrow's writer accepts."""
     if not any(pa.types.is_string_view(field.type) for field in schema):
         return schema
     return pa.schema([f.with_type(pa.string()) if pa.types.is_string_view(f.type) else f for f in schema])
 
 
 def _csv_lines(batch: pa.RecordBatch) -> bytes:
-    """Lines as from Arrow's writer, 26 times as fast for times with a zone."""
     lines = pc.binary_join_element_wise(
         *map(_csv_fields, batch.columns), _text(","), null_handling="replace", null_replacement=""
     )
@@ -218,12 +202,11 @@ def _text(value: str) -> pa.Scalar:
 
 
 def jsonl(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """JSON object per line, with the values of `json_values`."""
     encoder = msgspec.json.Encoder()
     lines = bytearray()
     together = pa.Table.from_batches(batches).combine_chunks()  # many small batches cost four times as much
     for batch in map(with_moments_as_text, together.to_batches()):
         for start in range(0, batch.num_rows, _JSON_ROWS):
             lines += encoder.encode_lines(json_rows(batch.slice(start, _JSON_ROWS)))
-            sleep(0)  # another thread gets the GIL now, not after the interpreter's 5 ms
+            sleep(0)  # another thread gets the GIL now, not after 5 ms
     return bytes(lines)

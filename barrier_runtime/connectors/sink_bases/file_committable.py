@@ -1,25 +1,19 @@
-"""Committable of a file sink: each staged file and its final name, enough for any process to commit.
+"""Committable of a file sink: each staged file and its final name.
 
-This module alone makes and reads file names of a sink. Staged files are below `_staging/` (hidden: Spark, pyarrow and
-others skip names that begin with `_` or `.`). The *incarnation* in a name is random, drawn when the sink opens and
-stored in the committable: runs never share a name, and a repeated commit uses the same names.
+This module alone makes and reads file names of a sink. The *incarnation* in a name is random, drawn when the sink
+opens: runs never share a name, and a repeated commit uses the same names. The incarnation begins with a tag of the
+decision log: jobs of the same name with different checkpoint locations may share a folder, and tokens of different logs
+cannot be compared.
 
-The incarnation begins with a tag of the decision log in which the token is a position. Jobs of the same name with
-different checkpoint locations may share a folder; tokens of different logs cannot be compared:
+| file of this job and sink, not listed by this subtask          | deleted by `Sweep`                           |
+|----------------------------------------------------------------|----------------------------------------------|
+| of this log, an older token, this subtask's share, any lineage | yes: everything decided of the file is shown |
+| of this log, this token or a newer token                       | no: ours, or this process is a zombie        |
+| of another log                                                 | no: the owner may live and have decided      |
+| of a release without tags (8 digits)                           | if a decided file of ours has the incarnation|
 
-| file of this job and sink, not listed by this subtask       | deleted by `Sweep`                              |
-|-------------------------------------------------------------|-------------------------------------------------|
-| of this log, an older token, this subtask's share           | yes: everything decided of the file is shown    |
-| … also of another lineage (a start with restore="none")     | yes: tokens rise over all lineages of a log     |
-| of this log, this token or a newer token                    | no: the file is ours, or this process is a      |
-|                                                             | zombie                                          |
-| of another log: another job, or this job before its         | no: the owner may live and have decided the     |
-|   checkpoints were deleted or moved                         | file; a person who knows better may delete it   |
-| of a release without tags (8 digits)                        | only if a committable of this sink has the same |
-|                                                             | incarnation, which proves that the log is ours  |
-
-Files listed by a manifest are committed whatever their tags are. A multipart upload has only the final name; its
-incarnation begins with a tag of job and sink, because several jobs may write below the same URL.
+A listed file is committed whatever its tag. A multipart upload has only the final name; its incarnation begins with a
+tag of job and sink.
 """
 
 import hashlib
@@ -35,13 +29,13 @@ from barrier_runtime.state.versioned import VersionedDecoder
 
 COMMITTABLE_VERSION = 2  # version 1 had no uploads and no sizes
 _TAG_DIGITS = 16
-RANDOM_DIGITS = 8  # of an incarnation, after the tags
+RANDOM_DIGITS = 8  # after the tags of an incarnation
 _STAGED = re.compile(
     r"_staging/(?P<job>[^/]+)/(?P<sink>[^/]+)/(?P<token>\d+)/(?P<subtask>\d+)-(?P<incarnation>[0-9a-f]+)-\d+\.[a-z]+",
     re.ASCII,
 )
 _FINAL = re.compile(
-    r"(?:[^/=]+=[^/]*/)*"  # folders of `partition_by`
+    r"(?:[^/=]+=[^/]*/)*"
     r"part-(?P<checkpoint>\d{8,})-(?P<subtask>\d+)-(?P<token>\d+)-(?P<incarnation>[0-9a-f]+)-\d+\.[a-z]+",
     re.ASCII,
 )
@@ -49,8 +43,8 @@ _FINAL = re.compile(
 
 class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     staged: str  # key of the hidden file; empty for an upload
-    final: str  # key that readers see; until the transaction's checkpoint is known only the folder, with a slash
-    sha256: str  # hex, of the whole file
+    final: str  # key that readers see; only the folder, with a slash, until the checkpoint is known
+    sha256: str  # hex
     rows: int
     size: int = 0  # bytes; 0: not recorded
     upload: Upload | None = None
@@ -58,7 +52,7 @@ class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 class FileCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
-    files: tuple[StagedFile, ...]  # in row order
+    files: tuple[StagedFile, ...]
 
 
 _DECODER = VersionedDecoder(committable_format(COMMITTABLE_VERSION), msgspec.json.Decoder(FileCommittable))
@@ -66,10 +60,7 @@ _DECODER = VersionedDecoder(committable_format(COMMITTABLE_VERSION), msgspec.jso
 
 @dataclass(frozen=True)
 class FileNames:
-    """Names of a sink subtask in an incarnation.
-
-    `owner`: prefix of the incarnations of all orphans of this sink; `random`: the rest of this incarnation.
-    """
+    """Names of a sink subtask. `owner`: tag of the decision log."""
 
     job: str
     sink: str
@@ -78,7 +69,7 @@ class FileNames:
     owner: str
     random: str
     suffix: str
-    folders: bool = False  # final names may be in folders
+    folders: bool = False
 
     @property
     def incarnation(self) -> str:
@@ -90,25 +81,20 @@ class FileNames:
 
     @property
     def finals(self) -> str:
-        """Common prefix of all final names, including those of other jobs."""
         return "" if self.folders else "part-"
 
     def staged(self, number: int) -> str:
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-{number}.{self.suffix}"
 
     def final(self, checkpoint: int, part: int, folder: str = "") -> str:
-        """Returns a final name; names sort by checkpoint. `part` counts the files of a transaction.
-
-        `folder` ends with a slash.
-        """
+        """Returns a final name; names sort by checkpoint. `folder` ends with a slash."""
         return f"{folder}part-{checkpoint:08d}-{self.subtask}-{self.token}-{self.incarnation}-{part}.{self.suffix}"
 
     def longest_final(self, folder: str) -> str:
-        """Name as long as the longest final name: an upload's incarnation has one more tag."""
+        """Name as long as the longest: uploads have one more tag."""
         return self.final(10**15, 10**6, folder) + "0" * _TAG_DIGITS
 
     def probe(self) -> str:
-        """Key of the object that the sink writes and deletes in `open`; swept like a staged file."""
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-0.probe"
 
 
@@ -116,7 +102,7 @@ class FileNames:
 class Sweep:
     """Orphans that a subtask may delete, once all decided files of its share are shown.
 
-    Their token is older than `token`, and their incarnation begins with `owner` or is in `known`.
+    `owner`: prefix of incarnations. `known`: incarnations of decided files.
     """
 
     token: int
@@ -129,7 +115,6 @@ class Sweep:
         return self._takes(_STAGED.fullmatch(key))
 
     def takes_upload(self, key: str) -> bool:
-        """True for an unfinished upload to abort; `key` is the final name of its file."""
         return self._takes(_FINAL.fullmatch(key))
 
     def _takes(self, match: re.Match[str] | None) -> bool:
@@ -167,19 +152,13 @@ def incarnation_of(file: StagedFile) -> str:
 
 
 def origin_of(file: StagedFile) -> tuple[int, int]:
-    """Fencing token of the writer, and the checkpoint that closed the file or an earlier checkpoint.
-
-    Raises `Corrupt` if no sink makes such a name.
-    """
+    """Fencing token of the writer, and the checkpoint that closed the file or an earlier one."""
     match = _final_match(file)
     return int(match["token"]), int(match["checkpoint"])
 
 
 def origin_of_name(name: str) -> tuple[str, tuple[int, int]] | None:
-    """Tag of the decision log under which a file was written, and its `origin_of`.
-
-    "": a release without tags. None: no sink makes such a name.
-    """
+    """Tag of the decision log ("": a release without tags), and `origin_of`. None: not a sink's name."""
     match = _FINAL.fullmatch(name)
     if match is None:
         return None
@@ -197,7 +176,7 @@ def _final_match(file: StagedFile) -> re.Match[str]:
 
 
 def check_names(committable: FileCommittable, job: str, sink: str, where: str) -> FileCommittable:
-    """Returns `committable` if this sink of this job makes every name in it, else raises `Corrupt`.
+    """Raises `Corrupt` unless this sink of this job makes every name in `committable`.
 
     A commit moves files and an abort deletes files, so neither may touch a foreign file.
     """

@@ -7,7 +7,7 @@ from functools import lru_cache
 log = logging.getLogger("barrier_runtime.files")
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
-_NULL_TEXT = "%5F" + NULL[1:]  # the folder of a text that is equal to NULL
+_NULL_TEXT = "%5F" + NULL[1:]  # folder of a text that is equal to NULL
 # Readers drop spaces at both ends, and Azure drops trailing dots.
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{}\[\]^]|^ |[ .]\Z")
 
@@ -17,7 +17,7 @@ def escaped(text: str) -> str:
 
 
 def folder_name(column: str, text: str | None) -> str:
-    """Folder of a column's value, without a slash; distinct, except for null and empty text."""
+    """Folder without a slash; distinct, except for null and empty text."""
     value = NULL if not text else _NULL_TEXT if text == NULL else escaped(text)
     return f"{escaped(column)}={value}"
 

@@ -1,15 +1,4 @@
-"""Columns as the Python values of JSON. Values are complete, and sources of JSON read them back.
-
-| column               | JSON                                                                                     |
-|----------------------|------------------------------------------------------------------------------------------|
-| floats               | a number; `"NaN"`, `"Infinity"` and `"-Infinity"` as text                                |
-| timestamps           | RFC 3339: `2024-02-29T23:59:59.5`; with `Z` and in UTC if the column has a zone          |
-| dates, times of day  | `2024-02-29`, `23:59:59.5`                                                               |
-| durations            | ISO 8601: `PT1.5S`                                                                       |
-| decimals             | text with all digits                                                                     |
-| binary               | text in base64                                                                           |
-| maps                 | an object; an array of pairs if keys are nested                                          |
-"""
+"""Columns as the Python values of JSON; sources of JSON read them back (types: docs/files.md)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -32,7 +21,7 @@ _NO_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def with_moments_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Replaces timestamps by the text that `json_rows` writes; all rows at once, without the GIL."""
+    """Replaces timestamps by the text that `json_rows` writes, without the GIL."""
     for number, field in enumerate(batch.schema):
         if types.is_timestamp(field.type):
             texts = _of_column(field.name, _moments, batch.column(number))
@@ -45,7 +34,7 @@ def json_rows(batch: pa.RecordBatch) -> Sequence[dict[str, Any]]:
         try:
             rows: Sequence[dict[str, Any]] = batch.to_pylist()
             return rows
-        except OverflowError:  # a time outside the range of Python's types
+        except OverflowError:  # a time outside the range of Python
             pass
     columns = [_values_of(field.name, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
     return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -65,7 +54,7 @@ def _of_column(name: str, make: Callable[[pa.Array], _Made], column: pa.Array) -
 
 
 def json_values(array: pa.Array) -> list[Any]:
-    """Values of a column. Raises `InvalidJob` for a map that has a key twice."""
+    """Raises `InvalidJob` for a map that has a key twice."""
     kind = array.type
     if types.is_map(kind):
         pairs = array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
@@ -96,7 +85,6 @@ def json_values(array: pa.Array) -> list[Any]:
 
 
 def _is_lossy(column: pa.Array) -> bool:
-    """True if values of `to_pylist` differ from those of JSON."""
     kind = column.type
     if types.is_map(kind) or types.is_timestamp(kind) or getattr(kind, "unit", "") in ("ms", "ns"):
         return True
@@ -145,7 +133,7 @@ def _or_text(array: pa.Array, fits: bool, text: Callable[[pa.Array], list[Any]])
         try:
             values: list[Any] = array.to_pylist()
             return values
-        except OverflowError:
+        except OverflowError:  # a time outside the range of Python
             pass
     return text(array)
 
@@ -180,10 +168,10 @@ def _moments(array: pa.Array) -> pa.Array:
 def moment_texts(array: pa.Array, between: str) -> pa.Array:
     """Returns timestamps as text, with `between` between day and time; UTC and `Z` with a zone.
 
-    Arrow's own cast of zoned times uses `strftime` and takes 26 times as long.
+    Arrow's own cast of zoned times takes 26 times as long.
     """
     kind = array.type
-    texts = array.view(pa.timestamp(kind.unit)).cast(pa.string())  # values count from 1970 in UTC
+    texts = array.view(pa.timestamp(kind.unit)).cast(pa.string())
     if between != " ":
         texts = pc.replace_substring(texts, " ", between)
         if kind.unit in ("ms", "us"):
@@ -192,7 +180,6 @@ def moment_texts(array: pa.Array, between: str) -> pa.Array:
 
 
 def _without_zeros(texts: pa.Array, moments: pa.Array, zeros: str) -> pa.Array:
-    """Drops the zero fraction of whole seconds, except for microseconds before the year 1 and after 9999."""
     whole = pc.ends_with(texts, zeros)
     if moments.type.unit == "us":
         micros = moments.view(pa.int64())

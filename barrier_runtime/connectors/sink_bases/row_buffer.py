@@ -1,4 +1,4 @@
-"""Rows of an open transaction, cut into parts: full parts are staged early, so memory stays bounded.
+"""Rows of an open transaction, cut into parts: full parts are staged early, to bound memory.
 
 The event loop writes, other threads stage. The lock `_staging` guards every part except the last, which only the event
 loop touches.
@@ -14,11 +14,11 @@ import pyarrow as pa
 from barrier_runtime.data.few_rows import FewRows
 
 _Staged = TypeVar("_Staged")
-_BATCH_OVERHEAD = 2_048  # bytes of a RecordBatch besides the values, so that one-row batches count too
-_MERGE_BATCHES = 64  # number of small batches that are merged
+_BATCH_OVERHEAD = 2_048  # bytes of a RecordBatch besides the values
+_MERGE_BATCHES = 64
 _MEASURED_BYTES = 64 << 10
-_MOST_GATHERED = 512  # rows of small batches that become a batch
-_FEW_OVERHEAD = 512  # bytes of a small batch as lists, besides the values
+_MOST_GATHERED = 512  # rows
+_FEW_OVERHEAD = 512  # bytes of a small batch, besides the values
 _MERGE_BYTES = 64 << 20  # larger batches need no merging, and 32-bit offsets end at 2 GiB
 
 
@@ -29,9 +29,9 @@ class BufferPart(Generic[_Staged]):
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
-        self.merged = 0  # number of merged batches at the front
+        self.merged = 0  # batches at the front
         self.bytes = 0
-        self.unmerged_bytes = 0  # of the batches after the merged batches
+        self.unmerged_bytes = 0
         self.rows = 0
         self.staged: _Staged | None = None
 
@@ -59,11 +59,10 @@ class RowBuffer(Generic[_Staged]):
 
     @property
     def bytes_in_current(self) -> int:
-        """At least the Arrow bytes of the current part's rows, and not much more."""
+        """At least the Arrow bytes of the current part's rows."""
         return self._current.bytes + self._few_bytes
 
     def write_few(self, rows: FewRows) -> None:
-        """Adds rows that are lists; a few hundred of them become an Arrow batch."""
         few = self._few
         if few and few[0].schema is not rows.schema:
             self._write_gathered()
@@ -89,7 +88,7 @@ class RowBuffer(Generic[_Staged]):
         part.bytes += weight + _BATCH_OVERHEAD
         part.unmerged_bytes += weight
         if len(part.batches) - part.merged >= _MERGE_BATCHES:
-            # Microseconds per merge here replace milliseconds in pre-commit, during which the event loop would wait.
+            # Microseconds here save milliseconds in pre-commit, for which the event loop would wait.
             if part.unmerged_bytes <= _MERGE_BYTES:
                 merged = pa.concat_batches(part.batches[part.merged :])
                 part.batches[part.merged :] = [merged]
@@ -106,7 +105,6 @@ class RowBuffer(Generic[_Staged]):
         return True
 
     def rest(self) -> Sequence[pa.RecordBatch]:
-        """Rows of the current part after the last write. May be called repeatedly."""
         self._write_gathered()
         return tuple(self._current.batches)
 
@@ -122,7 +120,7 @@ class RowBuffer(Generic[_Staged]):
             return staged
 
     def hand_over(self, write_out: Callable[[Sequence[Any]], None]) -> None:
-        """As `stage`, but forgets durable parts: a transaction may have thousands."""
+        """Stages, and forgets durable parts: a transaction may have thousands."""
         with self._staging:
             while self._full:
                 write_out(self._full[0].content())
@@ -130,10 +128,7 @@ class RowBuffer(Generic[_Staged]):
 
 
 def _weight(rows: pa.RecordBatch) -> int:
-    """Arrow bytes of `rows`, never too few.
-
-    Summing buffers takes 0.5 µs but counts whole buffers of slices; only larger buffers are measured exactly (12 µs).
-    """
+    """Arrow bytes, never too few. Small slices count whole buffers: an exact measurement takes 12 µs."""
     buffers: int = rows.get_total_buffer_size()
     return rows.nbytes if buffers > _MEASURED_BYTES else buffers
 
@@ -141,13 +136,13 @@ def _weight(rows: pa.RecordBatch) -> int:
 class InOrder:
     """Buffers of a sink that writes before the commit: rows leave in the order of their arrival.
 
-    Early staging and pre-commit run on different threads, and the pre-commit of an older transaction may be late, or
-    absent after an abort. Every call of `stage` therefore stages all older buffers first.
+    The pre-commit of an older transaction may be late, or absent after an abort, so `stage` first stages all older
+    buffers.
     """
 
     def __init__(self) -> None:
         self._going_out = threading.Lock()
-        self._begun: deque[RowBuffer[None]] = deque()  # oldest first; only the last buffer receives rows
+        self._begun: deque[RowBuffer[None]] = deque()  # oldest first
 
     def begin(self) -> RowBuffer[None]:
         buffer: RowBuffer[None] = RowBuffer()
@@ -157,9 +152,9 @@ class InOrder:
     def stage(
         self, until: RowBuffer[None], write_out: Callable[[Sequence[pa.RecordBatch]], None], *, closed: bool
     ) -> None:
-        """Stages every older buffer completely, then the full parts of `until`. May be repeated after an error.
+        """Stages every older buffer, then the full parts of `until` (all parts if `closed`).
 
-        `closed`: `until` receives no more rows and is staged completely.
+        May be repeated after an error.
         """
         with self._going_out:
             while until in self._begun:

@@ -1,8 +1,4 @@
-"""Staging of files: the bytes wait for the decision as a durable, invisible object, on any store.
-
-Leftovers of undecided transactions are known by name alone. Committables of older releases may name multipart uploads
-of S3.
-"""
+"""Staging of files: bytes wait for the decision as a durable, invisible object, on any store."""
 
 import dataclasses
 import hashlib
@@ -31,7 +27,6 @@ from barrier_runtime.state.store.paths import too_long
 
 
 def names_of(context: SinkContext, suffix: str, *, folders: bool = False) -> FileNames:
-    """Reads the job's store and raises its errors."""
     owner = log_tag(log_id(context), context.job_store.url)
     random = context.new_id()[:RANDOM_DIGITS]
     return FileNames(context.job, context.sink, context.token, context.subtask, owner, random, suffix, folders)
@@ -56,7 +51,7 @@ def check_folder(folder: str, store: ObjectStore, names: FileNames, where: str) 
 
 
 class Staging:
-    """Staged objects of a sink subtask. Blocks; pre-commit and commit may call at the same time."""
+    """Staged objects of a sink subtask. Blocks; pre-commit and commit may run in parallel."""
 
     def __init__(self, store: ObjectStore, names: FileNames, where: str) -> None:
         self._store = store
@@ -64,28 +59,26 @@ class Staging:
         self._where = where
         self._last = 0
         self._counting = threading.Lock()
-        self._never_shown: set[str] = set()  # staged by this incarnation, and never attempted to show
+        self._never_shown: set[str] = set()  # staged by this incarnation; `show` was never tried
         self._multipart: MultipartUploads | None = None
 
     def stage(self, data: bytes, rows: int, earliest: int, folder: str = "") -> StagedFile:
-        """Makes the bytes durable. `folder`: of the final file, with a slash at the end."""
+        """Makes the bytes durable. `folder`: of the final file, with a slash."""
         key = self._names.staged(self._next_number())
         self._store.put(key, data)
         self._never_shown.add(key)
         return StagedFile(key, folder, hashlib.sha256(data).hexdigest(), rows, len(data))
 
     def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
-        """Files of a transaction with final names, after the checkpoint is known."""
         return tuple(
             msgspec.structs.replace(file, final=self._names.final(checkpoint, number, file.final))
             for number, file in enumerate(files)
         )
 
     def show(self, file: StagedFile, *, keep: bool = False) -> None:
-        """Publishes the file under its final name and deletes the staged object. Idempotent.
+        """Publishes the file under its final name and deletes the staged object, unless `keep`. Idempotent.
 
-        `keep` leaves the deletion to `drop_shown`. Raises `Corrupt` for missing bytes, or other bytes under the final
-        name.
+        Raises `Corrupt` for missing bytes, or other bytes under the final name.
         """
         if file.upload is not None:
             self._show_upload(file)
@@ -107,7 +100,7 @@ class Staging:
         return isinstance(self._store, CopiesStaged)
 
     def drop_shown(self, files: Sequence[StagedFile]) -> None:
-        """Deletes staged objects that `show` kept; otherwise a successor's `sweep` does."""
+        """Deletes staged objects that `show` kept."""
         if self.leaves_staged:
             self._store.delete([file.staged for file in files if file.upload is None])
 
@@ -122,7 +115,7 @@ class Staging:
     def sweep(self, parallelism: int, decided: Iterable[StagedFile], *, shown: bool = True) -> None:
         """Deletes undecided objects of older generations in this subtask's share.
 
-        `decided`: everything decided among them, already shown or (`shown=False`) to be kept.
+        `decided`: the decided objects, already shown, or with `shown=False` still needed.
         """
         decided = list(decided)
         names, known = self._names, frozenset(incarnation_of(file) for file in decided)
@@ -134,7 +127,7 @@ class Staging:
             self._sweep_uploads(dataclasses.replace(sweep, owner=sink_tag(names.job, names.sink) + names.owner))
 
     def _sweep_uploads(self, sweep: Sweep) -> None:
-        for key, upload_id in list(self._uploads().list("")):  # in any folder: earlier runs may have had others
+        for key, upload_id in list(self._uploads().list("")):  # earlier runs may have had other folders
             if sweep.takes_upload(key):
                 self._uploads().abort(key, upload_id)
 

@@ -1,8 +1,4 @@
-"""Sinks that write rows as they arrive: at least once, or upserts by key. Nothing is staged or undone.
-
-A restart writes all rows after the restored checkpoint again. No row is lost: a checkpoint is acknowledged when the
-target has every row before the barrier. `InOrder` keeps the order of rows between the writing threads.
-"""
+"""Sinks that write rows as they arrive: at least once, or upserts by key. Nothing is staged or undone."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -18,11 +14,14 @@ Rows = RowBuffer[None]
 
 
 class DirectSink(TwoPhaseCommitSink):
-    """Writes rows at once; subclasses define `write_out`, and `acknowledgement` if the target answers later."""
+    """Writes rows at once; subclasses define `write_out`, and perhaps `acknowledgement`.
+
+    A checkpoint is acknowledged when the target has every row before the barrier.
+    """
 
     writes_at_once = True
     _schema_checked = False
-    write_bytes: ClassVar[int] = 256 << 10  # Arrow bytes of waiting rows that are written whatever else is running
+    write_bytes: ClassVar[int] = 256 << 10  # waiting Arrow bytes that are written at once
 
     def check_schema(self, schema: pa.Schema) -> None:
         """Raises `InvalidJob` for columns that the target cannot take; on the loop, at the first rows."""
@@ -77,21 +76,19 @@ class DirectSink(TwoPhaseCommitSink):
         """Never called."""
 
     def abort(self, committable: bytes) -> None:
-        """Does nothing: written rows stay."""
+        """Written rows stay."""
 
 
 class UpsertSink(DirectSink):
     """Base of sinks that overwrite by key; subclasses define `upsert`.
 
     The target may show rows of a checkpoint that is never decided: harmless only if a replay writes the same values
-    under the same keys (docs/upserts.md). Without an argument the sink is at-least-once; either argument makes the sink
-    exactly-once:
+    under the same keys (docs/upserts.md). The sink is at-least-once, or exactly-once with either argument:
 
     - `deterministic` declares that equal input makes equal rows, in the same order per key: nothing comes from the
       clock, chance, or a look-up elsewhere.
-    - `after_decision` needs no declaration: the runtime stores the rows with each checkpoint and passes them on after
-      its decision, with equal values after a restart. Rows arrive up to a checkpoint interval later. See
-      docs/design/stable-rows.md.
+    - `after_decision`: the runtime stores the rows with each checkpoint and passes them on after its decision, with
+      equal values after a restart. Rows arrive up to a checkpoint interval later.
     """
 
     required_methods: ClassVar[tuple[str, ...]] = ("upsert",)

@@ -1,27 +1,18 @@
 """Exactly-once for targets with idempotency tokens: rows wait in the job's store until decided.
 
-Pre-commit stages rows as immutable objects beside the checkpoints (Arrow, compressed, hashed), which never expire.
-`commit` checks every hash and calls `deliver` with a token that is equal in every repetition. Deliveries of an origin
-subtask run in sequence, oldest first.
+Pre-commit stages rows as immutable objects beside the checkpoints. Deliveries of an origin subtask run in sequence,
+oldest first.
 
-Subclasses define `deliver`, and may define
+| the process dies                | its successor, if the restored manifest lists the transaction            |
+|---------------------------------|--------------------------------------------------------------------------|
+| before the decision             | (not listed:) deletes the objects, which have an older token             |
+| decided, before `deliver`       | delivers                                                                 |
+| in `deliver`, or just after     | calls `delivered`; or delivers again with the same token, without effect |
+| after the note, before deleting | the same; then deletes                                                   |
+| after deleting some or all      | learns of the delivery from target or note; reads nothing                |
 
-- `deliver_together`, if the target takes several transactions at once for less;
-- `delivered(token)`, if the target remembers deliveries: called before anything is sent;
-- `prepare(batches)`, to refuse or convert rows: a failure after the decision is retried forever.
-
-Fate of the staged objects of a transaction:
-
-| the process dies                  | its successor, if the restored manifest lists the transaction            |
-|-----------------------------------|--------------------------------------------------------------------------|
-| before the decision               | (not listed:) deletes the objects, which have an older token             |
-| decided, before `deliver`         | delivers                                                                 |
-| in `deliver`, or just after       | calls `delivered`; or delivers again with the same token, without effect |
-| after the note, before deleting   | the same; then deletes                                                   |
-| after deleting some or all        | learns of the delivery from target or note; reads nothing                |
-
-The *note* serves targets that do not remember deliveries: docs/design/targets-and-committables.md. The first object of
-a transaction is deleted first: while the first object exists, all objects exist.
+The *note* serves targets that do not remember deliveries: docs/design/targets-and-committables.md. While the first
+object of a transaction exists, all objects exist.
 """
 
 import hashlib
@@ -49,16 +40,19 @@ from barrier_runtime.state.store.paths import Paths
 
 _COMPRESSION = "zstd"
 _READS_AT_ONCE = 8
-_MOST_IN_MEMORY = 1 << 20  # Arrow bytes of staged rows that a subtask keeps: small transactions are the urgent ones
+_MOST_IN_MEMORY = 1 << 20  # Arrow bytes of staged rows per subtask
 
 StagedTransaction: TypeAlias = RowBuffer[StagedRows]
 
 
 class WriteAheadSink(TwoPhaseCommitSink):
-    """Base of sinks that deliver decided rows with an idempotency token.
+    """Base of sinks that deliver decided rows with an idempotency token; subclasses define `deliver`.
 
-    `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask; above, full parts are staged early, as
-    objects. A delivery reads one object at a time.
+    They may define `deliver_together` if the target takes several transactions for less, `delivered` if the target
+    remembers deliveries, and `prepare` to refuse or convert rows: a failure after the decision is retried forever.
+
+    `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction; above, full parts are staged early. A delivery
+    reads one object at a time.
     """
 
     required_methods: ClassVar[tuple[str, ...]] = ("deliver",)
@@ -119,9 +113,9 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self._numbers = itertools.count(1)
         self._numbering = threading.Lock()
         self._schema_checked = False
-        self._in_memory: dict[str, Sequence[pa.RecordBatch]] = {}  # key -> rows; threads change it by single calls
-        self._notes: dict[tuple[str, int], str] = {}  # newest note of each (lineage, origin subtask)
-        self._restored: list[str] = []  # notes of the transactions that the restored checkpoint decided, written or not
+        self._in_memory: dict[str, Sequence[pa.RecordBatch]] = {}  # threads change it by single calls
+        self._notes: dict[tuple[str, int], str] = {}  # by (lineage, origin subtask): the newest
+        self._restored: list[str] = []  # notes of transactions that the restored checkpoint decided; may be missing
 
     def begin_transaction(self) -> StagedTransaction:
         return RowBuffer()
@@ -185,7 +179,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         try:
             if missing:
                 self.deliver_together(self._deliveries(missing))
-        except ObjectNotFound:  # one by one shows which transaction lost objects, and whether a successor delivered it
+        except ObjectNotFound:  # one by one shows which transaction lost objects
             for entry in entries:
                 self._commit_entry(entry)
             return
@@ -222,7 +216,6 @@ class WriteAheadSink(TwoPhaseCommitSink):
         store.delete(orphans)
 
     def _is_orphan(self, key: str) -> bool:
-        """True for an object of an older generation in this subtask's share, after all decided deliveries."""
         origin = self._paths.staged_rows_origin(key)
         if origin is None:
             return False
@@ -237,13 +230,13 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def _deliveries(
         self, entries: Sequence[WriteAheadCommittable]
     ) -> Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]:
-        """Yields rows per transaction; reads its first object before the token is yielded."""
+        """Reads the first object of a transaction before the token is yielded."""
         objects = self._read_all([each for entry in entries for each in entry.objects])
         for entry in entries:
             rest = itertools.islice(objects, len(entry.objects))
             first = list(itertools.islice(rest, 1))
             yield entry.delivery, itertools.chain.from_iterable(itertools.chain(first, rest))
-            for _ in rest:  # rows that the target already had and did not read
+            for _ in rest:  # rows that the target already had
                 pass
 
     def _read_all(self, objects: Sequence[StagedRows]) -> Iterator[Sequence[pa.RecordBatch]]:
@@ -267,7 +260,6 @@ class WriteAheadSink(TwoPhaseCommitSink):
             return list(reader)
 
     def _already_delivered(self, entry: WriteAheadCommittable, remembered: bool | None, error: ObjectNotFound) -> None:
-        """Raises unless the missing objects were deleted after a delivery, perhaps by a successor."""
         if remembered is None:
             if self._is_noted(entry):
                 self._drop([entry])
@@ -285,9 +277,8 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def _is_noted(self, entry: WriteAheadCommittable) -> bool:
         """True if a note of this transaction or of a later transaction exists.
 
-        Notes are read by name, oldest first: if a zombie deletes a note meanwhile, a later note exists. A listing may
-        lack the newest note; it serves older checkpoints, and notes that earlier builds named after the delivering
-        generation.
+        A listing may lack the newest note, so notes are read by name, oldest first: if a zombie deletes a note
+        meanwhile, a later note exists. The listing serves older checkpoints and earlier releases.
         """
         store, note = self._context.job_store, self._note_of(entry)
         prefix = self._paths.delivery_notes_prefix(self._context.sink, entry.lineage, entry.subtask)
@@ -320,7 +311,6 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self._notes[origin] = max(note, before or note)
 
     def _drop(self, entries: Sequence[WriteAheadCommittable]) -> None:
-        """Deletes the first object of each entry first."""
         store = self._context.job_store
         for each in itertools.chain.from_iterable(entry.objects for entry in entries):
             self._in_memory.pop(each.key, None)

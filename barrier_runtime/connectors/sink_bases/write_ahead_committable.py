@@ -1,7 +1,4 @@
-"""Committable of a write-ahead sink: origin and checkpoint of a transaction, objects with hashes.
-
-Any process can deliver the transaction, after a check that job and sink made the committable and its object names.
-"""
+"""Committable of a write-ahead sink: origin and checkpoint of a transaction, objects with hashes."""
 
 from dataclasses import dataclass
 
@@ -38,7 +35,7 @@ class DeliveryToken:
 
 class StagedRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str  # in the job's store
-    sha256: str  # hex, of the whole object
+    sha256: str
     rows: int
 
 
@@ -81,7 +78,6 @@ def encode_committable(delivery: DeliveryToken, objects: tuple[StagedRows, ...])
 
 
 def decode_committable(data: bytes, job: str, sink: str, where: str) -> WriteAheadCommittable:
-    """Refuses bytes that `encode_committable` did not make for this sink of this job."""
     committable = _DECODER.decode(data, where)
     if (committable.job, committable.sink) != (job, sink):
         raise Corrupt(

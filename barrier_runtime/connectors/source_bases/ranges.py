@@ -1,8 +1,6 @@
-"""File that is read by ranges, with the next ranges fetched ahead by threads and bounded by bytes.
+"""File that is read by ranges, fetched ahead by threads and bounded by bytes.
 
-`RangesFile.there` reports whether bytes have arrived, and requests missing bytes and the bytes after them as far as the
-bound of the `PartFetcher` allows. Reading waits for missing bytes, so readers on the loop call `there` first. Without a
-`PartFetcher`, each range is requested when read.
+Reading waits for missing bytes, so readers on the loop call `there` first.
 """
 
 import io
@@ -15,11 +13,12 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 THREADS = 32
+_DECODERS = 2
 MOST_BYTES = 64 << 20
 
 
 class PartFetcher:
-    """Fetches parts of files ahead for a subtask. Thread-safe. A thread calls `wake` after each answer.
+    """Fetches and decodes parts of files ahead, and calls `wake` after each answer. Thread-safe.
 
     The loop reserves bytes, submits the request, and releases the bytes after use. A needed part may exceed the bound
     if no other request is running. After the refusal of a needed part all reservations fail until the next pass over
@@ -31,20 +30,20 @@ class PartFetcher:
         self._most_bytes = MOST_BYTES if most_bytes is None else most_bytes
         self._lock = threading.RLock()  # reentrant: the garbage collector may close an abandoned file at any line
         self._pool: ThreadPoolExecutor | None = None
-        self._parts = 0  # requested, not answered
-        self._refused = False  # a needed part was refused in this pass
+        self._decoders: ThreadPoolExecutor | None = None
+        self._parts = 0  # unanswered
+        self._refused = False  # a needed part, in this pass
         self._closed = False
         self.held_bytes = 0  # requested, or held by readers
-        self.came = False  # since the begin of the pass: an answer arrived, or bytes were released after a refusal
+        self.came = False  # in this pass an answer arrived, or bytes were released after a refusal
 
     def begin_pass(self) -> None:
-        """Begins a pass over the readers, furthest behind first."""
         self.came = self._refused = False
 
     def reserve(self, size: int, *, needed: bool) -> bool:
-        """Returns False if the bound does not allow `size` bytes.
+        """Returns False if the bound forbids `size` bytes.
 
-        `needed`: the reader waits for these bytes and retries a refused reservation in the next pass.
+        `needed`: the reader waits for these bytes, and tries again in the next pass.
         """
         with self._lock:
             allowed = self.held_bytes + size <= self._most_bytes or (needed and not self._parts)
@@ -55,7 +54,7 @@ class PartFetcher:
             return True
 
     def take(self, size: int) -> None:
-        """Reserves bytes that are read regardless of the bound."""
+        """Reserves bytes regardless of the bound."""
         with self._lock:
             self.held_bytes += size
 
@@ -69,7 +68,6 @@ class PartFetcher:
         return self.held_bytes < self._most_bytes
 
     def fetch(self, read: Callable[[int, int], _T], start: int, size: int) -> "Future[_T]":
-        """Submits the request of a part whose bytes are reserved."""
         with self._lock:
             self._parts += 1
 
@@ -85,7 +83,6 @@ class PartFetcher:
         return future
 
     def submit(self, work: Callable[[], _T]) -> "Future[_T]":
-        """Runs `work` in a thread and then wakes the subtask."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch-ahead")
@@ -93,14 +90,23 @@ class PartFetcher:
         future.add_done_callback(self._tell)
         return future
 
+    def decode(self, work: Callable[[], _T]) -> "Future[_T]":
+        """Runs `work`, which needs a processor. Wakes nobody."""
+        with self._lock:
+            if self._decoders is None:
+                self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode-ahead")
+            return self._decoders.submit(work)
+
     def close(self) -> None:
         """Ends without waiting for running requests; wakes no subtask any more."""
         with self._lock:
             self._closed = True
             self._wake = _wakes_nobody  # a thread may finish after the slot has gone
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pools = self._pool, self._decoders
+            self._pool = self._decoders = None
+        for pool in pools:
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _count_cancelled(self, future: "Future[Any]") -> None:
         if future.cancelled():
@@ -116,19 +122,17 @@ def _wakes_nobody() -> None:
     pass
 
 
-BLOCK_BYTES = 1 << 20  # of a request, for a file that is read sequentially
-FIRST_BYTES = 320 << 10  # of the first request; the request fetches smaller files whole
-AHEAD_BYTES = 8 << 20  # requested beyond the needed bytes of a reader
+BLOCK_BYTES = 1 << 20
+FIRST_BYTES = 320 << 10  # of the first request; smaller files are fetched whole
+AHEAD_BYTES = 8 << 20  # beyond the needed bytes
 
 
 class NotThere(Exception):
-    """The bytes have not arrived yet; retry when the subtask is woken."""
+    """Bytes that have not arrived; retry when the subtask is woken."""
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """Bytes from `start` to `end`, requested or fetched."""
-
     start: int
     end: int
     data: "Future[bytes | memoryview]"
@@ -152,9 +156,9 @@ class RangesFile(io.RawIOBase):
     # ------------------------------------------------------------ ahead
 
     def there(self, offset: int, length: int) -> bool:
-        """True if these bytes, up to the end of the file, can be read without waiting.
+        """Returns whether these bytes can be read without waiting. Requests them, and bytes after them.
 
-        Raises errors of their request.
+        Raises errors of the requests.
         """
         if self._fetcher is None:
             return True
@@ -168,10 +172,7 @@ class RangesFile(io.RawIOBase):
         return self.have([(offset, end)])
 
     def request(self, ranges: Sequence[tuple[int, int]], *, needed: bool, most: int = BLOCK_BYTES) -> bool:
-        """Requests the missing bytes of the ranges (start, end) in parts of `most` bytes.
-
-        Returns False, without requests, if the fetcher refuses the bytes.
-        """
+        """Requests the missing bytes of the ranges (start, end). Returns False if the fetcher refuses."""
         fetcher = self._fetcher
         if fetcher is None:
             return True
@@ -186,7 +187,7 @@ class RangesFile(io.RawIOBase):
         return True
 
     def have(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        """True if all requested ranges have arrived. Raises errors of their requests."""
+        """Raises errors of the requests."""
         parts = [part for start, end in ranges for part in self._within(start, end)]
         for part in parts:
             if part.data.done():
@@ -200,7 +201,6 @@ class RangesFile(io.RawIOBase):
             self._release(gone)
 
     def keep(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Drops parts outside these ranges (start, end)."""
         wanted = list(ranges)
         kept = [part for part in self._parts if any(part.start < end and part.end > start for start, end in wanted)]
         gone, self._parts = [part for part in self._parts if part not in kept], kept
@@ -249,7 +249,7 @@ class RangesFile(io.RawIOBase):
         return data
 
     def read_buffer(self, size: int) -> memoryview | bytes:
-        """Reads like `read`, without a copy if possible; for Arrow."""
+        """Reads without a copy if possible; for Arrow."""
         part, end = self._at_or_after(self._at), min(self._at + size, self._size)
         if part is None or part.start > self._at or part.end < end:
             return self.read(size)
@@ -263,7 +263,6 @@ class RangesFile(io.RawIOBase):
         return len(data)
 
     def read_at(self, length: int, offset: int) -> bytes:
-        """Reads bytes; waits for missing bytes."""
         end = min(offset + length, self._size)
         chunks = []
         while offset < end:
@@ -286,7 +285,6 @@ class RangesFile(io.RawIOBase):
     # ------------------------------------------------------------ inside
 
     def _read_now(self, start: int, end: int, limit: int) -> _Part:
-        """Reads at least from `start` to `end`, but not beyond `limit`."""
         if self._size <= FIRST_BYTES and not self._parts:
             start, end = 0, self._size
         to = min(limit, max(end, start + (FIRST_BYTES if self._fetcher is not None else BLOCK_BYTES)))

@@ -1,7 +1,6 @@
-"""Reads a table with versions: the newest version's rows, then each later version's additions.
+"""Reader of a table with versions: the newest version, then each later version's additions.
 
-A position is a version of the table, the number of a file in name order, and a row in that file: a replay returns the
-same rows. A single reader returns the versions in order; a thread reads files of a version ahead, in parallel.
+A replay returns the same rows: a position is a version, the number of a file in name order, and a row.
 """
 
 import logging
@@ -25,10 +24,7 @@ from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 
 def check_kept(now: pa.Schema, wanted: pa.Schema, table: str, where: str) -> None:
-    """Raises `InvalidJob` for a column of `wanted` that the table lost or gave another kind of type.
-
-    Widened types pass: the cast keeps or refuses each value.
-    """
+    """Raises `InvalidJob` for a column of `wanted` that the table lost or gave another kind of type."""
     for field in wanted:
         if field.name not in now.names:
             raise InvalidJob(
@@ -81,17 +77,17 @@ def _is_binary(kind: pa.DataType) -> bool:
 log = logging.getLogger("barrier_runtime.tables")
 
 POSITION_VERSION = 1
-_MOST_ROWS = 200_000  # bound of the rows read ahead; a single file may exceed the bound
-_FILES_AT_ONCE = 16  # files that are read or wait for earlier files
-_BYTES_AT_ONCE = 8 << 20  # stored size of these files; a larger file is read alone
-_POLL_NS = 1_000_000_000  # only a safeguard: the thread wakes the slot for rows
-_PAUSE_S = 1.0  # after a retryable error
+_MOST_ROWS = 200_000  # read ahead; a single file may exceed the bound
+_FILES_AT_ONCE = 16  # read, or waiting for earlier files
+_BYTES_AT_ONCE = 8 << 20  # a larger file is read alone
+_POLL_NS = 1_000_000_000  # a safeguard: the thread wakes the slot
+_PAUSE_S = 1.0
 
 
 class TablePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Position of the next row: `row` of `file` in version `snapshot` (None: no version was read).
 
-    `whole`: all rows of the version are read, because the version is the first. `file` -1: all files were read.
+    `whole`: of the first version, all rows are read. `file` -1: all files were read.
     """
 
     snapshot: int | None = None
@@ -106,7 +102,6 @@ _POSITION = VersionedDecoder(_FORMAT, msgspec.json.Decoder(TablePosition))
 
 
 def period_of(every: Duration | None, where: str) -> float | None:
-    """Period in seconds. Raises `InvalidJob`."""
     if every is None:
         return None
     period_s = milliseconds(every, f"every of {where}") / 1000
@@ -118,9 +113,7 @@ def period_of(every: Duration | None, where: str) -> float | None:
 class TableHistory(Protocol):
     """Versions and files of a table. Blocks. Raises `InvalidJob` if changes cannot be followed, or `Unavailable`."""
 
-    def refresh(self) -> None:
-        """Reads the newest state of the table."""
-        ...
+    def refresh(self) -> None: ...
 
     def current(self) -> int | None:
         """Number of the newest version; None if the table was never written."""
@@ -145,7 +138,7 @@ class TableHistory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Rows from the position `at`, or None if `at` is reached. `after`: the position after them."""
+    """Rows from the position `at` (None: `at` is reached), and the position `after` them."""
 
     rows: pa.RecordBatch | None
     at: TablePosition
@@ -156,8 +149,8 @@ class _Ahead:
 class TableRows:
     """Source of a table's rows.
 
-    `table` and `then`: texts of `explain` for the table and its later rows. `split`: id of the only split.
-    `positions_in`: versions of one table mean nothing in another. `place`: the table in `TwoPhaseCommitSink.places`.
+    `table` and `then`: texts of `explain` for the table and its later rows. `positions_in`: versions of one table mean
+    nothing in another. `place`: the table in `TwoPhaseCommitSink.places`.
     """
 
     table: str
@@ -201,16 +194,16 @@ class TableReader:
         self._where = where
         self._at = TablePosition()
         self._ahead: deque[_Ahead] = deque()
-        self._rows = 0  # number of rows in `_ahead`
+        self._rows = 0
         self._room = threading.Condition()
-        self._over = False  # the thread has put the last row of a finite stream
+        self._over = False  # after the last row of a finite stream
         self._failed: BarrierRuntimeError | None = None
         self._finished = False
         self._closed = False
         self._wake: Callable[[], None] = lambda: None
         self._polled_ns = 0
         self._thread: threading.Thread | None = None
-        self._put_to = self._at  # the position after the rows that the thread has put
+        self._put_to = self._at  # after the rows that the thread has put
 
     @property
     def finished(self) -> bool:
@@ -264,7 +257,7 @@ class TableReader:
             self._room.notify()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits after `close` until the thread has ended. Returns False after `timeout_s`."""
+        """Waits after `close`. Returns False after `timeout_s`."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return self._thread is None or not self._thread.is_alive()

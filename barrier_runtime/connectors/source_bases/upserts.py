@@ -1,8 +1,7 @@
 """Changes of a table as upserts by key: the deletions of a version, then added and changed rows.
 
-A version consists of files with rows from before and from after the version. A row from before is deleted if no row
-from after has its key; all rows from after are upserted. Unchanged rows may therefore be repeated, and a changed key is
-a deletion and a new row. Blocks.
+A row from before a version is deleted if no row from after has its key; all rows of the files from after are upserted,
+unchanged rows too. Blocks.
 """
 
 import threading
@@ -21,7 +20,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def checked_key(key: str | Sequence[str], where: str) -> tuple[str, ...]:
-    """Columns of the key; empty without a key. Raises `InvalidJob`."""
     names = column_names(key, f"{where}: key")
     if len(set(names)) < len(names):
         raise InvalidJob(f"{where}: key={key!r}: give the names of the columns that tell rows apart, each once")
@@ -38,10 +36,7 @@ class Part:
 
 
 class Upserts:
-    """Upserts of the versions of a table, named `table` in messages.
-
-    `read(file, schema, before)`: returns the rows of a file from before or after a version.
-    """
+    """`read(file, schema, before)`: returns the rows of a file from before or after a version."""
 
     def __init__(
         self,
@@ -59,7 +54,6 @@ class Upserts:
         self._keys_after: set[tuple[Any, ...]] | None = None  # and their keys; None: not read yet
 
     def schema(self, table: pa.Schema) -> pa.Schema:
-        """Columns of the upserts of a table with these columns. Raises `InvalidJob`."""
         require_columns(table, tuple(self._key), f"{self._where}, key=")
         for name in self._key:
             if pa.types.is_nested(table.field(name).type):
@@ -82,7 +76,6 @@ class Upserts:
         return [*(Part(file, True, at) for file in before), *(Part(file, False, at) for file in after)]
 
     def rows(self, part: Part, schema: pa.Schema) -> list[pa.RecordBatch]:
-        """Rows of a part of the last version."""
         batches = self._read(part.file, pa.schema(list(schema)[: -len(_ADDED)]), part.deleted)
         if part.deleted:
             batches = [self._gone(batch) for batch in batches]
@@ -96,7 +89,6 @@ class Upserts:
         ]
 
     def _gone(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows whose key does not exist after the version."""
         with self._looking:
             if self._keys_after is None:
                 schema = pa.schema([batch.schema.field(name) for name in self._key])

@@ -1,13 +1,4 @@
-"""Exactly-once rows in a table of an SQLite file: inserted or upserted (protocol: `sink_bases/sql`).
-
-| Arrow                             | SQLite, by the affinity of the column's declared type                            |
-|-----------------------------------|----------------------------------------------------------------------------------|
-| int8 … int64, uint8 … uint32, bool| INTEGER                                                                          |
-| floats                            | REAL; no NaN, which becomes null, and no -0.0, which becomes 0.0                 |
-| string, decimal, list, struct, map| TEXT: decimals with all digits, nested values as JSON                            |
-| timestamps, dates, times          | TEXT, and columns declared as such: ISO 8601, with Z if the column has a zone    |
-| binary                            | BLOB                                                                             |
-"""
+"""Exactly-once rows in a table of an SQLite file (protocol: `sink_bases/sql`)."""
 
 import re
 import sqlite3
@@ -168,7 +159,7 @@ def _column(_: int, name: str, declared: str, not_null: int, default: Any, key: 
 
 @kinds_checked
 class SqliteSink(SqlSink):
-    """Writes rows into `table` of the SQLite file `path`; columns match by name.
+    """Writes rows into `table` of the SQLite file `path`; columns match by name (docs/sqlite.md: types).
 
     All slots must share the disk of the file. Needs SQLite 3.26 or newer.
 

@@ -1,1 +1,1 @@
-"""SQL expressions: parsed and checked, compiled to Arrow's, and the functions that they may call. Pure."""
+"""SQL expressions, compiled to Arrow's. Pure."""

@@ -1,15 +1,14 @@
-"""Arguments of SQL functions and operators, their common types, and the rows that need a part.
+"""Arguments of SQL functions and operators, and their common types.
 
 Numbers of different types get a common type, as in Spark: the widest of whole numbers, all digits of decimals together,
-or a double. A whole number beyond 2^53 becomes the nearest double. Numbers with and without a sign get a type that
-holds both; 64 bits without a sign become a decimal beside a signed number, except for constants.
+or a double. 64 bits without a sign become a decimal beside a signed number, except for constants.
 
-`IN`, and many terms joined: for each batch Arrow takes the square of the number of terms, or more, if an expression is
-as deep as it has terms. Expressions are therefore built flat.
+Arrow's time per batch grows at least with the square of an expression's depth: expressions of many terms are built
+flat.
 
-Arrow computes all branches of a `CASE` for all rows. So that `CASE WHEN b <> 0 THEN a / b END` does not fail if b is 0,
-parts that may fail get nulls for rows that do not need them (`Needed`). In a long chain of conditions that may fail
-only the first conditions count, because each contains all before it.
+Arrow computes all branches of a `CASE` for all rows. So parts that may fail, as in `CASE WHEN b <> 0 THEN a / b END`,
+get nulls for rows that do not need them (`Needed`). In a long chain of conditions that may fail each contains all
+before, so only the first are used.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +23,11 @@ Made: TypeAlias = pc.Expression
 
 
 class Unfit(Exception):
-    """An argument that a function does not take; the text has the reason."""
+    """An argument that a function does not take."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument: expression, type, and the value if it is a constant."""
-
     made: Made
     type: pa.DataType
     is_constant: bool
@@ -44,11 +41,11 @@ class Argument:
         return self.value
 
 
-MOST_DIGITS = 38  # of a decimal
-_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}  # of a whole number, by its bits
-_UNSIGNED_DIGITS = 20  # of a number of 64 bits without a sign
+MOST_DIGITS = 38
+_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}  # by the bits of a whole number
+_UNSIGNED_DIGITS = 20  # of 64 bits
 _MOST_BITS = 64
-_UNITS = ("s", "ms", "us", "ns")  # of times
+_UNITS = ("s", "ms", "us", "ns")
 _SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 _UNSIGNED = {8: pa.uint8(), 16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}
 
@@ -58,12 +55,11 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def is_exact(kind: pa.DataType) -> bool:
-    """True for a whole number or a decimal."""
     return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
 
 
 def beside_each_other(arguments: Sequence[Argument]) -> list[Made]:
-    """Numbers or times in one common type, nulls included; other arguments unchanged."""
+    """Casts numbers, or times, to one common type."""
     times = [each.type for each in arguments if pa.types.is_timestamp(each.type)]
     if times and all(pa.types.is_timestamp(each.type) or pa.types.is_null(each.type) for each in arguments):
         kind = one_time(times)
@@ -88,20 +84,14 @@ def as_number(argument: Argument, kind: pa.DataType) -> Made:
 
 
 def whole_as_decimal(made: Made, kind: pa.DataType) -> Made:
-    """A whole number as a decimal.
-
-    Arrow requires a type for the largest number of the type, whatever the values.
-    """
+    """Casts in two steps: Arrow requires digits for the largest number of the type."""
     digits = _UNSIGNED_DIGITS + kind.scale
     wide = pa.decimal128(digits, kind.scale) if digits <= MOST_DIGITS else pa.decimal256(digits, kind.scale)
     return made.cast(wide).cast(kind)
 
 
 def as_decimal(argument: Argument, kind: pa.DataType) -> Made:
-    """A decimal with at least as many digits after the point.
-
-    Arrow misreads a decimal with more than 38 digits, so the conversion uses twice as many digits.
-    """
+    """Casts through 256 bits if needed: Arrow misreads a decimal with more than 38 digits."""
     more = kind.scale - argument.type.scale
     if argument.type.precision + more <= MOST_DIGITS:
         return argument.made.cast(kind)
@@ -109,10 +99,7 @@ def as_decimal(argument: Argument, kind: pa.DataType) -> Made:
 
 
 def to_round(number: Argument, digits: int = 0) -> Made:
-    """A number with room for the result of rounding to `digits` after the point.
-
-    Arrow gives 0 for a decimal(3, 1) of 99.9 that is rounded to 100.
-    """
+    """Adds a digit for the rounded number: Arrow rounds 99.9, a decimal(3, 1), to 0."""
     kind = number.type
     if not pa.types.is_decimal(kind):
         return number.made
@@ -121,7 +108,7 @@ def to_round(number: Argument, digits: int = 0) -> Made:
 
 
 def one_time(kinds: Sequence[pa.DataType]) -> pa.DataType:
-    """Common type of times: the finest unit, and UTC if any of them has a zone."""
+    """Returns the finest unit, and UTC if any of them has a zone."""
     if all(kind == kinds[0] for kind in kinds):
         return kinds[0]
     unit = max((kind.unit for kind in kinds), key=_UNITS.index)
@@ -171,7 +158,6 @@ _UNKNOWN = pc.scalar(pa.scalar(None, pa.bool_()))
 
 
 def in_pairs(joined: Callable[[Made, Made], Made], terms: Sequence[Made]) -> Made:
-    """All terms joined, in order, as a tree of minimum depth."""
     if len(terms) == 1:
         return terms[0]
     middle = len(terms) // 2
@@ -179,10 +165,7 @@ def in_pairs(joined: Callable[[Made, Made], Made], terms: Sequence[Made]) -> Mad
 
 
 def one_of(value: Argument, listed: Sequence[Argument], equal: Callable[[Argument], Made]) -> Made:
-    """True if `value` is listed; null if `value` is null, or not listed beside a null.
-
-    Texts and whole numbers are looked up in a table; other values are compared one by one.
-    """
+    """True if `value` is listed; null if `value` is null, or not listed beside a null."""
     known = [each for each in listed if not pa.types.is_null(each.type)]
     kind = _looked_up(value.type, known)
     if kind is None:
@@ -194,7 +177,7 @@ def one_of(value: Argument, listed: Sequence[Argument], equal: Callable[[Argumen
 
 
 def _looked_up(kind: pa.DataType, known: Sequence[Argument]) -> pa.DataType | None:
-    """The type of the table for `known` values; None if they must be compared."""
+    """Type of a lookup table for `known`; None if values must be compared one by one."""
     if not known or not all(each.is_constant for each in known):
         return None
     if pa.types.is_string(kind) and all(pa.types.is_string(each.type) for each in known):
@@ -208,12 +191,12 @@ _MOST_IN_CONDITIONS = 64  # calls of `only`
 
 class Needed:
     def __init__(self) -> None:
-        self._rows: Made | None = None  # None: all rows
+        self._rows: Made | None = None  # None: all
         self._inside = 0  # calls of `only` in `_rows`
         self.made = 0  # calls of `only` so far, and those in their conditions
 
     def only(self, argument: Argument) -> Argument:
-        """The argument, null for rows that do not need the argument. A constant stays a constant."""
+        """Makes the argument null for rows that do not need it, unless the argument is constant."""
         if self._rows is None or argument.is_constant:
             return argument
         self.made += 1 + self._inside
@@ -222,13 +205,12 @@ class Needed:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Ends the effect of `narrow` at the end of the block."""
         before = self._rows, self._inside
         yield
         self._rows, self._inside = before
 
     def narrow(self, condition: Made, inside: int) -> None:
-        """Restricts the needed rows to those with `condition`. `inside`: calls of `only` in `condition`."""
+        """Restricts the needed rows. `inside`: calls of `only` in `condition`."""
         if inside and self._inside + inside > _MOST_IN_CONDITIONS:
             return
         self._rows = condition if self._rows is None else pc.and_kleene(self._rows, condition)

@@ -113,7 +113,7 @@ value_kernel("time_by_pattern", _time_by_pattern)
 
 @kernel("add_months")
 def _months_added(kind: pa.DataType, days: pa.Array, months: pa.Array) -> pa.Array:
-    """The same day of another month, or the last day of a shorter month."""
+    """Same day of another month, or the last day of a shorter month."""
     known = pc.and_(days.is_valid(), months.is_valid()).to_numpy(zero_copy_only=False)
     dates = days.cast(pa.int32()).fill_null(0).to_numpy(zero_copy_only=False).astype("datetime64[D]")
     begin = dates.astype("datetime64[M]")
@@ -129,7 +129,6 @@ def _add_months(day: Argument, months: Argument) -> Made:
 
 
 def _last_day(day: Argument) -> Made:
-    """The first day of the next month, less one."""
     begin = Argument(pc.floor_temporal(_day(day), unit="month").cast(pa.date32()), pa.date32(), False, None)
     following = call("add_months", pa.date32(), begin, Argument(pc.scalar(1), pa.int64(), True, 1))
     return pc.subtract(following.cast(pa.int32()), pc.scalar(pa.scalar(1, pa.int32()))).cast(pa.date32())
@@ -151,7 +150,7 @@ def _shifted(sign: int) -> Callable[[Argument, Argument], Made]:
     return made
 
 
-# name -> least and greatest number of arguments, and the function that makes the expression
+# as in `named.NAMED`
 CALENDAR: dict[str, tuple[int, int | None, Callable[..., Made]]] = {
     "add_months": (2, 2, _add_months),
     "date_add": (2, 2, _shifted(1)),

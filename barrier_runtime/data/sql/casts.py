@@ -1,7 +1,4 @@
-"""Constants of a SQL expression (numbers, text, NULL, intervals), and `CAST`.
-
-As in Spark's ANSI mode, a cast refuses values that do not fit.
-"""
+"""Constants of a SQL expression, and `CAST`, as in Spark's ANSI mode."""
 
 import datetime
 from typing import Any
@@ -24,7 +21,7 @@ from barrier_runtime.data.sql.arguments import (
 from barrier_runtime.data.sql.texts import day_of_text, decimal_of_text, text_of, time_constant, time_of_text
 from barrier_runtime.state.errors import InvalidJob
 
-_UNITS = {  # of INTERVAL
+_UNITS = {
     "WEEK": datetime.timedelta(days=7),
     "DAY": datetime.timedelta(days=1),
     "HOUR": datetime.timedelta(hours=1),
@@ -36,7 +33,6 @@ _UNITS = {  # of INTERVAL
 
 
 def constant_of(node: exp.Expr) -> tuple[bool, Any]:
-    """True if the node is a constant, and the value."""
     if isinstance(node, exp.Null):
         return True, pa.scalar(None)
     if isinstance(node, exp.Boolean):
@@ -82,7 +78,7 @@ _TYPES: dict[str, pa.DataType] = {
 
 
 def type_named(to: exp.DataType) -> pa.DataType:
-    """The Arrow type of a SQL type. Raises `Unfit` if there is none."""
+    """Raises `Unfit` for unknown types."""
     if to.this.name == "DECIMAL":
         digits = [int(each.name) for each in to.expressions] or [10]
         if digits[0] > MOST_DIGITS:
@@ -131,10 +127,9 @@ def _read(text: Argument, kind: pa.DataType) -> Made:
 
 
 def _whole(text: Made) -> Made:
-    """A whole number of 64 bits from text.
+    """Reads whole numbers of 64 bits; the cast to a narrower type comes later.
 
-    Arrow takes `0xFF` of eight bits for -1, so narrower types come later, and numbers with the highest of 64 bits are
-    replaced by a text that Arrow refuses.
+    Arrow takes `0xFF` of eight bits for -1. Of 64 bits such numbers become a text that Arrow refuses.
     """
     number = text.cast(pa.int64())
     wrapped = pc.and_kleene(pc.less(number, 0), pc.starts_with(text, "0"))

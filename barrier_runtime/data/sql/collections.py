@@ -1,4 +1,4 @@
-"""Functions of arrays, maps and structs, and JSON, as expressions of their arguments.
+"""Functions of arrays, maps, structs and JSON, as expressions of their arguments.
 
 A position outside an array ends the job, as in Spark's ANSI mode; `get` and `try_element_at` give null.
 """
@@ -19,7 +19,6 @@ from barrier_runtime.data.values.json_columns import is_list
 
 
 def _array(argument: Argument) -> Argument:
-    """An array in the form that the kernels take. Raises `Unfit` for other values."""
     if pa.types.is_list(argument.type):
         return argument
     if not is_list(argument.type):
@@ -34,14 +33,11 @@ def _map(argument: Argument) -> Argument:
     return argument
 
 
-# ---------------------------------------------------------------- elements
-
-
 def element(collection: Argument, key: Argument, first: int, missing: str) -> Made:
     """Element of an array at a position, or value of a map for a key.
 
     `first`: position of the first element; from 1 on, negative positions count from the end. `missing`: "fail" or
-    "null", for a position outside the array; a key that a map does not have gives null."""
+    "null", for a position outside the array; a missing key gives null."""
     if pa.types.is_map(collection.type):
         kind = collection.type
         return call("map_value", kind.item_type, collection, _as(key, kind.key_type))
@@ -53,7 +49,6 @@ def element(collection: Argument, key: Argument, first: int, missing: str) -> Ma
 
 
 def field_of(value: Argument, name: str) -> Made:
-    """Field of a struct; the case of letters may differ if the name is unique."""
     names = [field.name for field in value.type.fields] if pa.types.is_struct(value.type) else []
     found = [each for each in names if each == name] or [each for each in names if each.lower() == name.lower()]
     if len(found) != 1:
@@ -128,9 +123,6 @@ def _map_values(kind: pa.DataType, maps: pa.Array) -> pa.Array:
     return column([None if each is None else [value for _, value in each] for each in maps.to_pylist()], kind)
 
 
-# ---------------------------------------------------------------- made of values
-
-
 def _alike(arguments: tuple[Argument, ...]) -> list[Argument]:
     known = [each for each in arguments if not pa.types.is_null(each.type)]
     if not known:
@@ -178,9 +170,6 @@ def _map_made(kind: pa.DataType, *columns: pa.Array) -> pa.Array:
         if len({key for key, _ in pairs} - {None}) < len(pairs):
             raise pa.ArrowInvalid("a key of a map is null, or there twice")
     return column(made, kind)
-
-
-# ---------------------------------------------------------------- questions and changes
 
 
 def _of_array(name: str, result: Callable[[pa.DataType], pa.DataType]) -> Callable[..., Made]:
@@ -270,9 +259,6 @@ def _contains_key(maps: Argument, key: Argument) -> Made:
     return call("map_contains_key", pa.bool_(), _map(maps), _as(key, maps.type.key_type))
 
 
-# ---------------------------------------------------------------- JSON
-
-
 def _get_json_object(text: Argument, path: Argument) -> Made:
     path_of(str(path.constant("the path")))
     return call("get_json_object", pa.string(), Argument(text_of(text), pa.string(), False, None), path)
@@ -313,7 +299,7 @@ def _itself(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-# name -> least and greatest number of arguments, and the function that makes the expression
+# as in `named.NAMED`
 COLLECTIONS: dict[str, tuple[int, int | None, Callable[..., Made]]] = {
     "array": (0, None, array),
     "array_contains": (2, 2, _with_element("array_contains", lambda _: pa.bool_())),

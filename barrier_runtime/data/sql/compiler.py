@@ -1,7 +1,4 @@
-"""Compiles the tree of a SQL expression to Arrow's: columns, constants, operators, casts, and calls.
-
-`expression` documents their meaning.
-"""
+"""Compiles the tree of a SQL expression to Arrow's. See `expression` for the meaning."""
 
 import datetime
 import re
@@ -58,24 +55,22 @@ _TOO_MANY_DIGITS = (
 )
 _FALSE, _TRUE = pc.scalar(False), pc.scalar(True)
 _DAY = datetime.timedelta(days=1)
-# Arguments of nodes that are not functions; all others are refused.
+# arguments of nodes that are not functions; all others are refused
 _HANDLED = frozenset({"this", "expression", "expressions", "low", "high", "ifs", "default", "true", "false", "to"})
 _HANDLED |= {"table", "db", "catalog", "query", "unnest", "typed"}
-_TEXTS = (pa.large_string(), pa.string_view())  # more types of text, from libraries of tables
+_TEXTS = (pa.large_string(), pa.string_view())  # as pandas and other table libraries make them; cast to string
 _INT32 = range(-(1 << 31), 1 << 31)
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def plain_name(node: exp.Expr) -> str:
-    """Name of a node's operation in lower case: `substring`, `add`."""
+    """Returns the operation in lower case: `substring`, `add`."""
     if isinstance(node, exp.Anonymous):
         return str(node.this).lower()
     return node.sql_name().lower() if isinstance(node, exp.Func) else node.key
 
 
 class Compiler:
-    """Compiles one tree for rows of one schema."""
-
     def __init__(self, schema: pa.Schema, where: str) -> None:
         self._schema = schema
         self._where = where
@@ -84,7 +79,7 @@ class Compiler:
     def argument(self, node: exp.Expr) -> Argument:
         if isinstance(node, exp.Paren):
             return self.argument(node.this)
-        if isinstance(node, exp.Var):  # a word of the language, such as a unit
+        if isinstance(node, exp.Var):  # such as a unit
             return Argument(pc.scalar(node.name), pa.string(), True, node.name)
         is_constant, value = constant_of(node)
         if is_constant:
@@ -113,7 +108,7 @@ class Compiler:
         return pa.scalar(value)
 
     def result(self, node: exp.Expr) -> Made:
-        """The expression with an explicit type, because Arrow makes constants as narrow as possible."""
+        """Makes the type explicit, because Arrow makes constants as narrow as possible."""
         argument = self.argument(node)
         return argument.made.cast(argument.type) if pa.types.is_primitive(argument.type) else argument.made
 
@@ -138,7 +133,7 @@ class Compiler:
         raise InvalidJob(f"{self._where}: {node.sql('spark')} is not known here: use a pyarrow.compute expression")
 
     def _sides(self, node: exp.Expr) -> tuple[Argument, Argument]:
-        """Both sides, each compiled once: a sum of many terms is as deep as it has terms."""
+        """Compiles each side once: repeated at each level, work on long sums would be exponential."""
         return self.argument(node.this), self.argument(node.expression)
 
     def _sides_that_may_fail(self, node: exp.Expr) -> tuple[Argument, Argument]:
@@ -166,7 +161,7 @@ class Compiler:
         return made
 
     def _beside(self, one: Argument, other: Argument) -> Made:
-        """`one` beside `other`: a number in the wider of the two types."""
+        """Converts a number to the wider of the two types."""
         if pa.types.is_null(one.type):
             return pc.scalar(pa.scalar(None, pa.int32() if pa.types.is_null(other.type) else other.type))
         if is_number(other.type) and one.is_constant and isinstance(one.value, str):
@@ -234,7 +229,6 @@ class Compiler:
         return cast(self._needed.only(self.argument(node.this)), pa.date32())
 
     def _check_arguments(self, node: exp.Expr, known: frozenset[str]) -> None:
-        """Raises for an argument that would be ignored."""
         for name, value in node.args.items():
             if value and name not in known and name not in IGNORED:
                 raise InvalidJob(
@@ -253,10 +247,8 @@ class Compiler:
             elif value is not None:
                 yield self.argument(value)
 
-    # ---- nodes that are not functions
-
     def _column(self, node: exp.Column) -> Made:
-        """A column, or a field of a column; the case of letters may differ if the name is unique."""
+        """The case of letters may differ if the name is unique."""
         path: list[str] = []
         names, kind = self._schema.names, None
         for part in (each.name for each in node.parts):
@@ -287,7 +279,7 @@ class Compiler:
     def _one_by_one(
         self, node: exp.Expr, joined: Callable[[Made, Made], Made], goes_on: Callable[[Made], Made]
     ) -> Made:
-        """Joins terms; a term is needed only for rows that the terms before do not decide."""
+        """Joins terms; a term is needed only for rows undecided by the terms before."""
         first, *rest = node.flatten()
         with self._needed.scope():
             true, inside = self._condition(first)
@@ -299,7 +291,7 @@ class Compiler:
         return in_pairs(joined, terms)
 
     def _condition(self, node: exp.Expr) -> tuple[Made, int]:
-        """A condition, and the number of `only` calls within."""
+        """A condition, and its number of `only` calls."""
         before = self._needed.made
         return self._truth(node), self._needed.made - before
 
@@ -334,7 +326,6 @@ class Compiler:
         return remainder(*self._beside_each_other(with_whole_digit(left, right), right), kind)
 
     def _same(self, node: exp.Expr) -> Made:
-        """`<=>`: two nulls are equal, and a null is equal to nothing else."""
         left, right = self._beside_each_other(*self._sides(node))
         return pc.if_else(
             pc.or_kleene(pc.is_null(left), pc.is_null(right)),
@@ -393,12 +384,14 @@ class Compiler:
 
     def _cast(self, node: exp.Expr) -> Made:
         if node.args.get("safe"):
-            raise Unfit("try_cast is not known here: use cast, which refuses what does not fit")
+            raise Unfit(
+                "try_cast is not known here: use cast behind a test, as in CASE WHEN s RLIKE '^[0-9]+$' THEN CAST(s AS "
+                "INT) END, or map(…, on_error='side')"
+            )
         return cast(self._needed.only(self.argument(node.this)), type_named(node.args["to"]))
 
 
 def _as_time(one: Argument, other: Argument) -> Argument:
-    """Converts a constant text beside a time to a time."""
     if (
         one.is_constant
         and isinstance(one.value, str)
@@ -410,7 +403,6 @@ def _as_time(one: Argument, other: Argument) -> Argument:
 
 
 def _divides(divisor: Argument) -> bool:
-    """True if a division by `divisor` never fails."""
     return divisor.is_constant and type(divisor.value) in (int, float) and divisor.value not in (0, -1)
 
 

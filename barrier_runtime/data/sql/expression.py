@@ -1,16 +1,7 @@
 """SQL expressions, compiled once to Arrow's: `SqlExpression("price > 100 AND kind = 'bid'")`.
 
-sqlglot parses Spark's dialect; `compiler` makes Arrow's expressions from the tree, `functions` has the functions. The
-result is that of Spark SQL for the same text in ANSI mode: null if a value is unknown, an error if an integer overflows
-or a division is by zero. docs/expressions.md documents the differences:
-
-- a number with a decimal point is a double (Spark: a decimal);
-- regular expressions are RE2's (Spark: Java's);
-- NaN is equal to nothing (Spark: to itself, and greater than all numbers);
-- times without a zone are UTC.
-
-Unknown functions are refused by name when the flow is written; so are functions that a replay would compute
-differently.
+sqlglot parses Spark's dialect. Results are Spark SQL's in ANSI mode; docs/expressions.md has the differences. Functions
+that a replay would compute differently are refused when the flow is written.
 """
 
 from functools import partial
@@ -30,7 +21,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 _BEFORE = "SELECT "
 _ROWS = ("explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "stack")
-_SHOWN = 200  # letters of an expression in a message
+_SHOWN = 200
 _CHANGES = ("current_timestamp", "current_date", "now", "rand", "randn", "uuid", "unix_timestamp")
 _SPARK_NAMES = {"timestamp_trunc": "date_trunc", "pow": "power", "regexp_like": "rlike", "starts_with": "startswith"}
 _SPARK_NAMES |= {
@@ -47,9 +38,9 @@ def _as_written(name: str, arguments: list[Any]) -> exp.Anonymous:
 
 
 class _Spark(Spark):
-    """Spark's dialect with the patterns of times as written, and doubled quotes as one, as since Spark 4.
+    """Keeps the patterns of times as written, and doubled quotes as one, as since Spark 4.
 
-    The parser's own form of patterns does not distinguish `y` from `yyyy`.
+    sqlglot's own form of patterns does not distinguish `y` from `yyyy`.
     """
 
     class Tokenizer(Spark.Tokenizer):
@@ -70,10 +61,7 @@ class _Spark(Spark):
 
 
 class SqlExpression:
-    """One expression of SQL as text. `compiled` makes Arrow's expression for rows of a schema.
-
-    Raises `InvalidJob` for text that is no expression, and for unknown functions.
-    """
+    """An expression as text. Raises `InvalidJob` for invalid text and unknown functions."""
 
     def __init__(self, text: str, where: str) -> None:
         self.text = text
@@ -86,10 +74,7 @@ class SqlExpression:
         return self.text
 
     def compiled(self, schema: pa.Schema) -> pc.Expression:
-        """Arrow's expression for rows of `schema`.
-
-        Raises `InvalidJob` for missing columns and incompatible types.
-        """
+        """Raises `InvalidJob` for missing columns and incompatible types."""
         try:
             return Compiler(schema, self.where).result(self._tree)
         except RecursionError as error:
@@ -100,7 +85,7 @@ class SqlExpression:
         return InvalidJob(f"{shown}: the expression has too many parts inside each other: make columns of parts of it")
 
     def _parsed(self) -> exp.Expr:
-        """Parses the text after SELECT, so that words that begin statements, such as `update`, are columns."""
+        """Parses the text after SELECT, so that words such as `update` are columns."""
         try:
             query = sqlglot.parse_one(_BEFORE + self.text, read=_Spark)
         except RecursionError as error:
@@ -153,7 +138,6 @@ class SqlExpression:
 
 
 def known_functions() -> list[str]:
-    """Names of all functions, as in SQL, sorted."""
     shown = {kind.sql_name().lower() for kind in FUNCTIONS if issubclass(kind, exp.Func)}
     return sorted(
         {_SPARK_NAMES.get(name, name) for name in shown} | {"cast", "coalesce", "if", "struct", "named_struct", *NAMED}

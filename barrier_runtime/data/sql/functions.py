@@ -1,8 +1,4 @@
-"""The functions that a SQL expression may call, each as an Arrow expression of its arguments.
-
-A row of a table has a class of the parser's tree, the names of its arguments, and the function that makes the Arrow
-expression.
-"""
+"""Functions of SQL expressions, each as an Arrow expression of its arguments."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -26,7 +22,7 @@ def time_of(argument: Argument) -> Made:
 
 
 def _shown_time(argument: Argument) -> Made:
-    """The local time in the zone of a time, without a zone, so that no later function needs the zone."""
+    """Local time in a time's zone, so that no later function needs the zone."""
     kind = argument.type
     if not pa.types.is_timestamp(kind) or kind.tz is None:
         return time_of(argument)
@@ -36,7 +32,6 @@ def _shown_time(argument: Argument) -> Made:
 
 
 def joined(arguments: Sequence[Argument]) -> Made:
-    """All texts joined; null if any of them is null."""
     return pc.binary_join_element_wise(*map(text_of, arguments), pc.scalar(""))
 
 
@@ -65,7 +60,7 @@ def _round(value: Argument, decimals: Argument | None = None) -> Made:
 
 
 def _round_far(value: Made, digits: int) -> Made:
-    """Rounds doubles where Arrow's power of ten, a number of 32 bits, is not exact."""
+    """Rounds where Arrow's power of ten, a number of 32 bits, is not exact."""
     if abs(digits) > _MOST_POWERS:
         return value if digits > 0 else pc.if_else(pc.is_finite(value), pc.scalar(0.0), value)
     power = pc.scalar(10.0 ** abs(digits))
@@ -76,7 +71,6 @@ def _round_far(value: Made, digits: int) -> Made:
 
 
 def _length(text: Argument) -> Made:
-    """Number of bytes, or of characters of the value's text."""
     return pc.binary_length(text.made) if pa.types.is_binary(text.type) else pc.utf8_length(text_of(text))
 
 
@@ -134,7 +128,7 @@ def _regexp_replace(text: Argument, pattern: Argument, new: Argument) -> Made:
 
 
 def _replacement(written: str, groups: int) -> str:
-    """Java's replacement text in RE2's form. `groups`: upper bound of the groups in the pattern."""
+    """Java's replacement text in RE2's form. `groups`: upper bound of the pattern's groups."""
     made = ""
     for sign in re.findall(r"\\.|\$\d\d?|.", written, re.DOTALL):
         if sign in ("\\", "$"):
@@ -186,7 +180,7 @@ def _extreme(function: Callable[..., Made]) -> Callable[..., Made]:
 
 
 def _greatest(*values: Argument) -> Made:
-    """The greatest value; NaN is the greatest number, as in Spark; Arrow ignores NaN."""
+    """NaN is the greatest number, as in Spark; Arrow ignores NaN."""
     made = _extreme(pc.max_element_wise)(*values)
     if not any(pa.types.is_floating(value.type) for value in values):
         return made
@@ -195,7 +189,6 @@ def _greatest(*values: Argument) -> Made:
 
 
 def known(values: Sequence[Argument]) -> list[Made]:
-    """The arguments other than the word NULL."""
     return beside_each_other([value for value in values if not pa.types.is_null(value.type)] or values[:1])
 
 
@@ -204,7 +197,7 @@ def _double(function: Callable[..., Made]) -> Callable[..., Made]:
 
 
 def _ln(value: Made) -> Made:
-    """The logarithm; null, as in Spark, if there is none."""
+    """Null, as in Spark, if there is no logarithm."""
     return pc.if_else(value > pc.scalar(0.0), pc.ln(value), pc.scalar(pa.scalar(None, pa.float64())))
 
 
@@ -242,18 +235,17 @@ def extract(unit: Argument, time: Argument) -> Made:
 
 
 def _seconds(time: Made) -> Made:
-    """Seconds with their fraction, as a decimal of six digits after the point."""
     below = pc.add(pc.multiply(pc.millisecond(time), pc.scalar(1_000)), pc.microsecond(time))
     whole = pc.add(pc.multiply(pc.second(time), pc.scalar(1_000_000)), below)
     made = pc.multiply(whole.cast(pa.decimal128(19, 0)), pc.scalar(Decimal("0.000001")))
     return made.cast(pa.decimal128(8, 6))
 
 
-_EXACT_POWERS = 10  # powers of ten with which Arrow rounds doubles exactly
-_MOST_POWERS = 308  # powers of ten that are doubles
+_EXACT_POWERS = 10  # with which Arrow rounds doubles exactly
+_MOST_POWERS = 308  # that are doubles
 _WHOLE = 2.0**52  # larger doubles have no fraction
 _SIGNS_OF_LIKE = re.compile(r"\\[%_\\]|.", re.DOTALL)
-_NOT_A_SIGN = re.compile(r"[A-Za-z'\[\]{}#]")  # signs with a meaning in Java's patterns
+_NOT_A_SIGN = re.compile(r"[A-Za-z'\[\]{}#]")  # with a meaning in Java's patterns
 _WITHIN_A_DAY = ("hour", "minute", "second")
 _UNITS_OF_TIME = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
 _PARTS: dict[str, Callable[..., Made]] = {
@@ -314,6 +306,6 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
 }
 MAY_FAIL = frozenset({exp.Abs, exp.Ceil, exp.Floor, exp.Round})  # if the result does not fit
 OF_TIMES = frozenset({exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfMonth, exp.Hour, exp.Minute, exp.Second})
-OF_TIMES |= {exp.TimeToStr, exp.TimestampTrunc, exp.Extract}  # these may fail for text
-# Arguments that the parser sets and that have no effect here.
+OF_TIMES |= {exp.TimeToStr, exp.TimestampTrunc, exp.Extract}  # may fail for text
+# set by the parser, without effect here
 IGNORED = frozenset({"safe", "coalesce", "ignore_nulls", "is_null", "_type"})

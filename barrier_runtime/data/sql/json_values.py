@@ -1,7 +1,6 @@
-"""JSON in columns of text: `get_json_object`, `from_json`, `to_json`. Pure functions of a text or a value.
+"""`get_json_object`, `from_json`, `to_json`. Pure.
 
-Text that is no JSON gives null, as in Spark, and so does a value that does not fit its type; other values of the same
-record are kept. Schemas have Spark's form: `id INT, tags ARRAY<STRING>, at STRUCT<city: STRING>`, or a single type.
+As in Spark, text that is no JSON gives null, and so does an unfit value; other values of the record are kept.
 """
 
 import base64
@@ -26,7 +25,7 @@ _TOKENS = re.compile(r"`[^`]+`|\w+|[<>(),:]")
 
 
 def type_of_schema(text: str) -> pa.DataType:
-    """Raises `Unfit` for text that is no schema, and for types that are not known."""
+    """Reads Spark's form: `id INT, tags ARRAY<STRING>`, or a single type. Raises `Unfit`."""
     if _TOKENS.sub("", text).strip():
         raise _invalid(text)
     try:
@@ -134,11 +133,11 @@ _PLAIN_DOUBLES = (1e-3, 1e7)  # between which Java writes no exponent
 
 
 class _Number(str):
-    """A number as it is written in the text."""
+    """Digits of a number."""
 
 
 def parsed(text: str) -> Any:
-    """Value of a JSON text, with numbers as `_Number`. Raises `ValueError`."""
+    """Raises `ValueError`."""
     return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=_no_constant)
 
 
@@ -160,7 +159,7 @@ def path_of(path: str) -> tuple[str | int, ...]:
 
 
 def at_path(text: str, path: str) -> str | None:
-    """The text at a path: of a text the text itself, of other values their JSON; null if there is none."""
+    """Returns a text itself, other values as JSON; null if the path has no value."""
     try:
         value = parsed(text)
     except ValueError:
@@ -178,7 +177,7 @@ def _as_text(value: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """A parsed value as JSON without spaces; numbers with a fraction as Java writes doubles."""
+    """Writes no spaces, and numbers with a fraction as Java writes doubles."""
     if isinstance(value, _Number):
         return str(value) if value.lstrip("-").isdigit() else java_double(float(value))
     if isinstance(value, dict):
@@ -190,9 +189,6 @@ def written(value: Any) -> str:
 
 def _quoted(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-# ---------------------------------------------------------------- from_json
 
 
 def read_as(kind: pa.DataType) -> Callable[[str], Any]:
@@ -211,7 +207,6 @@ def read_as(kind: pa.DataType) -> Callable[[str], Any]:
 
 
 def _value(value: Any, kind: pa.DataType) -> Any:
-    """A parsed value as one of the type `kind`; `_NO_VALUE` if the value does not fit."""
     types = pa.types
     if value is None:
         return None
@@ -303,11 +298,8 @@ def _bytes(value: str) -> Any:
         return _NO_VALUE
 
 
-# ---------------------------------------------------------------- to_json
-
-
 def as_json(value: Any, kind: pa.DataType) -> str:
-    """A value as JSON; fields that are null are left out, as in Spark."""
+    """Leaves out null fields, as in Spark."""
     types = pa.types
     if value is None:
         return "null"
@@ -346,7 +338,7 @@ def _plain_json(value: Any, kind: pa.DataType) -> str:
 
 
 def java_double(value: float) -> str:
-    """A double as Java writes it: `2.0`, `1.0E20`."""
+    """Writes a double as Java does: `2.0`, `1.0E20`."""
     if not math.isfinite(value):
         return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     if value == 0 or _PLAIN_DOUBLES[0] <= abs(value) < _PLAIN_DOUBLES[1]:

@@ -1,4 +1,4 @@
-"""All functions that are known by Spark's name alone, whatever the parser makes of them."""
+"""Functions known by Spark's name alone, however they are parsed."""
 
 from collections.abc import Callable
 

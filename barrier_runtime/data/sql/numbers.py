@@ -1,4 +1,4 @@
-"""More functions of numbers, of bits, and of nulls."""
+"""Functions of numbers, bits, and nulls."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,6 @@ def _log(base: Made, value: Made | None = None) -> Made:
 
 
 def _pmod(left: Argument, right: Argument) -> Made:
-    """The remainder, not negative for a positive divisor."""
     numbers = [left, right]
     kind = one_type(numbers)
     one, other = beside_each_other([with_whole_digit(left, right), right])
@@ -102,7 +101,7 @@ def _root(kind: pa.DataType, values: pa.Array) -> pa.Array:
     return pa.array(np.cbrt(values.to_numpy(zero_copy_only=False)), pa.float64(), mask=values.is_null().to_numpy(False))
 
 
-# name -> least and greatest number of arguments, and the function that makes the expression
+# as in `named.NAMED`
 NUMBERS: dict[str, tuple[int, int | None, Callable[..., Made]]] = {
     "acos": (1, 1, _double(pc.acos)),
     "asin": (1, 1, _double(pc.asin)),

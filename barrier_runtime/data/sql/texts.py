@@ -1,8 +1,6 @@
 """Reads times, dates and decimals from text, and writes decimals as text, as in Spark.
 
-Arrow reads times with and without a zone as two types, and may misread a decimal with too many digits. Arrow's engine
-therefore calls functions of this module by name. A pickled expression has only their names, so names and meanings never
-change.
+A pickled expression has only these functions' names, so names and meanings never change.
 """
 
 from collections.abc import Callable
@@ -31,22 +29,21 @@ _WRITTEN_PLAINLY = range(7)  # digits after the point for which Arrow writes no 
 
 
 def time_of_text(text: Made) -> Made:
-    """Times from text; without a zone: in UTC."""
+    """Reads times without a zone as UTC."""
     return _call(_TIME, pc.utf8_trim(text, " "))
 
 
 def day_of_text(text: Made) -> Made:
-    """Dates as written, whatever their zone."""
+    """Keeps dates as written, whatever their zone."""
     return _call(_DAY, pc.utf8_trim(text, " "))
 
 
 def decimal_of_text(text: Made, scale: int) -> Made:
-    """Decimals with the maximum number of digits, `scale` of them after the point."""
     return _call(f"{_DECIMAL}.{scale}", pc.utf8_trim(text, " "))
 
 
 def text_of(argument: Argument) -> Made:
-    """Values as text; decimals with all their digits: `0.00000012`."""
+    """Decimals have all their digits: `0.00000012`."""
     if pa.types.is_string(argument.type):
         return argument.made
     text = argument.made.cast(pa.string())
@@ -56,7 +53,7 @@ def text_of(argument: Argument) -> Made:
 
 
 def time_constant(text: str, kind: pa.DataType) -> pa.Scalar:
-    """A constant of a date's or a time's type; in microseconds if the unit of `kind` is too coarse."""
+    """Returns microseconds if the unit of `kind` is too coarse."""
     try:
         trimmed = pa.array([text.strip()])
         if pa.types.is_date(kind):
@@ -77,7 +74,7 @@ def _call(name: str, column: Made) -> Made:
 
 
 def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """The cast text; None if a value does not fit. Tries a few first, as each misfit costs a microsecond."""
+    """Returns None if a value does not fit. Tries a few first, as each misfit costs a microsecond."""
     try:
         text.slice(0, _TRIED).cast(kind)
         return text.cast(kind)
@@ -102,7 +99,7 @@ def _times(context: Any, text: Any) -> pa.Array:
 
 
 def _days(context: Any, text: Any) -> pa.Array:
-    """Dates; text after a date is ignored, unless the whole is a time."""
+    """Text after a date is ignored, unless the whole is a time."""
     if (read := _cast(text, _MICROSECONDS)) is not None:
         return read.cast(pa.date32())
     try:
@@ -116,11 +113,7 @@ def _no_time(error: pa.ArrowInvalid) -> pa.ArrowInvalid:
 
 
 def _decimals(scale: int, context: Any, text: Any) -> pa.Array:
-    """Decimals from text. Arrow misreads too many digits.
-
-    Values that are too large are therefore found as doubles, and values that are longer than any decimal are rounded
-    first.
-    """
+    """Arrow misreads too many digits: large values are found as doubles, long values rounded first."""
     kind = pa.decimal128(MOST_DIGITS, scale)
     try:
         largest = pc.max(pc.abs(text.cast(pa.float64()))).as_py() or 0.0
@@ -149,7 +142,7 @@ def _rounded(text: str, scale: int) -> str:
 
 
 def _plain(context: Any, text: Any) -> pa.Array:
-    """Text without exponents. Few numbers, if any, have an exponent, and most of those are 0."""
+    """Few numbers have an exponent, and most of those are 0."""
     found = pc.match_substring(text, "E").fill_null(False)
     if not pc.any(found).as_py():
         return text

@@ -36,7 +36,6 @@ def _number(argument: Argument, what: str) -> Argument:
 
 
 def _concat_ws(separator: Argument, *texts: Argument) -> Made:
-    """All texts that are not null, with the separator between them."""
     if any(pa.types.is_nested(each.type) for each in texts):
         raise Unfit("it joins texts: join the elements of an array by array_join")
     known = [_text(each) for each in texts if not pa.types.is_null(each.type)]
@@ -67,7 +66,7 @@ def _split(text: Argument, pattern: Argument, limit: Argument | None = None) -> 
 
 
 def _regexp_extract(text: Argument, pattern: Argument, group: Argument | None = None) -> Made:
-    """The text of a group of the first match; empty, as in Spark, without a match."""
+    """Empty, as in Spark, without a match."""
     sought = str(pattern.constant("the pattern"))
     wanted = 1 if group is None else int(group.constant("the number of the group"))
     parts, groups = ["(?P<g0>"], 0
@@ -148,7 +147,6 @@ def _part_before(text: str, delimiter: str, count: int) -> str:
 
 
 def _distance(one: str, other: str) -> int:
-    """Number of letters to change, add or remove."""
     before = list(range(len(other) + 1))
     for at, sign in enumerate(one, 1):
         after = [at]
@@ -172,7 +170,7 @@ def _unbase64(text: str) -> bytes:
 
 
 def _of_texts(name: str, kind: pa.DataType, numbers: tuple[int, ...] = ()) -> Callable[..., Made]:
-    """Function of texts, and of whole numbers at some places."""
+    """`numbers`: places of whole numbers among the arguments."""
 
     def made(*arguments: Argument) -> Made:
         given = [_number(each, "this") if at in numbers else _text(each) for at, each in enumerate(arguments)]
@@ -213,7 +211,7 @@ value_kernel("ascii", lambda text: ord(text[0]) if text else 0)
 value_kernel("chr", lambda number: "" if number < 0 else chr(number & 255))
 
 _STRING = pa.string()
-# name -> least and greatest number of arguments, and the function that makes the expression
+# as in `named.NAMED`
 WORDS: dict[str, tuple[int, int | None, Callable[..., Made]]] = {
     "ascii": (1, 1, _of_texts("ascii", pa.int32())),
     "base64": (1, 1, _of_bytes("base64", _STRING)),

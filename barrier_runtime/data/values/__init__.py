@@ -1,1 +1,1 @@
-"""Conversion of values to columns, and of texts to values. Pure."""
+"""Conversion of values and texts to columns. Pure."""

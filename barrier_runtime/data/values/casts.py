@@ -1,4 +1,4 @@
-"""Casts columns to other types: every value is kept, or the cast is refused."""
+"""Casts columns to other types if every value is kept."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from barrier_runtime.data.values.into_columns import column_of
 
 
 def kept_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`column` as `kind`. Raises `ValueError` for a value that would change.
+    """Casts `column` to `kind`. Raises `ValueError` for a value that would change.
 
     Arrow's own cast makes large numbers infinite, rounds to decimals, cuts times of day and omits fields of structs.
     Floats may become narrower, as declared, and times without a zone are UTC.
@@ -35,7 +35,7 @@ def kept_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def column_of_any(values: Any, kind: pa.DataType, column: str = "") -> pa.Array:
-    """A column of `kind` from Arrow's or numpy's arrays, or from Python values. Raises `ValueError`."""
+    """Accepts Arrow's or numpy's arrays, or Python values. Raises `ValueError`."""
     if isinstance(values, np.ndarray) and values.dtype != object:
         values = pa.array(values)
     if isinstance(values, pa.ChunkedArray):
@@ -48,7 +48,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _changed(column: pa.Array, made: pa.Array) -> pa.Array:
-    """True for each value that differs after a cast back."""
     try:
         back = made.cast(column.type)
     except UNFIT:

@@ -1,7 +1,4 @@
-"""Conversion of values per type of column: keeps a value or gives the reason of a refusal.
-
-The table is in `into_columns`.
-"""
+"""Conversion of values per type of column; `into_columns` has the table."""
 
 import datetime
 import decimal
@@ -13,17 +10,16 @@ import pyarrow as pa
 
 from barrier_runtime.data.values.stored_times import STORED, fits_unit
 
-UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError)  # Arrow's errors for values; some are raised here
+UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError)  # Arrow's errors for values
 BYTES_LIKE = (bytes, bytearray, memoryview)
 _NONE = type(None)
-_CUT = 200  # characters of a value in a message
+_CUT = 200
 _WIDE = decimal.Context(prec=400)
 
 
 class RefusedValue(ValueError):
     """A value that a column of `kind` does not keep.
-
-    `why`: the reason, unless the types show the reason; `remedy`: what to do, unless any other value would do.
+    `why`: the reason, if the types do not show it; `remedy`: empty if any other value would do.
     """
 
     def __init__(self, value: Any, kind: pa.DataType, why: str = "", remedy: str = "") -> None:
@@ -35,13 +31,11 @@ class RefusedValue(ValueError):
 
 
 def shown(value: Any) -> str:
-    """A value and the value's type for a message, cut to 200 characters."""
     text = repr(value)
     return f"{text if len(text) <= _CUT else text[:_CUT] + '…'} ({type(value).__name__})"
 
 
 def is_null(value: Any) -> bool:
-    """True if a value stands for null: None, and the nulls of numpy and pandas."""
     if value is None:
         return True
     if isinstance(value, np.datetime64 | np.timedelta64):
@@ -51,7 +45,7 @@ def is_null(value: Any) -> bool:
 
 
 class Door:
-    """Values of one type of column. `exact`: Python types that Arrow takes unchanged, or refuses."""
+    """Conversion to one type of column. `exact`: Python types that Arrow takes unchanged, or refuses."""
 
     exact: frozenset[type] = frozenset()
 
@@ -63,7 +57,7 @@ class Door:
             try:
                 return self.quick(values)
             except UNFIT:
-                pass  # each value is examined below
+                pass
         return self.careful(values)
 
     def quick(self, values: Sequence[Any]) -> pa.Array:
@@ -73,7 +67,7 @@ class Door:
         return pa.array([None if is_null(value) else self.kept(_plain(value)) for value in values], self.kind)
 
     def kept(self, value: Any) -> Any:
-        """The value as Arrow stores it unchanged. Raises `RefusedValue`."""
+        """Returns the value as Arrow stores it unchanged. Raises `RefusedValue`."""
         raise self.refused(value)
 
     def utf8(self, value: str) -> bytes:
@@ -87,7 +81,7 @@ class Door:
 
 
 class OtherDoor(Door):
-    """Types without a door of their own: a stored value must be equal to the given value."""
+    """Types without their own door: a stored value must equal the given value."""
 
     def careful(self, values: Sequence[Any]) -> pa.Array:
         array = pa.array([None if is_null(value) else value for value in values], self.kind)
@@ -114,7 +108,7 @@ class IntegerDoor(Door):
             raise self.refused(value)
         try:
             whole = int(value)
-        except (ValueError, ArithmeticError):  # NaN or infinite
+        except (ValueError, ArithmeticError):
             raise self.refused(value) from None
         if whole != value:
             raise self.refused(value, "its fraction would be cut")
@@ -200,7 +194,7 @@ class DecimalDoor(Door):
             raise self.refused(value)
         try:
             whole = number.quantize(self._unit, context=_WIDE)
-        except decimal.InvalidOperation:  # many hundreds of digits
+        except decimal.InvalidOperation:
             raise self.refused(value, "it has too many digits") from None
         if whole != number:
             raise self.refused(value, f"which has {self.kind.scale} digits behind the point")
@@ -238,14 +232,12 @@ class BytesDoor(TextDoor):
 
 
 class TimeDoor(Door):
-    """Dates, times of day, timestamps and durations: numbers of the column's unit."""
-
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
         stored = STORED[kind.id]
         self.exact = frozenset({stored.python, _NONE})
         self._stored = stored
-        self._wide = stored.in_microseconds(kind)  # type whose unit keeps all digits of Python's values; None: `kind`
+        self._wide = stored.in_microseconds(kind)  # keeps all digits of Python's values; None: `kind` does
 
     def quick(self, values: Sequence[Any]) -> pa.Array:
         if self._stored.python is datetime.time and any(value is not None and value.tzinfo for value in values):
@@ -269,7 +261,7 @@ class TimeDoor(Door):
 
 
 def _is_odd(value: Any) -> bool:
-    """True for booleans and durations, which are numbers for Python or numpy."""
+    """Booleans and durations are numbers for Python or numpy."""
     return isinstance(value, bool | np.bool_ | np.timedelta64)
 
 

@@ -1,7 +1,6 @@
 """Python values as Arrow columns: values are kept exactly, or refused with place and reason.
 
-All values of users, payloads and deserialisers become columns by `column_of`. Arrow's own conversion cuts fractions and
-omits unknown keys; this module decides per type of column:
+Arrow's own conversion cuts fractions and omits unknown keys. Per type of column:
 
 | column            | kept                                               | refused                                    |
 |-------------------|----------------------------------------------------|--------------------------------------------|
@@ -20,11 +19,9 @@ omits unknown keys; this module decides per type of column:
 | struct            | dict (absent keys: null), tuple of all fields      | unknown keys, at every level               |
 | map               | dict, list of pairs                                | a key twice, a key that is None            |
 
-None, `pandas.NaT`, `pandas.NA` and numpy's NaT are null. A subclass counts as its base class: an `IntEnum` as int. The
-door of each level's type converts the values of that level of a list, struct or map.
-
-In values decoded from JSON (`column_of_json`), text stands for values that have a type in Python: times (RFC 3339, ISO
-8601, see `stored_times`) become the number that the column stores, and `NaN`, `Infinity` and `-Infinity` floats.
+None, `pandas.NaT`, `pandas.NA` and numpy's NaT are null. A subclass counts as its base class: an `IntEnum` as int. In
+values decoded from JSON (`column_of_json`), text stands for times (RFC 3339, ISO 8601) and for the floats `NaN`,
+`Infinity` and `-Infinity`.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -41,8 +38,6 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class NestedDoor(Door):
-    """Values with inner values. `door_of`: the door of an inner type."""
-
     def __init__(self, kind: pa.DataType, door_of: Callable[[pa.DataType], Door]) -> None:
         super().__init__(kind)
         self._door_of = door_of
@@ -138,14 +133,12 @@ class StructDoor(NestedDoor):
 
 
 class OpenStructDoor(StructDoor):
-    """Records of another system: fields that the struct lacks are omitted, as columns of schemas are."""
+    """Records of another system: fields that the struct lacks are omitted."""
 
     closed = False
 
 
 class MapDoor(NestedDoor):
-    """Dicts with any keys, or lists of pairs."""
-
     def array(self, values: Sequence[Any]) -> pa.Array:
         rows = [None if is_null(value) else self._pairs(value) for value in values]
         pairs = [pair for row in rows if row is not None for pair in row]
@@ -185,7 +178,6 @@ class DictionaryDoor(NestedDoor):
 
 
 def _offsets(lengths: Sequence[int | None], large: bool) -> pa.Array:
-    """Beginning of each list (null for a null list), and the end of the last."""
     offsets: list[int | None] = []
     end = 0
     for length in lengths:
@@ -196,9 +188,7 @@ def _offsets(lengths: Sequence[int | None], large: bool) -> pa.Array:
 
 class UnkeptValue(ValueError):
     """A value that its column does not keep.
-
-    `row`: index among the values; `detail`: the reason, empty if the types show the reason; `remedy`: empty if any
-    other value would do.
+    `row`: index among the values; `detail`, `remedy`: as in `RefusedValue`.
     """
 
     def __init__(self, column: str, kind: pa.DataType, row: int, value: Any, detail: str, remedy: str = "") -> None:
@@ -213,10 +203,8 @@ class UnkeptValue(ValueError):
         self.remedy = remedy
 
     def job_error(self, where: str, remedy: str, record: str) -> InvalidJob:
-        """The error that ends the job.
-
-        `where`: the function or source of the value; `remedy`: for a value without a remedy of its own; `record`: the
-        row, cut.
+        """Error of the job.
+        `where`: the function or source; `remedy`: for a value without one; `record`: the row, cut.
         """
         rest = "; ".join(part for part in (self.detail, self.remedy or remedy) if part)
         return InvalidJob(
@@ -229,7 +217,7 @@ def _has_names(kind: pa.DataType) -> bool:
     return bool(0 < kind.num_fields == len({field.name for field in kind}))
 
 
-_MOST_KNOWN = 4_096  # types
+_MOST_KNOWN = 4_096
 _is = pa.types
 _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], type[Door]], ...] = (
     (_is.is_boolean, doors.BooleanDoor),
@@ -251,8 +239,6 @@ _NESTED: tuple[tuple[Callable[[pa.DataType], bool], type[NestedDoor]], ...] = (
 
 
 class Doors:
-    """The door of each type. `others`: doors that replace the usual doors."""
-
     def __init__(self, others: Mapping[Any, Any] | None = None) -> None:
         self._others = others or {}
         self._known: dict[pa.DataType, Door] = {}
@@ -266,7 +252,6 @@ class Doors:
         return door
 
     def column(self, values: Sequence[Any], kind: pa.DataType, column: str, nullable: bool) -> pa.Array:
-        """As `column_of`."""
         try:
             array = self.of(kind).array(values)
         except UNFIT as error:
@@ -305,7 +290,7 @@ _RECORDS = Doors({StructDoor: OpenStructDoor})
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType, column: str = "", nullable: bool = True) -> pa.Array:
-    """A column of `kind` that keeps each of `values`; raises `UnkeptValue`. `column`: name, for messages.
+    """Column of `kind` that keeps each of `values`; raises `UnkeptValue`.
 
     >>> column_of([1, 2.0, None], pa.int64()).to_pylist()
     [1, 2, None]
@@ -314,7 +299,7 @@ def column_of(values: Sequence[Any], kind: pa.DataType, column: str = "", nullab
 
 
 def column_of_records(values: Sequence[Any], kind: pa.DataType, column: str = "", nullable: bool = True) -> pa.Array:
-    """As `column_of`, for values from a deserialiser: fields that a struct lacks are omitted."""
+    """As `column_of`, for a deserialiser's values: fields that a struct lacks are omitted."""
     return _RECORDS.column(values, kind, column, nullable)
 
 

@@ -1,8 +1,7 @@
-"""JSON values as columns, for values that Arrow's reader of JSON does not read, or does not keep.
+"""JSON values as columns, also values that Arrow's reader does not read or keep.
 
-Arrow reads into the `wire_type` of a column, and `from_wire` makes the column: times of day, dates, durations and
-binary are read as text. `columns_of_lines` reads line by line, with Python's decoder, and numbers as digits. This is
-ten times slower, reads everything (maps too), and names the line of a value that is not kept.
+Arrow reads into a column's `wire_type`, and `from_wire` makes the column. `columns_of_lines` reads line by line, with
+Python's decoder: this is ten times slower, reads everything, and names the line of a refused value.
 """
 
 import base64
@@ -31,7 +30,7 @@ _CUT = 80
 
 
 class JsonNumber(str):
-    """The digits of a number."""
+    """Digits of a number."""
 
 
 class _Unkept(ValueError):
@@ -41,12 +40,8 @@ class _Unkept(ValueError):
         self.why = why
 
 
-# ---------------------------------------------------------------- read by Arrow
-
-
 def wire_type(kind: pa.DataType, *, times_as_text: bool = False) -> pa.DataType | None:
-    """The type that Arrow reads for a column of `kind`; None if JSON is not read as `kind`.
-
+    """Type that Arrow reads for a column of `kind`; None if JSON is not read as `kind`.
     For maps any type but None: they are read line by line.
     """
     if types.is_map(kind):
@@ -95,7 +90,7 @@ def has(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
 
 
 def from_wire(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column of `kind` from Arrow's column. Raises `ValueError` if a value is not kept."""
+    """Raises `ValueError` if a value is not kept."""
     if types.is_floating(column.type):
         if len(column) and may_be_inexact(column):
             raise ValueError("whole numbers of many digits, or infinite")
@@ -121,7 +116,7 @@ def _list_of(column: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def list_array(values: pa.Array, lengths: Sequence[int], missing: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Lists of these lengths; null where `missing`. Raises `ValueError` for a wrong fixed size."""
+    """Makes null lists where `missing`. Raises `ValueError` for a wrong fixed size."""
     if types.is_fixed_size_list(kind):
         size = kind.list_size
         if any(length != size for length, null in zip(lengths, missing.to_pylist(), strict=True) if not null):
@@ -144,7 +139,7 @@ def make_offset(kind: pa.DataType) -> pa.DataType:
 
 
 def of_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column from texts of JSON. Raises `TextMisfit`."""
+    """Raises `TextMisfit`."""
     if types.is_timestamp(kind):
         return _moments(texts, kind)
     if not is_binary(kind) and not types.is_duration(kind):
@@ -181,9 +176,6 @@ def _bytes(text: str, kind: pa.DataType) -> bytes:
     return value
 
 
-# ---------------------------------------------------------------- line by line
-
-
 class JsonObject(dict[str, Any]):
     """A JSON object. `twice`: a name that occurs twice."""
 
@@ -213,13 +205,13 @@ def begins_of_lines(data: bytes) -> list[int]:
 
 
 def objects_of_lines(data: bytes) -> list[JsonObject]:
-    """The object of each line that is not blank. Raises `LineError`."""
+    """Skips blank lines. Raises `LineError`."""
     lines = [line for line in data.split(b"\n") if line.strip()]
     return [_of_line(line, at) for line, at in zip(lines, begins_of_lines(data), strict=True)]
 
 
 def columns_of_lines(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of `schema`, one per line that is not blank. Raises `LineError`."""
+    """Skips blank lines. Raises `LineError`."""
     begins, objects = begins_of_lines(data), objects_of_lines(data)
     columns = []
     for field in schema:
@@ -250,7 +242,6 @@ def _member(value: Any, name: str, row: int) -> Any:
 
 
 def _column(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """`rows`: the row of each value, for errors."""
     if types.is_dictionary(kind):
         return _column(values, rows, kind.value_type).dictionary_encode().cast(kind)
     if types.is_struct(kind):
@@ -272,7 +263,6 @@ def _column(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa
 
 
 def _map(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """Maps from objects; with nested keys from arrays of pairs."""
     pairs: list[Any] = []
     for value, row in zip(values, rows, strict=True):
         if isinstance(value, JsonObject):

@@ -5,8 +5,7 @@
         kept["name"] = name
         rows.append(kept)  # all rows are the last name
 
-In the returned list the other names are lost, so the list is refused. `[row] * 3` is allowed: the size of the list in
-memory shows that the list did not grow, so its rows were not changed meanwhile.
+`[row] * 3` is allowed: the list's size in memory shows that it did not grow, so its rows were not changed meanwhile.
 """
 
 import warnings
@@ -18,11 +17,15 @@ from typing import Any
 from barrier_runtime.state.errors import InvalidJob
 
 
-def repeated(rows: Sequence[Any]) -> list[Any]:
+def repeated(rows: Sequence[Any], row_class: type | None = None) -> list[Any]:
     if len(rows) == len(set(map(id, rows))):
         return []
     counts = Counter(map(id, rows))
-    return list({id(row): row for row in rows if counts[id(row)] > 1 and isinstance(row, Mapping)}.values())
+    return list(
+        {
+            id(row): row for row in rows if counts[id(row)] > 1 and (isinstance(row, Mapping) or type(row) is row_class)
+        }.values()
+    )
 
 
 def times_in(rows: Sequence[Any], row: Any) -> int:
@@ -31,7 +34,6 @@ def times_in(rows: Sequence[Any], row: Any) -> int:
 
 def refuse_repeated(rows: Sequence[Any] | Mapping[Any, Any], row: Any, where: str) -> None:
     """Raises for `row`, which occurs several times.
-
     A list of the minimum size may have grown until it was full: then only warns.
     """
     times, made = 2, "dict"

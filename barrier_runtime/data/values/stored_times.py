@@ -1,7 +1,7 @@
-"""Arrow's stored numbers of times, from Python values and from text, exact to the nanosecond.
+"""Arrow's stored numbers of times, from values and text, exact to the nanosecond.
 
 Text is in the forms of RFC 3339 and ISO 8601: `2024-02-29T23:59:59.999Z` (without zone: UTC), `23:59:59.5`,
-`2024-02-29`, `P1DT2H3.5S`. Digits of a second below the column's unit are refused, unless they are zeros.
+`2024-02-29`, `P1DT2H3.5S`. Digits below the column's unit must be zeros.
 """
 
 import datetime
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}  # nanoseconds of a unit
+NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}  # per unit
 _DAY_NS = 86_400_000_000_000
 _NUMPY_NS = {"W": 7 * _DAY_NS, "D": _DAY_NS, "h": 3_600 * NS["s"], "m": 60 * NS["s"], **NS}
-_NUMPY_PARTS = {"ps": 10**3, "fs": 10**6, "as": 10**9}  # parts of a nanosecond
+_NUMPY_PARTS = {"ps": 10**3, "fs": 10**6, "as": 10**9}  # per nanosecond
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _EPOCH = datetime.datetime(1970, 1, 1)
 _EPOCH_UTC = _EPOCH.replace(tzinfo=datetime.timezone.utc)
@@ -38,9 +38,7 @@ _DURATION_NS = {"W": 7 * _DAY_NS, "D": _DAY_NS, "H": 3_600 * NS["s"], "M": 60 * 
 
 class Stored(NamedTuple):
     """A kind of time.
-
-    `python`: Python's type of its values. `nanoseconds(value, kind)`: the exact number for a value, None if there is
-    none; an integer is a number of the column's own unit.
+    `nanoseconds(value, kind)`: the exact number, or None; an integer is a number of the column's own unit.
     """
 
     python: type
@@ -62,14 +60,13 @@ def is_time_kind(kind: pa.DataType) -> bool:
 
 
 def unit_ns(kind: pa.DataType) -> int:
-    """Nanoseconds per stored unit of a column of `kind`."""
     if pa.types.is_date(kind):
         return _DAY_NS if pa.types.is_date32(kind) else NS["ms"]
     return NS[kind.unit]
 
 
 def fits_unit(nanoseconds: int, kind: pa.DataType) -> tuple[int, str, str]:
-    """The stored number for `nanoseconds`, or the reason and the remedy of a refusal."""
+    """Stored number, or the reason and the remedy of a refusal."""
     is_date = pa.types.is_date(kind)
     number, rest = divmod(nanoseconds, unit_ns(kind))
     if is_date and nanoseconds % _DAY_NS:
@@ -94,7 +91,7 @@ def _with_unit(kind: pa.DataType, unit: str) -> pa.DataType:
 
 
 def stored_of_text(text: str, kind: pa.DataType) -> int:
-    """The number that a column of `kind` stores for `text`. Raises `UnreadTime`."""
+    """Raises `UnreadTime`."""
     nanoseconds = _nanoseconds_of_text(text, kind)
     number, why, remedy = fits_unit(nanoseconds, kind)
     if why:
@@ -103,7 +100,7 @@ def stored_of_text(text: str, kind: pa.DataType) -> int:
 
 
 def numbers_of_texts(texts: Sequence[str | None], kind: pa.DataType) -> list[int | None]:
-    """The numbers that a column of `kind` stores for a few texts. Raises `UnreadTime`."""
+    """As `stored_of_text`, for a few texts."""
     if not pa.types.is_timestamp(kind) or kind.unit != "us":
         return [None if text is None else stored_of_text(text, kind) for text in texts]
     numbers: list[int | None] = []
@@ -114,7 +111,7 @@ def numbers_of_texts(texts: Sequence[str | None], kind: pa.DataType) -> list[int
 
 
 def times_of_texts(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
-    """A column of `kind`, which is no date, from texts. Raises `UnreadTime`."""
+    """`kind` is no date. Raises `UnreadTime`."""
     if pa.types.is_timestamp(kind):
         try:  # Arrow takes no digits below the unit, and each of these texts has a zone
             return pa.array(texts, pa.string()).cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
@@ -205,11 +202,8 @@ def _fraction_ns(text: str, digits: str | None) -> int:
     return int(digits.ljust(9, "0"))
 
 
-# ---------------------------------------------------------------- Python values
-
-
 def _of_numpy(value: Any) -> int | None:
-    """Nanoseconds of numpy's times; None if they are not whole."""
+    """Returns None if the nanoseconds are not whole."""
     if isinstance(value, np.datetime64) and np.datetime_data(value.dtype)[0] in ("Y", "M"):
         value = value.astype("datetime64[D]")
     unit, count = np.datetime_data(value.dtype)

@@ -1,8 +1,7 @@
 """Texts of files as columns of a declared type: values are kept as written, or refused with the row.
 
-`column_of_texts` handles cases that Arrow's readers of CSV and JSON leave open: digits of a second below the column's
-unit are kept if they are zeros, else refused; numbers that would become infinite or lose digits are refused. Arrow's
-readers are faster, so readers call this module only for columns and blocks with such values.
+Decides cases that Arrow's faster readers leave open: digits below the column's unit must be zeros; numbers that would
+become infinite or lose digits are refused.
 """
 
 import re
@@ -33,10 +32,7 @@ _CUT = 80
 
 
 class LineError(ValueError):
-    """A line that cannot be read.
-
-    `at`: a byte of that line, in the parsed bytes. `problem` ends with the remedy.
-    """
+    """`at`: a byte of the line, in the parsed bytes. `problem` ends with the remedy."""
 
     def __init__(self, at: int, problem: str) -> None:
         super().__init__(problem)
@@ -55,7 +51,7 @@ class TextMisfit(ValueError):
 
 
 def column_of_texts(texts: pa.Array, kind: pa.DataType, nulls: Collection[str] = (), *, trims: bool = True) -> pa.Array:
-    """A column of `kind`. Raises `TextMisfit`.
+    """Column of `kind`. Raises `TextMisfit`.
 
     `nulls`: texts that mean null, except in columns of text. `trims`: ignores blanks around numbers and times.
 
@@ -80,7 +76,7 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-@lru_cache(maxsize=256)  # called for each file
+@lru_cache(maxsize=256)
 def is_read_from_text(kind: pa.DataType) -> bool:
     try:
         _cast(pa.array([], pa.string()), kind)
@@ -90,7 +86,7 @@ def is_read_from_text(kind: pa.DataType) -> bool:
 
 
 def may_be_inexact(column: pa.Array) -> bool:
-    """True if a column of floats has numbers that are infinite, or so large that digits may be lost."""
+    """Returns True for numbers that are infinite, or so large that digits may be lost."""
     bits = column.type.bit_width
     numbers = np.frombuffer(column.buffers()[1], _NUMPY[bits])[column.offset : column.offset + len(column)]
     with np.errstate(invalid="ignore"):
@@ -98,10 +94,7 @@ def may_be_inexact(column: pa.Array) -> bool:
 
 
 def refuse_inexact(texts: pa.Array, column: pa.Array) -> None:
-    """Raises `TextMisfit` for a number that became infinite, or a whole number that lost digits.
-
-    `column`: floats that were read from `texts`.
-    """
+    """Raises `TextMisfit` for a number that became infinite, or a whole number that lost digits."""
     if not len(column) or not may_be_inexact(column):
         return
     bits = column.type.bit_width
@@ -120,7 +113,7 @@ def refuse_inexact(texts: pa.Array, column: pa.Array) -> None:
 
 
 def may_have_no_zone(data: bytes) -> bool:
-    """True if some text has a time with an invalid offset, such as +25:00."""
+    """Returns True for an invalid offset, such as +25:00."""
     return _NO_ZONE_IN_BYTES.search(data) is not None
 
 
@@ -146,13 +139,13 @@ def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def has_wrapped(texts: pa.Array, column: pa.Array) -> bool:
-    """True if Arrow took a hexadecimal number, such as `0xFF` of 8 bits, for a negative number."""
+    """Returns True if Arrow read a hexadecimal number, such as `0xFF` of 8 bits, as negative."""
     negative = pc.less(column, 0)
     return bool(pc.any(negative).as_py() and pc.any(pc.and_(negative, pc.starts_with(texts, "0"))).as_py())
 
 
 def _far_times(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Times that Arrow does not read: years beyond 9999, and the earliest times that nanoseconds reach."""
+    """Times that Arrow does not read: years beyond 9999, and the earliest that nanoseconds reach."""
     numbers: list[int | None] = []
     for text in texts.to_pylist():
         found = None if text is None else _FAR.fullmatch(text)
@@ -167,7 +160,6 @@ def _far_times(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _fits_form(found: re.Match[str], kind: pa.DataType) -> bool:
-    """True if a date has no time of day, and a timestamp has a zone if the column has a zone."""
     if types.is_date(kind):
         return found[2] is None
     return (found[5] is None) == (kind.tz is None)
@@ -258,7 +250,7 @@ def _reads(text: str, kind: pa.DataType) -> bool:
 
 
 def type_of_times(texts: Collection[str]) -> pa.DataType | None:
-    """The type of dates or timestamps that all have the same form; None if the forms differ."""
+    """Type of dates or timestamps that all have the same form; None if the forms differ."""
     if all(map(_DATE.fullmatch, texts)):
         return pa.date32() if is_kept(texts, pa.date32()) else None
     found = [each for each in map(_MOMENT.fullmatch, texts) if each is not None]
@@ -271,7 +263,6 @@ def type_of_times(texts: Collection[str]) -> pa.DataType | None:
 
 
 def not_utf8_at(data: bytes) -> int | None:
-    """Index of the first byte that is not UTF-8; None if there is none."""
     try:
         data.decode()
     except UnicodeDecodeError as error:

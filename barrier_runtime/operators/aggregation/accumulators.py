@@ -1,7 +1,7 @@
-"""Updates of accumulators for a whole batch: into groups (windows), or with the value after each row (running).
+"""Updates accumulators by a batch: into groups (windows), or with the value after each row (running).
 
-Pure numpy, on columns of the state table. The extremes of a batch nearly always rule out that an integer sum leaves 64
-bits; otherwise `_carries` counts exactly, in two halves of 32 bits, how often and at which row a sum leaves.
+Usually the extremes of a batch rule out that an integer sum leaves 64 bits; otherwise `_carries` counts exactly, in two
+halves of 32 bits, how often and at which row a sum leaves.
 """
 
 import numpy as np
@@ -18,14 +18,11 @@ _ROUNDS = 32  # longer groups are accumulated one by one, shorter groups side by
 
 
 class SumBounds:
-    """Upper bounds of the absolute integer sums of a table, all in memory."""
-
     def __init__(self) -> None:
         self._bounds: dict[str, int] = {}
-        self._rows: dict[str, int] = {}  # rows added since the bound was measured
+        self._rows: dict[str, int] = {}
 
     def may_leave(self, accumulator: Accumulator, column: Values, row_ids: Ints, values: Values) -> bool:
-        """Returns whether adding `values` to the entries `row_ids` of `column` may leave 64 bits."""
         most = greatest_magnitude(values) * len(values)
         bound = self._bounds.get(accumulator.name, _TOO_FAR) + most
         if bound < _TOO_FAR:
@@ -35,11 +32,11 @@ class SumBounds:
         return self._bounds[accumulator.name] >= _TOO_FAR and greatest_magnitude(column[row_ids]) + most >= _TOO_FAR
 
     def forget_all(self) -> None:
-        """Drops the bounds after entries changed other than by adding values."""
+        """Called after entries changed other than by adding values."""
         self._bounds = dict.fromkeys(self._bounds, _TOO_FAR)
 
     def _measure(self, name: str, column: Values, rows: int, most: int) -> None:
-        """At most once per as many added rows as the column has entries."""
+        """Measures at most once per as many added rows as the column has entries."""
         self._rows[name] = self._rows.get(name, len(column)) + rows
         if self._rows[name] > len(column):
             self._bounds[name], self._rows[name] = greatest_magnitude(column), 0
@@ -49,7 +46,6 @@ class SumBounds:
 def add_to_groups(
     plan: AggregationPlan, columns: Columns, row_ids: Ints, batch: BatchValues, bounds: SumBounds, left: Left
 ) -> None:
-    """Adds every row to the entry `row_ids[row]`. Row ids may repeat."""
     for accumulator in plan.accumulators:
         target = columns[accumulator.name]
         if accumulator.kind == "rows":
@@ -74,7 +70,6 @@ def add_to_groups(
 def _carry_groups(
     plan: AggregationPlan, accumulator: Accumulator, columns: Columns, row_ids: Ints, values: Values, left: Left
 ) -> None:
-    """Updates the carries, before `values` are added."""
     rows = RunningOrder.of(row_ids)
     before = columns[accumulator.name][rows.row_ids]
     carries = _carries(values[rows.order], before, rows)
@@ -85,14 +80,13 @@ def _carry_groups(
 
 
 def _refuse(plan: AggregationPlan, accumulator: Accumulator, carries: Values, rows: "RunningOrder", left: Left) -> None:
-    """Raises if an int64 sum leaves 64 bits at any row; otherwise detection would depend on the cuts of batches."""
+    """Looks at the sum after each row, since the cuts of batches decide which row is last."""
     if accumulator.column in plan.within_64_bits and carries.any():
         raise left(accumulator.column, rows.row_id_at(np.argmax(carries != 0)))
 
 
 def _carries(values: Values, before: Values, rows: "RunningOrder") -> Values:
-    """Returns how often the sum of each row's group has left 64 bits since `before`, upwards positive, downwards
-    negative."""
+    """Counts how often each sum has left 64 bits since `before`; negative: downwards."""
     low = running_integers(values & _HALF, before & _HALF, rows)
     high = running_integers(values >> 32, before >> 32, rows) + (low >> 32)
     carries: Values = (high + (1 << 31)) >> 32
@@ -102,20 +96,22 @@ def _carries(values: Values, before: Values, rows: "RunningOrder") -> Values:
 def running(
     plan: AggregationPlan, columns: Columns, rows: RunningOrder, batch: BatchValues, left: Left
 ) -> dict[str, Values]:
-    """Returns by accumulator the value after each row, in the batch's order. `columns` then hold the last values."""
+    """Returns by accumulator the value after each row, in the batch's order.
+    `columns` then hold the last values.
+    """
     results: dict[str, Values] = {}
     single = len(rows.row_ids) == len(rows.order)
-    counted: tuple[Values, Values, str] | None = None  # rows of each key before and after, and the accumulator's name
+    counted: tuple[Values, Values, str] | None = None
     for accumulator in plan.accumulators:
         if accumulator.kind == "carry":
-            continue  # with its sum
+            continue
         target = columns[accumulator.name]
         before = target[rows.row_ids]
         valid = (
             batch.valid(accumulator.column) if accumulator.kind == "values" and accumulator.column is not None else None
         )
         if accumulator.kind in ("rows", "values") and valid is None:
-            if counted is not None and np.array_equal(counted[0], before):  # of a column without nulls so far
+            if counted is not None and np.array_equal(counted[0], before):
                 target[rows.row_ids], results[accumulator.name] = counted[1], results[counted[2]]
                 continue
             after: Values = before + rows.lengths
@@ -140,7 +136,7 @@ def running(
                     elif carry is not None and np.count_nonzero(carry[rows.row_ids]):
                         _carry_running(accumulator, carry, 0, rows, results)
             else:
-                with np.errstate(invalid="ignore"):  # NaN is valid
+                with np.errstate(invalid="ignore"):
                     ordered = _running_rounds(accumulator.ufunc, values, before, rows)
             after = ordered if single else ordered[rows.starts + rows.lengths - 1]
         target[rows.row_ids] = after
@@ -165,17 +161,13 @@ def _carry_running(
     rows: RunningOrder,
     results: dict[str, Values],
 ) -> None:
-    """Writes the carries after each row into `carry` and `results`.
-    `carries`: by row, in the order of groups, of this batch; `carry`: before the batch. A carry of zeros has no
-    results."""
     every = np.repeat(carry[rows.row_ids], rows.lengths) + carries
     carry[rows.row_ids] = every[rows.starts + rows.lengths - 1]
     results[f"carry:{accumulator.column}"] = rows.as_they_came(every)
 
 
 def _running_rounds(ufunc: np.ufunc, values: Values, before: Values, rows: RunningOrder) -> Values:
-    """Computes the value after each row in rounds: round r takes the r-th row of every short group.
-    Each group sees the same operations in the same order as row by row, so float sums do not depend on other keys."""
+    """Round r takes the r-th row of every short group, so float sums do not depend on other keys."""
     result = np.empty_like(values)
     short = rows.lengths <= _ROUNDS
     for group in np.flatnonzero(~short).tolist():

@@ -30,28 +30,25 @@ class Left(Protocol):
 
 
 class BatchValues:
-    """Columns of a batch as accumulators take them, converted once."""
-
     def __init__(self, batch: pa.RecordBatch, where: str) -> None:
         self.rows = batch
         self._where = where
         self._valid: dict[str, npt.NDArray[np.bool_] | None] = {}
         self._filled: dict[tuple[str, str], Values] = {}
         self._words: dict[str, Words] = {}
-        self.latest: dict[Any, tuple[RunningOrder, list[Values], npt.NDArray[np.intp]]] = {}  # see `kinds/picks`
+        self.latest: dict[Any, tuple[RunningOrder, list[Values], npt.NDArray[np.intp]]] = {}
 
     def take(self, rows: npt.NDArray[Any]) -> "BatchValues":
         return BatchValues(self.rows.take(pa.array(rows)), self._where)
 
     def valid(self, column: str) -> npt.NDArray[np.bool_] | None:
-        """Returns which rows are not null; None: all."""
         if column not in self._valid:
             array = self.rows.column(column)
             self._valid[column] = _valid(array) if array.null_count else None
         return self._valid[column]
 
     def values(self, accumulator: Accumulator) -> Values:
-        """A value per row; for null the neutral value."""
+        """Returns a value per row; for null the neutral value."""
         assert accumulator.column is not None
         key = (accumulator.column, accumulator.name)
         found = self._filled.get(key)
@@ -64,7 +61,6 @@ class BatchValues:
         return found
 
     def words(self, column: str) -> Words:
-        """Words of each row's value, one or two; 0 for null."""
         found = self._words.get(column)
         if found is None:
             array = self.rows.column(column)
@@ -80,7 +76,6 @@ class BatchValues:
         return codes_of(encoded), len(encoded.dictionary)
 
     def encoded(self, column: str) -> pa.DictionaryArray:
-        """Column with values numbered in the order of their first rows."""
         array = self.rows.column(column)
         if is_decimal(array.type):  # Arrow does not encode decimals of 32 and 64 bits
             array = array.cast(pa.decimal128(array.type.precision, array.type.scale))
@@ -90,11 +85,9 @@ class BatchValues:
         return self.rows.column(column).to_pylist()  # type: ignore[no-any-return]
 
     def numpy(self, column: str, rows: npt.NDArray[np.intp]) -> Values:
-        """Values of `rows`, which must not be null."""
         return self.rows.column(column).take(pa.array(rows)).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
     def floats(self, column: str) -> npt.NDArray[np.float64]:
-        """Nearest double per row; 0 for null."""
         array = self.rows.column(column)
         if is_decimal(array.type):
             return self._decimals_as_floats(array, self.words(column))
@@ -104,8 +97,8 @@ class BatchValues:
         return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
     def apart(self, column: str, rows: npt.NDArray[np.intp], floats: Values, shifts: Values) -> Values:
-        """Returns the distances of the values of `rows` (not null) from `shifts`. `floats`: the values as doubles.
-        Whole numbers beyond 2^53 are subtracted exactly, since nearby numbers are equal as doubles."""
+        """Returns the distances of the values of `rows` (not null) from `shifts`.
+        `floats`: the values as doubles. Whole numbers beyond 2^53 are subtracted exactly."""
         kind = self.rows.column(column).type
         found: Values = floats - shifts
         if not pa.types.is_integer(kind) or kind.bit_width < 64 or not (np.abs(floats) >= _EXACT_INTEGER).any():
@@ -137,16 +130,16 @@ class BatchValues:
 
 @dataclass(frozen=True, slots=True)
 class RunningOrder:
-    """Rows of a batch ordered by key, then by arrival."""
+    """Rows of a batch ordered by key, then by arrival. `order`: row numbers; `row_ids`: of the groups."""
 
-    order: npt.NDArray[np.intp]  # row numbers, sorted
-    row_ids: Ints  # of the groups, in this order
+    order: npt.NDArray[np.intp]
+    row_ids: Ints
     starts: npt.NDArray[np.intp]  # first index of each group in `order`
     lengths: npt.NDArray[np.intp]
 
     @staticmethod
     def of(groups: npt.NDArray[Any], row_ids: Ints | None = None) -> "RunningOrder":
-        """`groups`: a number per row. `row_ids`: by this number (None: the number is the row id)."""
+        """`groups`: a number per row. `row_ids`: by this number; None: the number is the row id."""
         order = stable_order(groups)
         ordered = groups[order]
         changes = np.empty(len(groups), np.bool_)
@@ -160,11 +153,9 @@ class RunningOrder:
         return RunningOrder(order, unique if row_ids is None else row_ids[unique], starts, lengths)
 
     def ordered(self, values: Values) -> Values:
-        """From the batch's order to the order of keys."""
         return values if len(self.starts) == 1 else values[self.order]
 
     def as_they_came(self, ordered: Values) -> Values:
-        """From the order of keys to the batch's order."""
         if len(self.starts) == 1:
             return ordered
         result = np.empty_like(ordered)
@@ -175,25 +166,21 @@ class RunningOrder:
         return self.row_id_at(int(np.flatnonzero(self.order == row)[0]))
 
     def row_id_at(self, position: int | np.intp) -> int:
-        """`position`: index of `order`."""
         return int(self.row_ids[np.searchsorted(self.starts, position, side="right") - 1])
 
     def last_rows(self) -> npt.NDArray[np.intp]:
-        """Last row of each group, ascending."""
         return np.sort(self.order[self.starts + self.lengths - 1])
 
     def row_ids_of_rows(self) -> Ints:
-        """Row id of each row of the batch."""
         row_ids = np.empty(len(self.order), np.int64)
         row_ids[self.order] = np.repeat(self.row_ids, self.lengths)
         return row_ids
 
     def groups(self) -> npt.NDArray[np.intp]:
-        """Group of each row, in the order of `order`."""
         return np.repeat(np.arange(len(self.starts)), self.lengths)
 
     def latest(self, positions: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Returns for each row the last of `positions` up to the row in its group; -1 if there is none.
+        """Returns for each row the last of `positions` up to the row in its group; -1: none.
         `positions`: rising indices of `order`."""
         found = np.full(len(self.order), -1, np.intp)
         found[positions] = positions
@@ -203,7 +190,7 @@ class RunningOrder:
 
 
 def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Returns which values are not null, read from the bits in an eighth of the time of `is_valid`."""
+    """Reads the bits, in an eighth of the time of `is_valid`."""
     bits = array.buffers()[0]
     if bits is None:  # some types, such as null, have no bits
         return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
@@ -213,7 +200,7 @@ def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _modulo(whole: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
-    """Whole numbers from -2^63 to 2^64, modulo 2^64."""
+    """Returns whole numbers from -2^63 to 2^64, modulo 2^64."""
     upper = np.where(whole >= _SIGN, whole - _SIGN, whole)
     lower = np.where(upper >= _SIGN, 0.0, upper).astype(np.int64).astype(np.uint64)
     lower[(whole >= _SIGN) & (upper < _SIGN)] += np.uint64(_SIGN)
@@ -221,14 +208,14 @@ def _modulo(whole: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
 
 
 def codes_of(encoded: pa.DictionaryArray) -> Ints:
-    """Numbers of the values, -1 for null."""
     codes = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
     return codes.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 
 def running_integers(values: Values, before: Values, rows: RunningOrder) -> Values:
     """Running sums of integers per group.
-    Integers wrap around and back, so one running sum over all groups, less the sum before each group, is exact."""
+    Integers wrap around and back, so one running sum over all groups, less the sum before each group, is exact.
+    """
     if len(before) == len(values):
         alone: Values = values + before
         return alone

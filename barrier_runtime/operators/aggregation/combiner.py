@@ -1,7 +1,6 @@
-"""The combiner: turns the rows of a batch into partial rows before they are exchanged by key.
+"""The combiner: turns a batch into partial rows before the exchange by key.
 
-No rows are kept between batches, so nothing waits: batches are small at low load, where there is nothing to save, and
-grow with the load. The measured share of different keys decides (`_Share`); see docs/design/combiner.md.
+The measured share of different keys decides whether to combine. Design: docs/design/combiner.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import ClassVar, Literal, TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.grouping import number_rows
+from barrier_runtime.data.grouping import last_of_groups
 from barrier_runtime.operators.aggregation.merging import may_be_in_any_order
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.aggregation.partial_schema import PARTIAL
@@ -19,8 +18,8 @@ from barrier_runtime.operators.aggregation.plan import AggregationPlan, plan_agg
 from barrier_runtime.operators.aggregation.state_columns import Ints
 
 FEWEST = 512  # rows of a batch from which combining pays
-_SAMPLE = 16_384  # rows
-_ON, _OFF = 0.25, 0.35  # shares of different keys among the rows at which combining begins and ends
+_SAMPLE = 16_384
+_ON, _OFF = 0.25, 0.35  # shares of different keys at which combining begins and ends
 _PAUSE = 64  # batches between two samples
 
 # batch, key columns -> columns by which rows are combined; None: the batch is not combined
@@ -28,11 +27,6 @@ CombinedBy: TypeAlias = Callable[[Batch, list[pa.Array]], list[pa.Array] | None]
 
 
 class _Share:
-    """Decision whether few enough of the rows have different keys.
-
-    off ─ share of a sample <= `_ON` ─► on ─ share of a batch > `_OFF` ─► off; the next sample is `_PAUSE` batches later
-    """
-
     def __init__(self) -> None:
         self._is_on = False
         self._pause = 0
@@ -47,20 +41,17 @@ class _Share:
         if self._is_on:
             return True
         sample = [column.slice(0, _SAMPLE) for column in keys]
-        _, different = number_rows(sample)
-        self._is_on = different <= _ON * len(sample[0])
+        _, last = last_of_groups(sample)
+        self._is_on = len(last) <= _ON * len(sample[0])
         self._pause = _PAUSE
         return self._is_on
 
     def stays_low(self, rows: int, different: int) -> bool:
-        """Notes the keys of a batch; returns whether to combine."""
         self._is_on = different <= _OFF * rows
         return self._is_on
 
 
 class Combiner:
-    """Combiner of a sending subtask and edge."""
-
     mode: ClassVar[Literal["chosen", "on", "off"]] = "chosen"  # tests force the others
 
     def __init__(
@@ -85,22 +76,20 @@ class Combiner:
         keys = self._keys_of(batch) if self._combines(batch.schema) else None
         if keys is None or (chosen and not self._share.is_low(keys)):
             return batch
-        of_row, different = number_rows(keys)
-        if chosen and not self._share.stays_low(batch.count, different):
+        last_of, last = last_of_groups(keys)
+        if chosen and not self._share.stays_low(batch.count, len(last)):
             return batch
-        return self._partial_rows(batch, of_row, different) or batch
+        return self._partial_rows(batch, last_of, last) or batch
 
     def _keys_of(self, batch: Batch) -> list[pa.Array] | None:
-        """Columns by which rows are combined; None: not combined."""
         if not set(self._keys) <= set(batch.schema.names):
             return None
         keys = [batch.rows.column(key) for key in self._keys]
         return keys if self._by is None else self._by(batch, keys)
 
-    def _partial_rows(self, batch: Batch, of_row: Ints, groups: int) -> Batch | None:
-        """Returns a partial row per group; None: not combined. `of_row`: the group of each row."""
+    def _partial_rows(self, batch: Batch, last_of: Ints, last: Ints) -> Batch | None:
         assert self._plan is not None
-        return partial_rows(self._plan, batch, of_row, groups, self._where)
+        return partial_rows(self._plan, batch, last_of, last, self._where)
 
     def _combines(self, schema: pa.Schema) -> bool:
         if self._schema is None or not (schema is self._schema or schema.equals(self._schema)):

@@ -1,7 +1,6 @@
 """Descriptions of a step's aggregates for snapshots and for the next job.
 
-Compared before a run begins (`state/snapshots/continued_state`), when the types of rows may be unknown. So descriptions
-name no state columns: built-in aggregates go by their computation, users' own by their output's name.
+Descriptions are compared before a run, when the types of rows may be unknown, so they name no state columns.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 Nulls are ignored; an aggregate over no value is null, `count` is 0. Only `first` and `last` take null as a value, as in
 Spark, unless `ignore_nulls` is set. NaN is the greatest number, as in Spark; -0.0 equals 0.0. Float sums add in row
-order. *First* and *last* follow the rows' arrival; by event time use `arg_min` and `arg_max`. State: see `plan`.
+order. *First* and *last* follow the rows' arrival; by event time use `arg_min` and `arg_max`.
 """
 
 from collections.abc import Sequence
@@ -44,22 +44,28 @@ _MOST_FREQUENT = _MOST_PLACES = 100
 
 @dataclass(frozen=True)
 class Aggregate:
-    """An aggregate, made by `count`, `sum_` and the other functions of this file. `column` is None for `count()`."""
+    """An aggregate, made by `count`, `sum_` and the other functions of this file.
+    `column` is None for `count()`.
+    """
 
     kind: Kind
     column: str | None = None
     widen: bool = False  # sums only
     by: str | None = None  # arg_min and arg_max only
     ignore_nulls: bool = False  # first and last only
-    limit: int | None = None  # greatest number of values: of collections, the exact count_distinct, top_k, places
+    limit: int | None = None  # greatest number of values
     ranks: tuple[float, ...] = ()  # quantiles only
     approximate: bool = False  # count_distinct only
 
     def __post_init__(self) -> None:
-        """Raises `InvalidJob` for `None` as a column, except for a count."""
         for name in ("column", *(("by",) if self.kind in ("arg_min", "arg_max") else ())):
-            if getattr(self, name) is None and self.kind != "count":
-                raise InvalidJob(f"{_FUNCTIONS.get(self.kind, self.kind)}: {name}=None: give the name of a column")
+            given = getattr(self, name)
+            if not isinstance(given, str) and not (given is None and self.kind == "count"):
+                function = _FUNCTIONS.get(self.kind, self.kind)
+                raise InvalidJob(
+                    f"{function}: {name}={given}: give the name of a column, such as {function}('v'); an expression "
+                    'is a column after .with_columns(v="price * 2")'
+                )
 
     @property
     def columns(self) -> list[str]:
@@ -88,8 +94,8 @@ def sum_(column: str, *, widen: bool = False) -> Aggregate:
 
 
 def mean(column: str) -> Aggregate:
-    """Average (float64). The average of integers has a single rounding, however large their sum; the average of
-    decimals is a decimal with four more digits after the point, rounded half up."""
+    """Average (float64), with a single rounding for integers.
+    The average of decimals is a decimal with four more digits after the point, rounded half up."""
     return Aggregate("mean", column)
 
 
@@ -100,8 +106,7 @@ def min_(column: str) -> Aggregate:
 
 
 def max_(column: str) -> Aggregate:
-    """Greatest value of a column, in the column's type.
-    Types and order: see `min_`."""
+    """Greatest value of a column, in the column's type. Types and order: see `min_`."""
     return Aggregate("max", column)
 
 
@@ -118,28 +123,28 @@ def last(column: str, *, ignore_nulls: bool = False) -> Aggregate:
 
 
 def any_(column: str) -> Aggregate:
-    """True if a value of a boolean column is true. Nulls are ignored; null without a value."""
+    """True if a value of a boolean column is true; null without a value."""
     return Aggregate("any", column)
 
 
 def all_(column: str) -> Aggregate:
-    """True if all values of a boolean column are true. Nulls are ignored; null without a value."""
+    """True if all values of a boolean column are true; null without a value."""
     return Aggregate("all", column)
 
 
 def variance(column: str) -> Aggregate:
-    """Variance of a sample (float64) of numbers, which are taken as doubles: Spark's `variance` and `var_samp`.
+    """Variance of a sample (float64) of numbers, taken as doubles: Spark's `variance` and `var_samp`.
     Null for fewer than two values; NaN as soon as a value is NaN or infinite."""
     return Aggregate("variance", column)
 
 
 def var_pop(column: str) -> Aggregate:
-    """Variance of a population (float64), of numbers, which are taken as doubles. Null without a value."""
+    """Variance of a population (float64) of numbers, taken as doubles. Null without a value."""
     return Aggregate("var_pop", column)
 
 
 def stddev(column: str) -> Aggregate:
-    """Standard deviation of a sample (float64), the root of `variance`: Spark's `stddev` and `stddev_samp`."""
+    """Standard deviation of a sample (float64), the root of `variance`: Spark's `stddev`, `stddev_samp`."""
     return Aggregate("stddev", column)
 
 
@@ -149,20 +154,21 @@ def stddev_pop(column: str) -> Aggregate:
 
 
 def arg_min(column: str, *, by: str) -> Aggregate:
-    """Value of `column` in the row with the smallest value of `by`, in the column's type: Spark's `min_by`.
+    """Value of `column`, in its type, in the row with the smallest value of `by`: Spark's `min_by`.
     Among several such rows the first arrival. Rows with a null in `by` do not count; a null in `column` does."""
     return Aggregate("arg_min", column, by=by)
 
 
 def arg_max(column: str, *, by: str) -> Aggregate:
-    """Value of `column` in the row with the greatest value of `by`, in the column's type: Spark's `max_by`.
-    Ties and nulls: see `arg_min`."""
+    """Value of `column`, in its type, in the row with the greatest value of `by`: Spark's `max_by`.
+    Ties and nulls: see `arg_min`.
+    """
     return Aggregate("arg_max", column, by=by)
 
 
 def collect_list(column: str, *, limit: int) -> Aggregate:
     """Values of a key in order of arrival, as a list without nulls; without a value an empty list.
-    Values after the first `limit` are left out, which `count(column)` shows."""
+    Values after the first `limit` are left out; `count(column)` shows whether any were."""
     return Aggregate("collect_list", column, limit=_limit("collect_list", limit, _MOST_COLLECTED))
 
 
@@ -173,7 +179,7 @@ def collect_set(column: str, *, limit: int) -> Aggregate:
 
 
 def count_distinct(column: str, *, approximate: bool = False, limit: int = 100_000) -> Aggregate:
-    """Number of distinct values (int64); nulls are left out.
+    """Number of distinct values (int64), without nulls.
     The exact count keeps every distinct value, and ends the job if a key has more than `limit`. With `approximate` a
     key keeps 4 KB (HyperLogLog, standard error 1.6 %), by the package datasketches (`pip install
     'barrier-runtime[sketches]'`)."""
@@ -185,7 +191,7 @@ def count_distinct(column: str, *, approximate: bool = False, limit: int = 100_0
 def quantile(column: str, rank: float) -> Aggregate:
     """Value that a part of `rank` (0 to 1) of the values does not exceed (float64); 0.5 is the median.
     Numbers are taken as doubles; nulls and NaN are left out. Exact up to 511 values of a key, approximate beyond
-    (t-digest, best at both ends). Needs the package datasketches (`pip install 'barrier-runtime[sketches]'`)."""
+    (t-digest, best at both ends). Needs the package datasketches, as the approximate `count_distinct`."""
     return Aggregate("quantile", column, ranks=(_rank(rank),))
 
 
@@ -199,8 +205,8 @@ def quantiles(column: str, ranks: Sequence[float]) -> Aggregate:
 def top_k(column: str, k: int) -> Aggregate:
     """The `k` most frequent values, most frequent first, as a list of structs of `value` and `count`.
     Counts are exact up to 768 distinct values of a key. Beyond, counts are too high by at most 0.35 % of the key's
-    number of values, and a less frequent value may be missing. Nulls are left out. Needs the package datasketches (`pip
-    install 'barrier-runtime[sketches]'`)."""
+    number of values, and a less frequent value may be missing. Nulls are left out. Needs the package datasketches, as
+    the approximate `count_distinct`."""
     return Aggregate("top_k", column, limit=_limit("top_k", k, _MOST_FREQUENT))
 
 

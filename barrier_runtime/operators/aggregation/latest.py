@@ -1,9 +1,7 @@
 """Running aggregates with `emit="latest"`: the last row of each key in place of every row.
 
-    no row ─ rows arrive ─► held ─ latency_target, watermark, barrier, end, or too many rows ─► emitted
-
-The emitted rows are some of the rows of `emit="each"`, in the same order. No row is held at a barrier, watermark or
-end, so no snapshot holds rows, and the state equals that of `emit="each"`.
+Held rows are emitted after `latency_target`, at a watermark, barrier or end, or if too many. So snapshots hold no rows,
+and equal those of `emit="each"`. Design: docs/design/latest-rows.md.
 """
 
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.grouping import group_rows, last_rows
 from barrier_runtime.operators.aggregation.partial_schema import is_partial, whole_schema
-from barrier_runtime.operators.aggregation.partials import merge_partial_rows
+from barrier_runtime.operators.aggregation.partials import merge_different, merge_partial_rows
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.aggregation.state_columns import Ints
 from barrier_runtime.operators.base import Emit, OperatorContext
@@ -29,11 +27,11 @@ _Positions = npt.NDArray[np.intp]
 
 
 class LatestRows:
-    """The last rows of keys. `last_rows`: returns the positions of the last row of each key in a batch, ascending."""
+    """`last_rows` returns the positions of the last row of each key in a batch, ascending."""
 
     def __init__(self, last_rows: Callable[[Batch], _Positions]) -> None:
         self._last_rows = last_rows
-        self._batches: list[Batch] = []  # each has one row per key
+        self._batches: list[Batch] = []
         self._rows = 0
         self._bytes = 0
 
@@ -41,7 +39,7 @@ class LatestRows:
         return bool(self._batches)
 
     def add(self, batch: Batch) -> bool:
-        """Adds rows of different keys, which replace earlier rows of their keys. False: too many keys to hold."""
+        """Adds rows of different keys, in place of their keys' earlier rows. False: too many keys to hold."""
         self._append(batch)
         if self._rows <= MOST_ROWS and self._bytes <= _MOST_BYTES:
             return True
@@ -50,7 +48,6 @@ class LatestRows:
         return self._rows <= MOST_ROWS // 2 and self._bytes <= _MOST_BYTES // 2
 
     def take(self) -> list[Batch]:
-        """Removes and returns the rows, in order of arrival."""
         runs: list[list[Batch]] = []
         for batch in self._batches:
             if runs and _may_join(runs[-1][-1], batch):
@@ -80,7 +77,7 @@ def chosen(batch: Batch, positions: _Positions) -> Batch:
 
 
 def _may_join(batch: Batch, later: Batch) -> bool:
-    """Returns whether both batches can be one for later steps. Event time never decreases within a batch."""
+    """Event time never decreases within a batch."""
     if batch.reached is None or later.reached is None:
         in_time = batch.reached is later.reached
     else:
@@ -96,15 +93,13 @@ def _joined(run: list[Batch]) -> Batch:
 
 
 class LatestAggregateOperator(RunningAggregateOperator):
-    """Holds the last row of each key, for at most `latency_target`."""
-
-    by_clock = False  # True: held rows are due
+    by_clock = False
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._held = LatestRows(self._last_of_batch)
         self._has_timer = False
-        self._positions = np.empty(0, np.intp)  # by row id, see `_last_of`
+        self._positions = np.empty(0, np.intp)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if is_partial(batch.schema):
@@ -116,20 +111,23 @@ class LatestAggregateOperator(RunningAggregateOperator):
         rows = batch.rows.select(whole_schema(batch.schema).names)
         self._check(rows.schema)
         row_ids = self._row_ids(rows)
-        merge_partial_rows(self._plan, self._table.columns, row_ids, batch.rows, self._left)
-        last = self._last_of(row_ids)
-        last_ids = row_ids[last]
+        last, columns = self._last_of(row_ids), self._table.columns
+        if len(last) == len(row_ids):
+            last_ids, accumulators = row_ids, merge_different(self._plan, columns, row_ids, batch.rows, self._left)
+        else:
+            merge_partial_rows(self._plan, columns, row_ids, batch.rows, self._left)
+            rows, last_ids = rows.take(pa.array(last)), row_ids.take(last)
+            accumulators = {name: column.take(last_ids) for name, column in columns.items()}
         self._table.mark_dirty(last_ids)
-        accumulators = {name: column[last_ids] for name, column in self._table.columns.items()}
 
         def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
             return self._left(column, int(last_ids[row]), aggregate)
 
-        results = self._with_results(rows.take(pa.array(last)), accumulators, left)
+        results = self._with_results(rows, accumulators, left)
         self._send(batch.only(results, last), lambda: np.arange(len(last)), emit)
 
     def _row_ids(self, rows: pa.RecordBatch) -> Ints:
-        """Row id of each row. Partial rows of a batch have different keys, so grouping would not pay."""
+        """Partial rows of a batch have different keys, so grouping would not pay."""
         keys = self.codec.arrays(rows)
         ints = self.codec.int64(keys)
         if ints is not None:
@@ -153,7 +151,7 @@ class LatestAggregateOperator(RunningAggregateOperator):
             return False
         self.by_clock = False
         self._release(emit)
-        return True  # a barrier may have released the rows: idleness that waited for them is announced now
+        return True  # announces idleness that waited for the rows: a barrier may have released them
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         self._release(emit)

@@ -1,4 +1,4 @@
-"""Merging of two entries of an aggregation. Where the order matters, all rows of one entry count as earlier."""
+"""Merging of two entries of an aggregation, whose rows count as earlier and later."""
 
 from collections.abc import Callable
 
@@ -22,16 +22,17 @@ def merge_entries(
 
 
 def merge_columns(
-    plan: AggregationPlan, columns: Columns, into: Ints, others: Columns, later: Ints, left: Left
-) -> None:
-    """The same for entries `later` of other columns."""
+    plan: AggregationPlan, columns: Columns, into: Ints, others: Columns, later: Ints | slice, left: Left
+) -> dict[str, Values]:
+    """Merges entries `later` of `others` into `into`. Returns the merged entries."""
+    result: dict[str, Values] = {}
 
     def of_entry(column: str, index: int, aggregate: str = "sum_", /) -> Exception:
         return left(column, int(into[index]), aggregate)
 
     for accumulator in plan.accumulators:
         if accumulator.kind == "carry":
-            continue  # with its sum
+            continue
         target = columns[accumulator.name]
         ours, theirs = target[into], others[accumulator.name][later]
         with np.errstate(invalid="ignore"):  # NaN is valid
@@ -44,19 +45,21 @@ def merge_columns(
             carry = columns.get(f"carry:{accumulator.column}")
             if carry is not None:
                 more = others[f"carry:{accumulator.column}"][later]
-                carry[into] += more + np.where(leaves, np.where(ours < 0, -1, 1), 0)
-        target[into] = merged
+                carries: Values = carry[into] + more + np.where(leaves, np.where(ours < 0, -1, 1), 0)
+                carry[into] = result[f"carry:{accumulator.column}"] = carries
+        target[into] = result[accumulator.name] = merged
     for composite in plan.composites:
         names = list(composite.storage())
         before = {name: columns[name][into] for name in names}
         after = {name: others[name][later] for name in names}
         for name, values in composite.merged(before, after, of_entry).items():
-            columns[name][into] = values
+            columns[name][into] = result[name] = values
+    return result
 
 
 def merge_at_once(plan: AggregationPlan, columns: Columns, into: Ints, others: Columns, later: Ints) -> bool:
-    """The same where `into` may repeat; entries are merged in this order.
-    Returns False, without a change, if the entries have to be merged one by one."""
+    """Merges entries into `into`, which may repeat, in this order.
+    False, without a change: they have to be merged one by one."""
     if plan.composites:
         return False
     for accumulator in plan.accumulators:
@@ -70,22 +73,18 @@ def merge_at_once(plan: AggregationPlan, columns: Columns, into: Ints, others: C
                 return False
     for accumulator in plan.accumulators:
         if accumulator.kind != "carry":
-            with np.errstate(invalid="ignore"):  # NaN is valid
+            with np.errstate(invalid="ignore"):
                 accumulator.ufunc.at(columns[accumulator.name], into, others[accumulator.name][later])
     return True
 
 
 def may_be_in_any_order(plan: AggregationPlan) -> bool:
-    """Returns whether the order of rows and merges never matters, as long as no sum leaves 64 bits.
-    The order matters for floats, whose bits differ, and for first or last rows."""
     return not plan.composites and all(accumulator.dtype == "int64" for accumulator in plan.accumulators)
 
 
 def in_any_order(
     plan: AggregationPlan, columns: Columns, row_ids: Ints, values_of: Callable[[Accumulator], Values]
 ) -> bool:
-    """Returns whether no sum of these entries and rows leaves 64 bits, now or before.
-    `plan`: `may_be_in_any_order`."""
     for accumulator in plan.accumulators:
         if accumulator.kind == "carry":
             if np.count_nonzero(columns[accumulator.name][row_ids]):

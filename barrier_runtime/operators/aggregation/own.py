@@ -1,4 +1,4 @@
-"""Users' own aggregates: `RowAggregate` (a Python value per key, row by row) and `ColumnAggregate` (numpy columns).
+"""Users' own aggregates: `RowAggregate` (a Python value per key), `ColumnAggregate` (numpy columns).
 State is stored under the name of the output column."""
 
 from abc import ABC, abstractmethod
@@ -16,8 +16,6 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class OwnAggregate(ABC):
-    """Base of both forms: input columns, and the type of results."""
-
     type: pa.DataType  # of results; a class attribute, or set before `super().__init__`
     columns: tuple[str, ...]
 
@@ -40,7 +38,7 @@ class OwnAggregate(ABC):
         return type(self).merge not in (RowAggregate.merge, ColumnAggregate.merge)
 
     def merge(self, state: Any, later: Any) -> Any:
-        """See the two forms."""
+        """Merges the state of later rows: see the two forms."""
         raise InvalidJob(f"{self} has no merge(): write one, or use other windows than sessions")
 
     def __str__(self) -> str:
@@ -51,7 +49,7 @@ class RowAggregate(OwnAggregate):
     """Base class of aggregates in Python, row by row.
 
     A subclass declares `type`, the type of its results, and `state`, the type of the value of `zero`: any type that
-    `ValueState` takes. A state may be changed in place, and is returned all the same.
+    `ValueState` takes. `add` and `merge` may change a state in place, and return the state all the same.
 
     >>> class Product(RowAggregate):
     ...     type, state = pa.float64(), float
@@ -80,7 +78,9 @@ class RowAggregate(OwnAggregate):
         """Returns the state with a further row. `values`: of the columns, None for null."""
 
     def merge(self, state: Any, later: Any, /) -> Any:
-        """Returns the state of the rows of both: those of `state`, then those of `later`. Needed by session windows."""
+        """Returns the state of the rows of both: those of `state`, then those of `later`.
+        Needed by session windows.
+        """
         return super().merge(state, later)
 
     @abstractmethod
@@ -112,7 +112,7 @@ class ColumnAggregate(OwnAggregate):
         self.storage()
 
     def storage(self) -> dict[str, tuple[str, int | float]]:
-        """Returns the columns: name -> (dtype, initial value). Raises `InvalidJob` unless all are numbers."""
+        """Returns the columns, as name -> (dtype, initial value). Raises `InvalidJob` unless all are numbers."""
         return columns_of_numbers(type(self).__name__, getattr(type(self), "state", None))
 
     @abstractmethod
@@ -134,8 +134,6 @@ class ColumnAggregate(OwnAggregate):
 
 
 def columns_of_numbers(name: str, declared: Any) -> dict[str, tuple[str, int | float]]:
-    """Returns the `state` that `name` declares: column -> (numpy dtype, initial value).
-    Raises `InvalidJob` unless all are columns of numbers."""
     if not isinstance(declared, Mapping) or not declared:
         raise InvalidJob(
             f"{name} does not say what its state is: declare state, such as state = {{'total': 'float64'}}"
@@ -168,5 +166,4 @@ def require_merge(aggregates: Mapping[str, Any], where: str) -> None:
 
 
 def columns_used(aggregates: Iterable[AnyAggregate]) -> list[str]:
-    """Input columns, possibly repeated."""
     return [column for aggregate in aggregates for column in aggregate.columns]

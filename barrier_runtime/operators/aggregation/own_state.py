@@ -30,7 +30,6 @@ class _Calls:
     where: str
 
     def __call__(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Raises `UserCodeError` for exceptions of `function`."""
         try:
             return function(*given)
         except BarrierRuntimeError:
@@ -47,7 +46,6 @@ class _Calls:
         )
 
     def as_column(self, values: Any, rows: int) -> pa.Array:
-        """Values from `result` as a column of the declared type."""
         kind, name = self.aggregate.type, type(self.aggregate).__name__
         try:
             array = column_of_any(values, kind)
@@ -65,13 +63,11 @@ class _Calls:
 
 @dataclass(frozen=True)
 class RowCell:
-    """State of a `RowAggregate`, in a cell (see `cells`)."""
-
     aggregate: RowAggregate
     calls: _Calls
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
-    of_plain: bool = False  # results are lists of immutable values
+    of_plain: bool = False
 
     @property
     def name(self) -> str:
@@ -179,7 +175,7 @@ class OwnColumns:
     def running(
         self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left
     ) -> tuple[Columns, dict[str, Values]]:
-        """Takes the first counting row of every group at once, then the second rows, and so on."""
+        """Takes the first counting rows of all groups at once, then the second rows, and so on."""
         values, positions = self._taken(rows, batch)
         groups = rows.groups()
         its_group = groups[positions]
@@ -232,7 +228,6 @@ class OwnColumns:
             )
 
     def _taken(self, rows: RunningOrder, batch: BatchValues) -> tuple[list[Values], Values]:
-        """Returns the columns of the rows that count, in the order of `rows.order`, and their positions in it."""
         counts = np.ones(len(rows.order), np.bool_)
         for column in self.aggregate.columns:
             valid = batch.valid(column)

@@ -1,9 +1,9 @@
-"""Partial rows: rows that each stand for several rows of their key, told from other rows by names of columns.
-Columns of partial aggregates follow the columns of the rows (`aggregation/partials`)."""
+"""Partial rows: rows that each stand for several rows of their key (`aggregation/partials`).
+Column names after those of the rows tell them from other rows."""
 
 import pyarrow as pa
 
-PARTIAL = "partial aggregate: "  # of names
+PARTIAL = "partial aggregate: "
 
 
 def is_partial(schema: pa.Schema) -> bool:

@@ -1,9 +1,8 @@
-"""Partial aggregates: rows that each stand for several rows of their key, made before an exchange and merged after it.
+"""Partial aggregates: rows that each stand for several rows of a key, from exchange to merge.
 
-A partial row is the last of these rows, with their number, and a column per accumulator. Names of these columns tell
-partial rows from other rows, also among stored rows in flight. Accumulators go by kind and column, because their names
-depend on the state that a step continues with. Accumulators that partial rows lack get their initial value: the program
-got the aggregate after the rows were stored. See docs/design/combiner.md.
+A partial row is the last of these rows, with their number and a column per accumulator, named by kind and column since
+names of accumulators depend on restored state. Accumulators that stored partial rows lack, of an aggregate added later,
+get their initial value. Design: docs/design/combiner.md.
 """
 
 from collections.abc import Mapping
@@ -12,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.grouping import first_rows, greatest_magnitude, last_rows
+from barrier_runtime.data.grouping import first_rows, greatest_magnitude
+from barrier_runtime.operators.aggregation.accumulators import SumBounds
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left
 from barrier_runtime.operators.aggregation.merging import (
     in_any_order,
     may_be_in_any_order,
-    merge_at_once,
     merge_columns,
 )
 from barrier_runtime.operators.aggregation.own import AnyAggregate
@@ -28,7 +27,6 @@ from barrier_runtime.state.errors import InvalidJob
 
 _TOO_FAR = 1 << 63
 _ROWS = f"{PARTIAL}rows "
-_EXACT = 1 << 53  # doubles represent every integer up to this
 
 
 def why_not_partial(aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, where: str) -> str:
@@ -40,73 +38,107 @@ def why_not_partial(aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, w
 
 
 def combined_said(why_not: str) -> str:
-    """Text of a plan. `why_not`: why rows are not combined, or empty."""
     if why_not:
         return f"rows are not combined before the exchange: {why_not}"
     return "rows are combined before the exchange if that saves rows"
 
 
-def partial_rows(plan: AggregationPlan, batch: Batch, of_row: Ints, groups: int, where: str) -> Batch | None:
-    """Returns a partial row per group, in the order of the groups' last rows. None: a sum may leave 64 bits.
-    `of_row`: group of each row, from 0 to `groups` - 1."""
+def partial_rows(plan: AggregationPlan, batch: Batch, last_of: Ints, last: Ints, where: str) -> Batch | None:
+    """Returns a partial row per group, in the order of the groups' last rows.
+    None: a sum may leave 64 bits. `last_of`: last row of each row's group; `last`: last rows of all groups, ascending.
+    """
     values = BatchValues(batch.rows, where)
-    counts: Ints = np.bincount(of_row, minlength=groups)
+    counts: Ints = _counted(last_of, last)
     columns: dict[str, Values] = {_ROWS: counts}
     for accumulator in plan.accumulators:
         if accumulator.kind in ("rows", "carry"):
             continue
-        found = _accumulated(accumulator, values, of_row, counts)
+        found = _accumulated(accumulator, values, last_of, last, counts)
         if found is None:
             return None
         columns[_name(accumulator)] = found
-    last = last_rows(of_row, groups)
-    order = np.argsort(last)
-    rows = batch.rows.take(pa.array(last[order]))
-    arrays = [*rows.columns, *[pa.array(column[order]) for column in columns.values()]]
+    rows = batch.rows.take(pa.array(last))
+    arrays = [*rows.columns, *map(pa.array, columns.values())]
     schema = pa.schema([*rows.schema, *[pa.field(name, pa.int64()) for name in columns]])
-    return batch.only(pa.RecordBatch.from_arrays(arrays, schema=schema), last[order])
+    return batch.only(pa.RecordBatch.from_arrays(arrays, schema=schema), last)
 
 
 def _name(accumulator: Accumulator) -> str:
     return f"{PARTIAL}{accumulator.kind} {accumulator.column or ''}"
 
 
-def _accumulated(accumulator: Accumulator, values: BatchValues, of_row: Ints, counts: Ints) -> Values | None:
-    """Accumulator of each group, without earlier rows. None: a sum may leave 64 bits. `counts`: rows of each group."""
+def _counted(last_of: Ints, last: Ints) -> Ints:
+    counts: Ints = np.bincount(last_of, minlength=int(last[-1]) + 1).take(last)
+    return counts
+
+
+def _accumulated(
+    accumulator: Accumulator, values: BatchValues, last_of: Ints, last: Ints, counts: Ints
+) -> Values | None:
     assert accumulator.column is not None
-    groups = len(counts)
     if accumulator.kind == "values":
         valid = values.valid(accumulator.column)
-        return counts if valid is None else np.bincount(of_row[valid], minlength=groups)
+        return counts if valid is None else _counted(last_of[valid], last)
     each = values.values(accumulator)
-    if accumulator.kind == "sum":
-        most = greatest_magnitude(each) * len(each)
-        if most >= _TOO_FAR:
-            return None
-        if most <= _EXACT:
-            return np.bincount(of_row, weights=each, minlength=groups).astype(np.int64)
-    found = np.full(groups, accumulator.initial, np.int64)
-    accumulator.ufunc.at(found, of_row, each)
-    return found
+    if accumulator.kind == "sum" and greatest_magnitude(each) * len(each) >= _TOO_FAR:
+        return None
+    found = np.full(len(last_of), accumulator.initial, np.int64)
+    accumulator.ufunc.at(found, last_of, each)
+    return found.take(last)
 
 
 def merge_partial_rows(
-    plan: AggregationPlan, columns: Columns, row_ids: Ints, rows: pa.RecordBatch, left: Left
+    plan: AggregationPlan,
+    columns: Columns,
+    row_ids: Ints,
+    rows: pa.RecordBatch,
+    left: Left,
+    bounds: SumBounds | None = None,
 ) -> None:
-    """Merges partial rows into the entries `row_ids` of `columns`, which may repeat."""
-    count = rows.num_rows
-    others = {name: np.full(count, initial, columns[name].dtype) for name, (_, initial) in plan.storage().items()}
+    sent = _sent(plan, rows)
+    may_leave = _may_leave if bounds is None else bounds.may_leave
+    sums = [(each, values) for each, values in sent if each.sums_integers]
+    if plan.composites or any(may_leave(each, columns[each.name], row_ids, values) for each, values in sums):
+        if bounds is not None:
+            bounds.forget_all()
+        others = _with_initial(plan, columns, sent, rows.num_rows)
+        for row in range(rows.num_rows):  # one by one, since a key may occur twice
+            merge_columns(plan, columns, row_ids[row : row + 1], others, slice(row, row + 1), left)
+        return
+    for accumulator, values in sent:
+        with np.errstate(invalid="ignore"):
+            accumulator.ufunc.at(columns[accumulator.name], row_ids, values)
+
+
+def merge_different(
+    plan: AggregationPlan, columns: Columns, row_ids: Ints, rows: pa.RecordBatch, left: Left
+) -> dict[str, Values]:
+    """Merges rows of different entries. Returns the merged entries, a value per row."""
+    others = _with_initial(plan, columns, _sent(plan, rows), rows.num_rows)
+    return merge_columns(plan, columns, row_ids, others, slice(None), left)
+
+
+def _sent(plan: AggregationPlan, rows: pa.RecordBatch) -> list[tuple[Accumulator, Values]]:
     names = frozenset(rows.schema.names)
-    for accumulator in plan.accumulators:
-        if _name(accumulator) in names:
-            others[accumulator.name] = rows.column(_name(accumulator)).to_numpy()
-    if not merge_at_once(plan, columns, row_ids, others, np.arange(count)):
-        for row in range(count):  # merged in order, since a key may occur twice
-            merge_columns(plan, columns, row_ids[row : row + 1], others, np.arange(row, row + 1), left)
+    named = [(each, _name(each)) for each in plan.accumulators]
+    return [(each, rows.column(name).to_numpy()) for each, name in named if name in names]
+
+
+def _with_initial(
+    plan: AggregationPlan, columns: Columns, sent: list[tuple[Accumulator, Values]], count: int
+) -> dict[str, Values]:
+    found = {accumulator.name: values for accumulator, values in sent}
+    for name, (_, initial) in plan.storage().items():
+        if name not in found:
+            found[name] = np.full(count, initial, columns[name].dtype)
+    return found
+
+
+def _may_leave(accumulator: Accumulator, column: Values, row_ids: Ints, values: Values) -> bool:
+    return greatest_magnitude(column[row_ids]) + greatest_magnitude(values) * len(values) >= _TOO_FAR
 
 
 def add_any_order(plan: AggregationPlan, columns: Columns, row_ids: Ints, values: BatchValues) -> bool:
-    """Returns whether the order does not matter for these entries and rows, partial or not (see `in_any_order`)."""
     if not is_partial(values.rows.schema):
         return in_any_order(plan, columns, row_ids, values.values)
     names = frozenset(values.rows.schema.names)
@@ -119,17 +151,18 @@ def add_any_order(plan: AggregationPlan, columns: Columns, row_ids: Ints, values
     return in_any_order(plan, columns, row_ids, sums)
 
 
-def first_of_groups(batch: Batch, of_row: Ints, groups: int) -> Batch:
-    """The first row of each group, in order, as a partial row."""
-    first = first_rows(of_row, groups)
+def first_of_groups(batch: Batch, last_of: Ints, last: Ints) -> Batch:
+    """Returns the first row of each group, in order, as a partial row.
+    `last_of`, `last`: as for `partial_rows`.
+    """
+    first = first_rows(last_of, batch.count)[last]
     order = np.argsort(first)
     rows = batch.rows.take(pa.array(first[order]))
-    counts = pa.array(np.bincount(of_row, minlength=groups)[order])
+    counts = pa.array(_counted(last_of, last)[order])
     return batch.only(rows.append_column(_ROWS, counts), first[order])
 
 
 def rows_of(rows: pa.RecordBatch) -> Ints:
-    """Number of rows that each row stands for."""
     if not is_partial(rows.schema):
         return np.ones(rows.num_rows, np.int64)
     counted: Ints = rows.column(_ROWS).to_numpy()
@@ -137,7 +170,7 @@ def rows_of(rows: pa.RecordBatch) -> Ints:
 
 
 def refuse_partial_rows(schema: pa.Schema, where: str) -> None:
-    """Raises `InvalidJob` for stored partial rows that reach a step which does not merge them."""
+    """Raises `InvalidJob` for stored partial rows at a step that does not merge them."""
     if is_partial(schema):
         raise InvalidJob(
             f"{where}: the checkpoint has rows in flight that are aggregated in part, which this step does not take: "

@@ -1,8 +1,7 @@
-"""Aggregates bound to the columns of a stream: their state, and the computation of results from state.
+"""Aggregates bound to a stream's columns: state, and results from state.
 
-Aggregates over the same column share state (`mean` and `sum_` use one sum). The accumulator of an integer sum has 64
-bits; its *carry* counts how often the sum left 64 bits, so the sum is `sum + carry * 2**64`. Means and widened sums
-have a carry; a plain `sum_` must stay within 64 bits (see `accumulators`).
+Aggregates over the same column share state. The *carry* of an integer sum counts how often the accumulator left 64
+bits, so the sum is `sum + carry * 2**64`. Means and widened sums have a carry; a plain `sum_` must stay within 64 bits.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -44,8 +43,9 @@ from barrier_runtime.state.errors import InvalidJob
 
 _INT64, _FLOAT64, _BOOL = pa.int64(), pa.float64(), pa.bool_()
 _MOST_DIGITS = 38
-_EXACT_INTEGER = 1 << 53  # doubles represent every integer up to this
-WIDE = pa.decimal128(_MOST_DIGITS, 0)  # type of a widened sum
+_EXPRESSION = '; an expression is a column after .with_columns(x="v * 2")'
+_EXACT_INTEGER = 1 << 53
+WIDE = pa.decimal128(_MOST_DIGITS, 0)
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,7 @@ class Output:
     carry: Accumulator | None = None  # how often `value` left 64 bits; None: impossible
 
     def column(self, accumulators: Columns, left: Left) -> pa.Array:
-        """Returns the result per entry of `accumulators` (arrays of equal length, by name).
-        `left`: makes the error for an entry (its index in place of a row id) whose result does not fit its type."""
+        """`left`: makes the error for an entry (its index in place of a row id) whose result does not fit its type."""
         found = accumulators[self.value.name]
         if self.values is None:
             return pa.array(found, self.type)
@@ -120,8 +119,7 @@ AnyOutput: TypeAlias = Output | CompositeOutput
 
 @dataclass(frozen=True)
 class AggregationPlan:
-    """Aggregates bound to a schema: accumulators and output columns.
-    `within_64_bits`: columns whose sum an output gives as int64. `decimal_sums`: by column."""
+    """`within_64_bits`: columns whose sum an output gives as int64. `decimal_sums`: by column."""
 
     accumulators: tuple[Accumulator, ...]
     composites: tuple[Composite, ...]
@@ -130,9 +128,8 @@ class AggregationPlan:
     decimal_sums: Mapping[str, DecimalSum]
 
     def storage(self) -> dict[str, tuple[str, Initial]]:
-        """Returns the columns of the columnar table.
-        Columns unknown to older releases are last. The order of composites' columns does not depend on that of the
-        aggregates."""
+        """Columns of the columnar table, with those unknown to older releases last.
+        The order of composites' columns does not depend on that of the aggregates."""
         added = self.added()
         simple: dict[str, tuple[str, Initial]] = {each.name: (each.dtype, each.initial) for each in self.accumulators}
         columns = {name: column for name, column in simple.items() if name not in added}
@@ -141,7 +138,6 @@ class AggregationPlan:
         return columns | simple
 
     def added(self) -> frozenset[str]:
-        """Columns that state of older releases lacks."""
         return frozenset(accumulator.name for accumulator in self.accumulators if accumulator.kind == "carry")
 
     def fields(self) -> list[pa.Field]:
@@ -172,7 +168,8 @@ def plan_aggregates(
     aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, where: str, stored: Collection[str] = ()
 ) -> AggregationPlan:
     """Raises `InvalidJob` for unknown columns and unsupported types.
-    `stored`: columns of the restored state."""
+    `stored`: columns of the restored state.
+    """
     planner = _Planner(schema, where, stored)
     outputs = tuple(planner.output(name, aggregate) for name, aggregate in aggregates.items())
     return AggregationPlan(
@@ -200,7 +197,7 @@ class _Planner:
             if used not in self._schema.names:
                 raise InvalidJob(
                     f"{self._where}: {name}={aggregate} needs a column {used!r}{meant(used, self._schema.names)}: the "
-                    f"rows have {', '.join(self._schema.names)}"
+                    f"rows have {', '.join(self._schema.names)}{'' if used.isidentifier() else _EXPRESSION}"
                 )
         if isinstance(aggregate, OwnAggregate):
             return self._own(name, aggregate)
@@ -264,7 +261,6 @@ class _Planner:
         )
 
     def _extreme(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
-        """Minimum or maximum of values that are not a single number."""
         extreme = Pick("min" if aggregate.kind == "min" else "max", column, kind, by=column, by_kind=kind)
         self.composites[extreme.name] = extreme
         return CompositeOutput(name, aggregate, kind, lambda accumulators, left: extreme.result(accumulators))
@@ -319,9 +315,9 @@ class _Planner:
         return self.accumulators.setdefault(made.name, made)
 
     def _values_of(self, accumulator: str, column: str) -> Accumulator:
-        """Returns the count of values of `accumulator`.
-        Accumulators of a column share a count. An accumulator new to restored state that already counts the column gets
-        its own count, since both start at the restore."""
+        """Returns the count of values, which accumulators of a column share.
+        An accumulator added to restored state that already counts the column gets its own count, since both start at
+        the restore."""
         own, shared = f"values.{accumulator}", f"values:{column}"
         alone = own in self._stored or (shared in self._stored and accumulator not in self._stored)
         name = own if alone else shared

@@ -1,8 +1,7 @@
 """Running aggregates: each row is emitted with its key's values so far, itself included.
 
-With `emit="latest"` a subclass emits only the last row of each key (`latest`). `FewRunning` computes small batches row
-by row: counts, sums and extremes of integers, and sums of floats, over columns without nulls, by keys of integers,
-booleans, text and bytes. Everything else uses numpy (`accumulators.running`). The results are equal, bit for bit.
+`FewRunning` computes small batches of common types without nulls row by row, all else numpy (`accumulators.running`),
+with bit-for-bit equal results.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +38,6 @@ class FewRunning:
     def __init__(
         self, keys: list[int], single_int: bool, aggregated: list[int], steps: dict[str, _Step], results: list[str]
     ) -> None:
-        """`keys`, `aggregated`: positions of columns. `steps`: by accumulator. `results`: accumulator of each
-        output."""
         self._keys = keys
         self._single_int = single_int
         self._aggregated = aggregated
@@ -49,7 +46,6 @@ class FewRunning:
 
     @staticmethod
     def of(plan: AggregationPlan, keys: Sequence[str], layout: Layout) -> "FewRunning | None":
-        """Returns None if numpy is needed."""
         at_keys = [layout.positions[key] for key in keys]
         outputs = [output for output in plan.outputs if _is_plain(output)]
         if not layout.keys.issuperset(at_keys) or len(outputs) < len(plan.outputs):
@@ -80,7 +76,6 @@ class FewRunning:
 
 
 def _is_plain(output: AnyOutput) -> TypeGuard[Output]:
-    """Returns whether the accumulator is the result."""
     if not isinstance(output, Output) or output.carry is not None or output.aggregate.kind == "mean":
         return False
     return bool(types.is_integer(output.type) or types.is_float64(output.type))
@@ -158,7 +153,7 @@ class RunningAggregateOperator(KeyedOperator):
         super().__init__(name, keys, keys, schema, used)
         self._aggregates = dict(aggregates)
         self._output: pa.Schema | None = None
-        self._few_schema: pa.Schema | None = None  # of small batches
+        self._few_schema: pa.Schema | None = None
         self._few_running: FewRunning | None = None
 
     def bind(self, columns: pa.Schema) -> None:
@@ -189,7 +184,6 @@ class RunningAggregateOperator(KeyedOperator):
         self._send(batch.having(self._with_results(rows, results, left)), order.last_rows, emit)
 
     def _process_few(self, batch: Batch, few: FewRows, emit: Emit) -> bool:
-        """Returns False if the batch needs Arrow."""
         if few.schema is not self._few_schema:
             self._few_schema = few.schema
             self._few_running = FewRunning.of(self._plan, self._key_columns, few.layout)
@@ -204,7 +198,6 @@ class RunningAggregateOperator(KeyedOperator):
         return True
 
     def _with_results(self, rows: pa.RecordBatch, accumulators: Columns, left: Left) -> pa.RecordBatch:
-        """`accumulators`: values per row."""
         outputs = self._plan.outputs
         if len(outputs) == 1:  # appending a column is cheaper than a new batch
             return rows.append_column(outputs[0].name, outputs[0].column(accumulators, left))

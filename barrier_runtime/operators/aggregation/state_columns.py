@@ -1,4 +1,4 @@
-"""State columns: accumulators of a numpy column, and conversion of Arrow values to such columns and back.
+"""State columns: accumulators in numpy columns, and conversion of Arrow values to these and back.
 
 A value is one or two *words*: an int64 for integers, booleans and times, a float64 for floats, two int64 for decimals
 (low and high half, two's complement), a cell of bytes for text and bytes (UTF-8, whose bytes compare as characters do).
@@ -25,7 +25,7 @@ _INT64, _FLOAT64 = pa.int64(), pa.float64()
 _SIGN = np.int64(-(2**63))
 _MAGNITUDE = np.int64(2**63 - 1)
 
-ROWS = "rows"  # counts rows, in every table
+ROWS = "rows"
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,10 @@ class Accumulator:
     name: str
     kind: AccumulatorKind
     column: str | None
-    dtype: str  # "int64" or "float64"
+    dtype: str
 
     @property
     def initial(self) -> int | float:
-        """Neutral value."""
         if self.dtype == "float64":
             return {"sum": 0.0, "min": float("nan"), "max": float("-inf")}[self.kind]
         return {"min": 2**63 - 1, "max": -(2**63)}.get(self.kind, 0)
@@ -50,7 +49,7 @@ class Accumulator:
 
     @property
     def ufunc(self) -> np.ufunc:
-        """Function that combines two values. `fmin` skips NaN and `maximum` keeps it: NaN is the greatest number."""
+        """`fmin` skips NaN and `maximum` keeps it: NaN is the greatest number."""
         if self.kind == "min":
             return np.fmin
         return np.maximum if self.kind == "max" else np.add
@@ -76,12 +75,10 @@ def from_accumulator(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def is_decimal(kind: pa.DataType) -> bool:
-    """Returns whether `kind` is a decimal of up to 38 digits."""
     return bool(pa.types.is_decimal(kind) and not pa.types.is_decimal256(kind))
 
 
 def is_text_or_bytes(kind: pa.DataType) -> bool:
-    """Returns whether `kind` is text or bytes, also of fixed size."""
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     raw = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
     return bool(text or raw or pa.types.is_fixed_size_binary(kind))
@@ -105,7 +102,9 @@ def word_dtypes(kind: pa.DataType) -> tuple[str, ...]:
 
 
 def to_words(array: pa.Array) -> Words:
-    """Returns the words of each value, 0 (or no bytes) for null. Raises `ArrowInvalid` for integers beyond 64 bits."""
+    """Returns the words of each value, 0 (or no bytes) for null.
+    Raises `ArrowInvalid` for integers beyond 64 bits.
+    """
     kind = array.type
     if is_decimal(kind):
         array = array.cast(pa.decimal128(kind.precision, kind.scale))
@@ -126,7 +125,6 @@ def to_words(array: pa.Array) -> Words:
 
 
 def from_words(words: Words, kind: pa.DataType, absent: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """`absent`: which values are null."""
     if len(words) == 2:
         return decimals(words[0], words[1], kind, absent)
     (found,) = words
@@ -141,7 +139,7 @@ def from_words(words: Words, kind: pa.DataType, absent: npt.NDArray[np.bool_] | 
 
 
 def decimals(low: Ints, high: Ints, kind: pa.DataType, absent: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """`low` (unsigned) + `high` * 2**64, in units of the last digit of `kind`."""
+    """Returns `low` (unsigned) + `high` * 2**64, in units of the last digit of `kind`."""
     words = np.stack([low, high], axis=1)
     valid = None if absent is None else pa.array(~absent).buffers()[1]
     wide = pa.decimal128(kind.precision, kind.scale)

@@ -1,12 +1,11 @@
-"""Bloom filters over hashes for whole batches: "surely never added" or "perhaps", one numpy gather per filter.
+"""Bloom filters over a batch's hashes: "surely never added" or "perhaps", a numpy gather per filter.
 
 An id sets `_BITS` bits of one 64-bit word, so a test touches one place in memory. With `_IDS_PER_WORD` ids per word a
-filter says "perhaps" for about one unknown id in a thousand. A filter cannot grow, and ids cannot be removed: after a
-full filter comes a larger one, and ids are forgotten by dropping all filters of a time bucket. When a bucket has used
-its bytes, full filters take further ids, and say "perhaps" more often: slower, never wrong.
+filter says "perhaps" for about one unknown id in a thousand. A larger filter follows a full filter; once a time
+bucket has used its bytes, full filters take more ids and say "perhaps" more often. Ids are forgotten by dropping all
+filters of a bucket.
 
-`hash_rows` makes a 64-bit hash per row, without Python objects per row. The hash exists in memory only, so it may
-change between releases, unlike the hash of key groups (`state.keys.key_groups`).
+`hash_rows` may change between releases, since hashes are in memory only.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 _IDS_PER_WORD = 3
 _BITS = 5
 _SMALLEST = 9  # log2 of words: 4 KiB
-_GROWTH = 4  # size of a further filter, relative to the full one
+_GROWTH = 4  # size of a further filter, relative to the full filter
 _ROOM = 5 / 4  # capacity of a new bucket, relative to the ids of the largest bucket
 
 _ONE, _63 = np.uint64(1), np.uint64(63)
@@ -37,7 +36,7 @@ _SHIFTS = [np.uint64(6 * bit) for bit in range(1, _BITS)]
 @dataclass(frozen=True)
 class Hashed:
     hashes: U64
-    masks: U64  # each id's bits in its word
+    masks: U64
 
     @staticmethod
     def of(hashes: U64) -> "Hashed":
@@ -57,7 +56,7 @@ class BloomFilter:
     def __init__(self, ids: int) -> None:
         bits = max(_SMALLEST, (-(-ids // _IDS_PER_WORD) - 1).bit_length())
         self._words = np.zeros(1 << bits, np.uint64)
-        self._shift = np.uint64(64 - bits)  # the top bits of a hash select the word, the lowest bits the bits in it
+        self._shift = np.uint64(64 - bits)  # the top bits of a hash select the word
         self.capacity = _IDS_PER_WORD << bits
         self.ids = 0
 
@@ -82,7 +81,6 @@ class TimeBuckets:
     """Filters by bucket, a number that never falls as time advances."""
 
     def __init__(self, most_bytes: int | None = None) -> None:
-        """`most_bytes`: limit per bucket."""
         self._buckets: dict[int, list[BloomFilter]] = {}
         self._most_words = None if most_bytes is None else max(1 << _SMALLEST, most_bytes // 8)
 
@@ -107,14 +105,14 @@ class TimeBuckets:
             added += room
 
     def _as_many(self, ids: int, beside: list[BloomFilter]) -> int:
-        """Returns the capacity of a further filter, at most `ids`; 0 if no bytes are left."""
+        """Returns the capacity of a further filter, at most `ids`; 0: no bytes left."""
         if self._most_words is None:
             return ids
         left = self._most_words - sum(each.bytes // 8 for each in beside)
         return min(ids, _IDS_PER_WORD << left.bit_length() - 1) if left >= 1 << _SMALLEST else 0
 
     def may_have(self, ids: Hashed) -> Mask:
-        """Returns False for ids surely not in a present bucket."""
+        """Returns False for ids surely not in a bucket."""
         found = np.zeros(len(ids), np.bool_)
         for filters in self._buckets.values():
             for each in filters:
@@ -122,7 +120,7 @@ class TimeBuckets:
         return found
 
     def move(self, bucket: int, to: int) -> None:
-        """`to` is still empty."""
+        """Needs an empty bucket `to`."""
         if bucket in self._buckets:
             self._buckets[to] = self._buckets.pop(bucket)
 
@@ -139,13 +137,13 @@ class TimeBuckets:
         return sum(each.bytes for filters in self._buckets.values() for each in filters)
 
 
-_LONG = 256  # bytes; longer texts are hashed one by one, since they would cost all others further rounds
+_LONG = 256  # bytes; longer texts are hashed alone, since all others would need further rounds
 _31 = np.uint64(31)
-_FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)  # masks of the first 0 to 8 bytes
+_FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 
 
 def hash_rows(columns: Sequence[pa.Array]) -> U64:
-    """Returns one hash per row. `columns` (at least one) come from `KeyCodec.arrays`; null is a value."""
+    """Returns a hash per row. `columns` come from `KeyCodec.arrays`; null is a value."""
     hashes = _hash_column(columns[0])
     for column in columns[1:]:
         hashes = splitmix64_of(hashes * _31 + _hash_column(column))
@@ -169,7 +167,7 @@ def _hash_column(column: pa.Array) -> U64:
 
 
 def _hash_texts(column: pa.Array) -> U64:
-    """Hashes eight bytes of every row at a time, in as many rounds as the longest row needs."""
+    """Hashes eight bytes of every row at a time."""
     wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     _, offsets_buffer, data_buffer = column.buffers()
     rows = len(column)

@@ -1,16 +1,13 @@
 """`deduplicate`: the first row of each id passes; later rows are dropped until the id is forgotten.
 
-Keyed state holds every id with the watermark at which it was seen. An id is forgotten once the watermark before a row
-has advanced by `within` since then, independent of the cuts of batches. The row's own event time plays no part: a row
-is never too late. Ids seen before the first watermark count as seen at the first watermark.
+Keyed state holds each id with the watermark at which it was seen. An id is forgotten once the watermark before a row
+has advanced by `within` since, whatever the row's event time. Ids seen before the first watermark count as seen at the
+first watermark.
 
-Bloom filters, in memory only, avoid the lookup in state for nearly every new id: one set per `within / 4` of watermark,
-dropped as a whole, rebuilt from state after a restore. They take at most half of `state_cache_mb`; with more ids they
-save fewer lookups. A row is looked up if a filter says "perhaps" or if its batch has the id (its hash) twice; all rows
-of such an id are then looked up in order, so later rows find the first.
+Bloom filters in memory, one set per `within / 4` of watermark and rebuilt after a restore, avoid the lookup for nearly
+every new id. A row is looked up if a filter says "perhaps" or if its batch has the id (its hash) twice.
 
-Entries of forgotten ids stay until the next clean-up, which passes through all of state once per `within`, in small
-chunks between batches.
+Entries of forgotten ids stay until the next clean-up: a pass through state once per `within`, in small chunks.
 """
 
 import itertools
@@ -38,10 +35,10 @@ from barrier_runtime.state.versioned import VersionedDecoder
 
 BEGUN_VALUE = "deduplicate"
 _BUCKETS = 4  # per `within`
-_ALIVE_AT_ONCE = _BUCKETS + 2  # the oldest began before `within`; one holds the ids from before all watermarks
+_ALIVE_AT_ONCE = _BUCKETS + 2  # the oldest began before `within`; another holds ids from before all watermarks
 _FILTERS_SHARE = 0.5  # of the operator's share of the cache
 _SCAN_ROWS = 8_192
-_FILLED_AT_ONCE = 1 << 20  # ids in memory during a restore: like the filters, they must fit the memory bound
+_FILLED_AT_ONCE = 1 << 20  # ids in memory during a restore, which must fit the memory bound
 _SWEPT_AT_LEAST = 1_024  # entries that a clean-up visits per call
 _SWEPT_PER_ROW = 2
 
@@ -57,8 +54,6 @@ _BEGUN = VersionedDecoder(value_format("{}: the time of its begin in its snapsho
 
 
 class DuplicatesCombiner(Combiner):
-    """Keeps the first row of each id."""
-
     said = combined_said("")
 
     def __init__(self, keys: Sequence[str], within_ms: int | None, where: str) -> None:
@@ -67,12 +62,12 @@ class DuplicatesCombiner(Combiner):
     def _combines(self, schema: pa.Schema) -> bool:
         return not is_partial(schema)
 
-    def _partial_rows(self, batch: Batch, of_row: Ints, groups: int) -> Batch:
-        return first_of_groups(batch, of_row, groups)
+    def _partial_rows(self, batch: Batch, last_of: Ints, last: Ints) -> Batch:
+        return first_of_groups(batch, last_of, last)
 
 
 def _by_moment(batch: Batch, keys: list[pa.Array]) -> list[pa.Array]:
-    """Returns the columns by which rows are combined: an id may be forgotten between rows at different times."""
+    """Separates rows at different times: an id may be forgotten in between."""
     return keys if batch.reached is None else [*keys, pa.array(batch.reached)]
 
 
@@ -131,7 +126,7 @@ class DeduplicateOperator(KeyedOperator):
                 put(keys[row], at[row])
         for row in np.flatnonzero(passes & ~looked_up).tolist():
             put(keys[row], at[row])
-        if rows.num_rows:  # in the bucket of the latest time: a filter that is dropped too late costs lookups only
+        if rows.num_rows:  # in the latest time's bucket: a filter dropped too late costs lookups only
             self._filters.add(self._bucket(max(at)), ids.take(passes))
         self._count(int(stand_for.sum()), looked_up, passes)
         if passes.all():
@@ -144,13 +139,13 @@ class DeduplicateOperator(KeyedOperator):
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         if watermark_ms <= self._watermark_ms or watermark_ms == WATERMARK_MAX:
-            return  # the end of the input forgets nothing, since the job may continue with more
+            return  # the job may continue after the end of input
         self._watermark_ms = watermark_ms
         if self._first_ms == WATERMARK_MIN:
             self._first(watermark_ms)
         if self._within_ms is None or self._bound is None:
             return
-        # ids in buckets before that of this moment are old enough to be forgotten
+        # earlier buckets hold only ids to be forgotten
         self._filters.drop_below(self._bucket(watermark_ms - self._within_ms + 1))
         if self._sweep is None and watermark_ms - self._swept_ms >= self._within_ms:
             self._sweep = self._table.scan()
@@ -167,7 +162,6 @@ class DeduplicateOperator(KeyedOperator):
         super().close()
 
     def _first(self, watermark_ms: int) -> None:
-        """Sets the first watermark: ids seen earlier count as seen then."""
         if watermark_ms == WATERMARK_MIN:
             return
         self._first_ms = self._swept_ms = watermark_ms
@@ -223,7 +217,7 @@ class DeduplicateOperator(KeyedOperator):
         for key, seen in itertools.islice(self._sweep, entries):
             looked_at += 1
             if self._forgotten(seen):
-                current = get(key)  # the id may have been seen again since the scan began
+                current = get(key)  # possibly seen again since the scan began
                 if current is not None and self._forgotten(current):
                     delete(key)
         if looked_at < entries:

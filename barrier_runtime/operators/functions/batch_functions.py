@@ -1,8 +1,4 @@
-"""`select` by names, `map_batches` and `union`: a batch at a time, without Python code per row.
-
-`KeptTimes` warns of rows with event times earlier than the input's: windows after the function look for late rows only
-if the source had late rows, so the cuts of batches would decide whether such a row is late.
-"""
+"""`select` by names, `map_batches` and `union`, without Python code per row."""
 
 import warnings
 from collections import Counter
@@ -23,7 +19,11 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class KeptTimes:
-    """Check of a function's event times. `columns`: the watermark's columns; `function`: name for messages."""
+    """Check of a function's event times in the watermark's `columns`. `function`: name for messages.
+
+    Later windows look for late rows only if the source had any, so the cuts of batches would decide whether rows that
+    the function delays are late.
+    """
 
     def __init__(self, columns: Collection[str], function: str) -> None:
         self._columns = tuple(sorted(columns))
@@ -54,14 +54,14 @@ def _least(times: pa.Array) -> int:
 
 
 class SelectColumnsOperator(Operator):
-    """Selects columns in the given order and renames them: new name -> column. Copies nothing."""
+    """Selects and renames columns: new name -> column."""
 
     def __init__(self, name: str, columns: Mapping[str, str]) -> None:
         self._where = f"select {name!r}"
         self._columns = dict(columns)
         self._from: pa.Schema | None = None  # schema of small batches, and the schema of the result
         self._to: pa.Schema | None = None
-        self._positions: list[int] | None = None  # of the selected columns; None: some are missing
+        self._positions: list[int] | None = None  # None: some are missing
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         few = batch.few
@@ -174,7 +174,6 @@ class MapBatchesOperator(Operator):
         )
 
     def _checked(self, schema: pa.Schema) -> pa.Schema:
-        """Raises `InvalidJob` for repeated names in the schema of the first result."""
         repeated = [name for name, count in Counter(schema.names).items() if count > 1]
         if repeated:
             raise InvalidJob(
@@ -185,7 +184,7 @@ class MapBatchesOperator(Operator):
 
 
 class UnionOperator(Operator):
-    """Emits the batches of all ports. The subtask's inputs merge the watermarks."""
+    """Emits the batches of all ports; the subtask's inputs merge the watermarks."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,26 +1,34 @@
-"""Columns that a user's function reads, from its bytecode; other columns do not become Python values.
+"""Columns that a user's function reads, from its bytecode. Design: docs/design/columns-read.md.
 
-The answer counts only if the row cannot leave the function: every instruction that names the row must start
-`row["name"]` or `row.get("name")`, with constants, and the instructions of such a read must follow one another.
-Anything else (the row is returned, yielded, kept, changed, iterated over, passed on, used by an inner function) gives
-None: the function gets all columns. See docs/design/columns-read.md.
+Unless every instruction that names the row starts `row["name"]` or `row.get("name")`, with constants, the function gets
+all columns.
 """
 
 import dis
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeAlias
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.rows import Row, dicts, each_row_of, values_of, values_of_few
+from barrier_runtime.data.row_class import RowClass
+from barrier_runtime.data.rows import dicts, each_row_of, input_row, values_of, values_of_few
+from barrier_runtime.operators.functions.instances import Instances, tried
 
+Reads: TypeAlias = "frozenset[str] | Instances | None"
 _MONITORING: Any = getattr(sys, "monitoring", None)
 
 
-def each_row_read(batch: Batch, reads: frozenset[str] | None) -> Iterator[Row]:
-    """Yields one dict per row, with the columns of the batch that are in `reads`; None: with all columns.
-    While a debugger runs, rows have all columns, because the debugger shows them."""
+def rows_read(function: Any, position: int, rows: RowClass | None) -> "Reads":
+    """Rows that `function` gets as argument `position`: instances of `rows`, or the columns read."""
+    return columns_read(function, position) if rows is None else Instances(rows)
+
+
+def each_row_read(batch: Batch, reads: "Reads") -> Iterator[Any]:
+    """Yields an instance or dict per row, with the columns of the batch in `reads`; None: all columns.
+    While a debugger runs, rows have all columns."""
+    if isinstance(reads, Instances):
+        return reads.each(batch)
     if reads is None or _debugged():
         return each_row_of(batch)
     few = batch.few
@@ -40,8 +48,19 @@ def each_row_read(batch: Batch, reads: frozenset[str] | None) -> Iterator[Row]:
     return dicts(names, columns) if names else ({} for _ in range(batch.count))
 
 
+def each_row_tried(batch: Batch, reads: "Reads") -> Iterator[Any]:
+    """As `each_row_read`, with an `Unmade` for each row that is no instance of its class."""
+    rows = each_row_read(batch, reads)
+    return tried(rows, len(batch)) if isinstance(reads, Instances) else rows
+
+
+def row_again(batch: Batch, at: int, reads: Reads) -> Callable[[], Any]:
+    if isinstance(reads, Instances):
+        return lambda: next(each_row_read(batch.slice(at, 1), reads))
+    return input_row(batch, at)
+
+
 def _debugged() -> bool:
-    """Returns whether a debugger (or another tracer) may look at the variables of functions."""
     if sys.gettrace() is not None:
         return True
     return _MONITORING is not None and _MONITORING.get_tool(_MONITORING.DEBUGGER_ID) is not None
@@ -88,20 +107,17 @@ def columns_read(function: Any, position: int) -> frozenset[str] | None:
 
 
 def _code(function: Any, position: int) -> tuple[CodeType | None, int]:
-    """Code of a Python function, and the position of the argument in the code."""
     if type(function) is MethodType:
         function, position = function.__func__, position + 1
     return (function.__code__, position) if type(function) is FunctionType else (None, position)
 
 
 def _names(code: CodeType) -> set[str]:
-    """Globals and attributes that the code and inner code use."""
     inner = [each for each in code.co_consts if isinstance(each, CodeType)]
     return set(code.co_names).union(*map(_names, inner))
 
 
 def _variables(instruction: dis.Instruction) -> list[str]:
-    """Local variables that an instruction loads, stores or deletes."""
     return instruction.argrepr.split(", ") if "FAST" in instruction.opname else []
 
 

@@ -1,8 +1,7 @@
-"""The step of `connect`: a keyed function with several inputs, each with separate rows and handler.
+"""The step of `connect`: a keyed function with several inputs, each with its handler.
 
-For each batch the operator uses the key columns, the handler and the event time of the batch's input, and is otherwise
-a `ProcessOperator`. All inputs share state, by the values of their keys. Handlers of broadcast rows run without a key,
-at once or after the next barrier (`switching`); only subtask 0 emits their results. See docs/design/broadcast-state.md.
+Handlers of broadcast rows run without a key, at once or after the next barrier (`switching`). Design:
+docs/design/broadcast-state.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +14,12 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.keys import KeyCodec
-from barrier_runtime.data.rows import Row, input_row
+from barrier_runtime.data.row_class import RowClass
+from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
-from barrier_runtime.operators.functions.columns_read import columns_read, each_row_read
+from barrier_runtime.operators.functions.columns_read import Reads, each_row_tried, row_again, rows_read
+from barrier_runtime.operators.functions.instances import check_made
 from barrier_runtime.operators.functions.process import ProcessOperator, no_key
 from barrier_runtime.operators.functions.switching import WaitingRows
 from barrier_runtime.operators.keyed.progress import check_same, columns_of, schema_bytes
@@ -34,7 +35,7 @@ _INPUT = "@input"  # not a possible name of an input
 
 
 def sequenced_schema(names: Sequence[str], schemas: Sequence[pa.Schema | None]) -> pa.Schema | None:
-    """With several names all `schemas` are known."""
+    """Schema of the edge of these inputs. Only a single input may have an unknown schema (None)."""
     if len(names) == 1:
         return schemas[0]
     known = [schema for schema in schemas if schema is not None]
@@ -43,10 +44,9 @@ def sequenced_schema(names: Sequence[str], schemas: Sequence[pa.Schema | None]) 
 
 
 class SequenceOperator(Operator):
-    """Gives the broadcast inputs of a step one order: passes their rows on in order of arrival, all in subtask 0.
+    """Orders broadcast inputs by arrival in subtask 0, so that copies of state agree.
 
-    With several senders every receiver would see another order, and copies of state would differ. Several inputs share
-    an edge, whose rows have a struct column per input, null in rows of other inputs. A single input passes unchanged.
+    Several inputs share an edge, whose rows have a struct column per input, null in rows of other inputs.
     """
 
     def __init__(self, name: str, names: Sequence[str], schemas: Sequence[pa.Schema | None]) -> None:
@@ -87,9 +87,10 @@ _INPUTS = "inputs"  # snapshot value: keyed inputs in the order of their ports
 class ConnectedInput:
     name: str
     keys: tuple[str, ...]  # columns; empty: a broadcast input
-    schema: pa.Schema | None  # if known
+    schema: pa.Schema | None
     event_time: str | None = None  # column
-    switch: Switch = "row"  # of a broadcast input: when the rows become valid
+    switch: Switch = "row"  # when broadcast rows take effect
+    rows: RowClass | None = None  # None: dicts
 
     @property
     def handler(self) -> str:
@@ -100,7 +101,7 @@ class _Port:
     def __init__(self, input: ConnectedInput) -> None:
         self.input = input
         self.call: Callable[..., Any] | None = None
-        self.reads: frozenset[str] | None = None  # see `columns_read`
+        self.reads: Reads = None
         self.seen: pa.Schema | None = None
         self.codec: KeyCodec | None = None  # of a keyed input, once the columns are known
 
@@ -115,8 +116,8 @@ class ConnectedOperator(ProcessOperator):
         name: str,
         inputs: Sequence[ConnectedInput],
         function: Any,
-        output: pa.Schema | None = None,
-        side: Mapping[str, pa.Schema] | None = None,
+        output: pa.Schema | RowClass | None = None,
+        side: Mapping[str, pa.Schema | RowClass] | None = None,
         on_error: OnError | Retry = "fail",
     ) -> None:
         """`function`: a class (or object) with a handler for each input."""
@@ -149,7 +150,7 @@ class ConnectedOperator(ProcessOperator):
         self._current.copies = copies
         self._speaks = context.subtask == 0
         super().open(context)
-        self.bind(pa.schema([]))  # broadcast rows may arrive before the first row with a key
+        self.bind(pa.schema([]))  # broadcast rows may arrive before rows with a key
         copies.opened()
         for port in self._keyed:
             if port.input.schema is not None:
@@ -165,11 +166,11 @@ class ConnectedOperator(ProcessOperator):
         self.by_clock = True  # broadcast rows also become valid in `on_wall_clock`
         for port in (*self._keyed, *self._broadcast):
             port.call = getattr(self._target, port.input.handler)
-            port.reads = columns_read(port.call, 1 if port.input.keys else 0)
+            port.reads = rows_read(port.call, 1 if port.input.keys else 0, port.input.rows)
         if self._failures is not None:
             for port in self._keyed:
                 assert port.call is not None
-                port.call = guarded(port.call, self._writer.take, self._sides, self._failures, of_rows=True)
+                port.call = guarded(port.call, self._take, self._sides, self._failures, of_rows=True)
         if self._undo is not None:
             self._undo.add(self._copies)
             for port in (*self._keyed, *self._broadcast):
@@ -214,8 +215,7 @@ class ConnectedOperator(ProcessOperator):
         return super().toward(watermark_ms, emit)
 
     def _before(self, watermark_ms: int, emit: Emit) -> bool:
-        """Makes rows valid that are valid before event time reaches `watermark_ms`.
-        The end of event time arrives before the end of inputs: no barrier follows for which the rows could wait."""
+        """Processes due broadcast rows; at the end of event time all waiting rows, since no barrier follows."""
         if watermark_ms == WATERMARK_MAX:
             self._waiting.ended()
         return self.switch(emit)
@@ -228,7 +228,7 @@ class ConnectedOperator(ProcessOperator):
         self.switch(emit)
 
     def switch(self, emit: Emit) -> bool:
-        """Makes rows valid that arrived before the last barrier, before all other work. False: no rows."""
+        """Processes broadcast rows that arrived before the last barrier; returns whether there were any."""
         if not self._waiting.due:
             return False
         due, self._waiting.due = self._waiting.due, []
@@ -237,11 +237,11 @@ class ConnectedOperator(ProcessOperator):
         return True
 
     def turn_to(self, port: int) -> None:
-        """`port`: current for the next visit; for harnesses."""
+        """Makes input `port` the current input, for harnesses."""
         self._turn_to(self._keyed[port])
 
     def content_of(self, state: str) -> dict[Any, Any]:
-        """This subtask's copy of a broadcast state; for harnesses."""
+        """For harnesses: this subtask's copy of a broadcast state."""
         return dict(vars(self._target)[state].items())
 
     def _turn_to(self, port: _Port) -> None:
@@ -281,7 +281,6 @@ class ConnectedOperator(ProcessOperator):
         self.bind(columns)
 
     def _process_broadcast(self, port: _Port, batch: Batch, emit: Emit) -> None:
-        """Processes row by row, as `_process_in_time` does."""
         if port.seen is None or not batch.schema.equals(port.seen):
             self._event_time = port.input.event_time
             self.on_input_schema(batch.schema)
@@ -296,7 +295,7 @@ class ConnectedOperator(ProcessOperator):
         self._begin(batch, self._watermark_ms if self._by_row else None)
         without_key = no_key(self.where, f"{port.input.handler}()")
         for at, (timestamp, row) in enumerate(
-            zip(self._timestamps(batch), each_row_read(batch, port.reads), strict=False)
+            zip(self._timestamps(batch), each_row_tried(batch, port.reads), strict=False)
         ):
             if reached is not None and reached[at] > self._watermark_ms:
                 self._advance(reached[at], given)
@@ -315,15 +314,14 @@ class ConnectedOperator(ProcessOperator):
         self._flush_sides(emit, batch.emit_ns)
 
     def _handled(self, port: _Port, row: Row, batch: Batch, at: int) -> list[Row]:
-        """`at`: number of `row` in the batch."""
         call: Any = port.call
         emitted, rows, failures = self._sides.counts(), list[Row](), self._failures
         self._copies.changes = port.input.handler
         try:
+            check_made(row)
             result = call(row, self._context)
             if result is not None:
-                rows_given = (result,) if type(result) is dict else result
-                self._writer.take(rows_given, rows, input_row(batch, at))
+                self._take(result, rows, row_again(batch, at, port.reads))
         except UserCodeError:
             raise
         except Exception as error:

@@ -1,6 +1,6 @@
 """`filter`, `select` and `split` by expressions, and `explode`, without Python code per row.
 
-Expressions are SQL or `pyarrow.compute`. A separate file, because Arrow's expression engine is slow to import.
+A separate file, because Arrow's expression engine is slow to import.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Evaluation:
-    """Expressions of a step. If the flow did not know the columns, SQL is compiled for the rows that arrive."""
+    """Expressions of a step; SQL without known columns is compiled for the rows that arrive."""
 
     def __init__(self, expressions: "Sequence[Compiled | SqlExpression]", where: str) -> None:
         self._given = list(expressions)
@@ -36,7 +36,7 @@ class _Evaluation:
         self._shared = Shared({}, [])
 
     def __call__(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """Returns an array per expression. Raises `InvalidJob`, with the expression, for rows without a value."""
+        """Raises `InvalidJob`, with the expression, for rows without a value."""
         rows = self._plain(rows)
         if self._schema is not rows.schema and rows.schema != self._schema:
             self._schema = rows.schema
@@ -110,7 +110,7 @@ class ExplodeOperator(Operator):
     """Emits the other columns of a row with each element, in order."""
 
     def __init__(self, name: str, column: str, into: Sequence[str], outer: bool, position: str | None) -> None:
-        """`into`: name of the element, or of key and value. `outer`: a row without elements goes out with nulls."""
+        """`into`: names of the element, or of key and value. `outer`: keeps rows without elements, with nulls."""
         self._where = f"explode {name!r}"
         self._column = column
         self._into = list(into)
@@ -141,8 +141,7 @@ class ExplodeOperator(Operator):
 
 
 def _parts(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[pa.Array]]:
-    """Returns each row's first element in the children, number of elements, and the children: elements, or keys and
-    values."""
+    """Returns per row the first element and the number of elements; and the children."""
     if not pa.types.is_map(column.type) and not pa.types.is_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     offsets = column.offsets.to_numpy().astype(np.int64)
@@ -154,7 +153,6 @@ def _parts(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 def exploded(
     schema: pa.Schema, column: str, into: Sequence[str] | None, position: str | None, where: str
 ) -> tuple[list[str], pa.Schema]:
-    """Names of the new columns in place of `column`, and the columns of the result."""
     kind = schema.field(column).type
     if pa.types.is_map(kind):
         names, kinds = list(into or ("key", "value")), [kind.key_type, kind.item_type]

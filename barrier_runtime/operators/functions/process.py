@@ -1,7 +1,4 @@
-"""`process`: the user's function of a row and its key, with state and timers bound to this key.
-
-Besides the user's call a row costs a few attribute writes: handles share a `CurrentKey`.
-"""
+"""`process`: the user's function of a row and its key, with state and timers bound to this key."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,9 +11,12 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
-from barrier_runtime.data.rows import Row, RowWriter, input_row, references
+from barrier_runtime.data.row_class import RowClass
+from barrier_runtime.data.rows import Row, RowWriter
+from barrier_runtime.data.values.references import references
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
-from barrier_runtime.operators.functions.columns_read import columns_read, each_row_read
+from barrier_runtime.operators.functions.columns_read import Reads, each_row_read, each_row_tried, row_again, rows_read
+from barrier_runtime.operators.functions.declared import check_event_time_of_states, declared_states
 from barrier_runtime.operators.functions.process_rows import YieldedRows
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
 from barrier_runtime.operators.keyed.operator import KeyedOperator
@@ -28,13 +28,13 @@ from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, OnErro
 from barrier_runtime.operators.retry import RetriedCall, Retry
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, NoKey, States
 from barrier_runtime.operators.state.ttl import Timing
+from barrier_runtime.operators.uncopyable import own_function
 from barrier_runtime.operators.user_code import (
     Context,
     WatchedAttributes,
     close_function,
     function_name,
     open_function,
-    own_function,
     user_error,
 )
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
@@ -89,41 +89,8 @@ class ProcessContext(Context):
         self.metrics = metrics
 
 
-def check_keyed_function(function: Any, where: str) -> None:
-    """Raises `InvalidJob` unless `function` is a function, or a class or object with `process`."""
-    if not callable(getattr(function, "process", function)):
-        raise InvalidJob(f"{where}: {function!r} is not a function and has no process() method: pass one")
-    if isinstance(function, type) and not callable(getattr(function, "process", None)):
-        raise InvalidJob(f"{where}: class {function.__name__} has no method process(self, key, row, ctx): add it")
-
-
-def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None) -> dict[str, KeyedState]:
-    states = {name: value for name in dir(function) if isinstance(value := getattr(function, name, None), KeyedState)}
-    if extra is not None and not isinstance(extra, Mapping):
-        raise InvalidJob(f"state={extra!r}: give a dict, as in state={{'total': ValueState(int)}}")
-    for name, value in (extra or {}).items():
-        if name in states:
-            raise InvalidJob(f"state {name!r} is declared in {function_name(function)} and in state=: keep one")
-        if not isinstance(value, KeyedState):
-            raise InvalidJob(f"state {name!r} is {value!r}: declare it as ValueState(type), or another kind of state")
-        states[name] = value
-    return states
-
-
-def check_event_time_of_states(states: Mapping[str, KeyedState], event_time: str | None, where: str) -> list[str]:
-    """Returns the states with a TTL in event time.
-    Raises `InvalidJob` if there are such states and the step has no event time."""
-    names = [name for name, state in states.items() if state.ttl is not None and state.ttl.clock == "event"]
-    if names and event_time is None:
-        raise InvalidJob(
-            f"{where}: state {names[0]!r} has a TTL in event time, but the step does not know the time of its rows: "
-            "pass event_time= to process(), or take TTL(…, clock='processing')"
-        )
-    return names
-
-
 def no_key(where: str, function: str) -> Any:
-    """Replacement of the key while `function` runs without a key."""
+    """Replacement of the key that refuses every use, while `function` runs without a key."""
     return NoKey(
         f"{where}: {function} uses {{}}, which belongs to a key, but it runs for no key: use it where there is one, in "
         "the function that gets rows by key, in on_timer() or in on_wall_timer()"
@@ -140,10 +107,11 @@ class ProcessOperator(KeyedOperator):
         function: Any,
         states: Mapping[str, KeyedState] | None = None,
         event_time: str | None = None,
-        output: pa.Schema | None = None,
+        output: pa.Schema | RowClass | None = None,
         schema: pa.Schema | None = None,
-        side: Mapping[str, pa.Schema] | None = None,
+        side: Mapping[str, pa.Schema | RowClass] | None = None,
         on_error: OnError | Retry = "fail",
+        rows: RowClass | None = None,
     ) -> None:
         """`function`: a class (or object) with `process(self, key, row, ctx)`, or a function of (key, row, ctx)."""
         super().__init__(name, keys, keys, schema)
@@ -151,16 +119,18 @@ class ProcessOperator(KeyedOperator):
         self._extra = dict(states or {})
         self._event_time = event_time
         self._output = output
+        self._rows = rows
         self._sides = SideOutputs(self.where, side or {})
         self._on_error = on_error
         self._failures: Failures | None = None
         self._current = self._made_current()
         self._undo = self._current.undo = Undo() if isinstance(on_error, Retry) else None
         self._by_row = False
-        self._attributes: WatchedAttributes | None = None  # once open() has returned
+        self._attributes: WatchedAttributes | None = None
         self._reclaiming: Reclaiming | None = None  # for states with a TTL
+        self._reads: Reads = None
         self._rest: Batch | None = None  # of a batch within which a slice ended
-        self._came_by_timer_ms: int | None = None  # event time, while a timer of this time has advanced it there
+        self._came_by_timer_ms: int | None = None  # event time, if a timer of this time has advanced it there
         self._to_close: Any = None  # the user's object, once open() has returned
 
     def open(self, context: OperatorContext) -> None:
@@ -173,12 +143,13 @@ class ProcessOperator(KeyedOperator):
 
     def bind(self, columns: pa.Schema) -> None:
         width = len(self._key_columns)
-        target, self._call = own_function(self._function, "process", self._failed)
-        self._reads = columns_read(self._call, 1)
+        target, self._call = own_function(self._function, "process", f"process {self.name!r}", self._failed)
+        where = f"{function_name(self._call)} of operator {self.name!r}"
+        self._reads = rows_read(self._call, 1, self._rows)
         self._on_timer = getattr(target, "on_timer", None)
         self._on_wall_timer = getattr(target, "on_wall_timer", None)
         self.by_clock = self._on_wall_timer is not None
-        self._writer = RowWriter(f"{function_name(self._call)} of operator {self.name!r}", self._output)
+        self._writer = RowWriter(where, self._output)
         if isinstance(self._on_error, Retry):
             self._repeat()
         elif self._on_error != "fail":
@@ -236,12 +207,15 @@ class ProcessOperator(KeyedOperator):
     def _guard(self, failures: Failures) -> None:
         self._failures = failures
         failures.opened(self.context)
-        take, sides = self._writer.take, self._sides
+        take, sides = self._take, self._sides
         self._call = guarded(self._call, take, sides, failures, of_rows=True)
         if self._on_timer is not None:
             self._on_timer = guarded(self._on_timer, take, sides, failures, of_rows=False)
         if self._on_wall_timer is not None:
             self._on_wall_timer = guarded(self._on_wall_timer, take, sides, failures, of_rows=False)
+
+    def _take(self, result: Any, rows: list[Row], given: Callable[[], Row]) -> None:
+        self._writer.take(self._writer.each(result), rows, given)
 
     def _repeat(self) -> None:
         self._call = self._repeated(self._call)
@@ -268,7 +242,7 @@ class ProcessOperator(KeyedOperator):
             self._failures.flush(emit, emit_ns)
 
     def visit(self, rows: pa.RecordBatch, at_ms: int | None = None) -> None:
-        """Binds states and timers to the key of `rows` (one row), until the next row or timer. For harnesses."""
+        """For harnesses: binds states and timers to the key of the single row of `rows`."""
         self._check(rows.schema)
         self._current.key = self.codec.state_keys(rows)[0]
         self._context.timestamp = at_ms
@@ -277,7 +251,6 @@ class ProcessOperator(KeyedOperator):
 
     @property
     def states(self) -> dict[str, KeyedState]:
-        """States by name, after the first row or visit."""
         return dict(vars(self._context.state))
 
     @property
@@ -339,9 +312,10 @@ class ProcessOperator(KeyedOperator):
         current, context, call = self._current, self._context, self._call
         results: list[Row] = []
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
+        row_kind = self._writer.row_kind
         try:
             for current.key, key, context.timestamp, row in zip(
-                coming, user_keys, times, each_row_read(batch, self._reads), strict=False
+                coming, user_keys, times, self._each_row(batch), strict=False
             ):
                 context.key = key
                 result = call(key, row, context)
@@ -361,6 +335,8 @@ class ProcessOperator(KeyedOperator):
                                 copied = True
                         if copied:
                             self._writer.check_apart(result, self._input_row(batch, coming))
+                    elif kind is row_kind:
+                        append(taken(result))
                     else:
                         for one in result:
                             append(one if references(one) == alone else taken(one))
@@ -375,19 +351,19 @@ class ProcessOperator(KeyedOperator):
         self._flush_sides(emit, batch.emit_ns)
 
     def _process_in_time(self, batch: Batch, watermarks: npt.NDArray[np.int64] | None, emit: Emit) -> None:
-        """Processes row by row as if each row had a watermark before it, independent of the cuts of batches.
+        """Processes rows as if each followed a watermark, independent of the cuts of batches.
         `watermarks`: of each row's key group; timers follow the event time of the whole stream."""
         self._by_row = self._by_row or batch.reached is not None
         state_keys, user_keys = self.codec.keys(batch)
         reached: Iterable[int] = itertools.repeat(WATERMARK_MIN) if batch.reached is None else batch.reached.tolist()
         seen: Iterable[int] = itertools.repeat(WATERMARK_MIN) if watermarks is None else watermarks.tolist()
         current, context, call, timers = self._current, self._context, self._call, self._timers
-        taken, alone = self._writer.taken, self._writer.alone
+        taken, alone, row_kind = self._writer.taken, self._writer.alone, self._writer.row_kind
         given, by_row, coming = YieldedRows(self._by_row), self._by_row, iter(state_keys)
         append, watermark_ms, sides = given.rows.append, self._watermark_ms, self._sides
         self._begin(batch, watermark_ms if by_row else None)
         try:
-            rows = each_row_read(batch, self._reads)
+            rows = self._each_row(batch)
             for state_key, key, timestamp, row, reached_ms, seen_ms in zip(
                 coming, user_keys, self._timestamps(batch), rows, reached, seen, strict=False
             ):
@@ -417,6 +393,8 @@ class ProcessOperator(KeyedOperator):
                                 copied = True
                         if copied:
                             self._writer.check_apart(result, self._input_row(batch, coming))
+                    elif kind is row_kind:
+                        append(taken(result))
                     else:
                         for one in result:
                             append(one if references(one) == alone else taken(one))
@@ -436,12 +414,13 @@ class ProcessOperator(KeyedOperator):
             emit(given.batch(self._writer, batch.schema, batch.emit_ns))
         self._flush_sides(emit, batch.emit_ns)
 
+    def _each_row(self, batch: Batch) -> Iterator[Any]:
+        return (each_row_read if self._failures is None else each_row_tried)(batch, self._reads)
+
     def _input_row(self, batch: Batch, coming: Iterator[Any]) -> Callable[[], Row]:
-        """Returns a function that makes the current row again. `coming`: keys of the following rows."""
-        return input_row(batch, max(0, len(batch) - length_hint(coming) - 1))
+        return row_again(batch, max(0, len(batch) - length_hint(coming) - 1), self._reads)
 
     def _stopped(self, batch: Batch, at: int, reached_ms: int) -> None:
-        """Keeps the rows from `at` on: the timers due before exceed a turn."""
         self._rest = batch.slice(at)
         self._going_to_ms = reached_ms
 
@@ -509,7 +488,7 @@ class ProcessOperator(KeyedOperator):
                 context.key = self.codec.user_key(current.key)
                 result = on_wall_timer(context.key, due_ms, context)
                 if result is not None:
-                    self._writer.take((result,) if type(result) is dict else result, given.rows)
+                    self._writer.take(self._writer.each(result), given.rows)
         except Exception as error:
             self._check_handles()
             raise self._failed(error, on_wall_timer, key=context.key) from error
@@ -523,7 +502,7 @@ class ProcessOperator(KeyedOperator):
         self._flush_sides(emit, emit_ns)
 
     def _advance(self, watermark_ms: int, given: "YieldedRows", in_slices: bool = False) -> bool:
-        """Advances event time with a stop at each due timer. False: the turn is over at the last fired timer's time."""
+        """Advances event time, stopping at each due timer; False: the turn ended before."""
         current, context, on_timer = self._current, self._context, self._on_timer
         if on_timer is not None and self._timers.next_ms <= watermark_ms:
             time_slice = Slice(self.context.now_s) if in_slices else None
@@ -533,13 +512,13 @@ class ProcessOperator(KeyedOperator):
                         self._watermark_ms = self._came_by_timer_ms = at_ms
                     context.timestamp, context.watermark = at_ms, self._watermark_ms
                     context.key = self.codec.user_key(current.key)
-                    # rows with the timer's time are not late downstream, whichever timer of that time emits them
+                    # rows with the timer's time are not late downstream, whichever of its timers emits them
                     reached_ms = self._watermark_ms - (self._watermark_ms == self._came_by_timer_ms)
                     if self._by_row:
                         self._sides.reached_ms = reached_ms
                     result = on_timer(context.key, at_ms, context)
                     if result is not None:
-                        self._writer.take((result,) if type(result) is dict else result, given.rows)
+                        self._writer.take(self._writer.each(result), given.rows)
                     given.upto(reached_ms)
             except Exception as error:
                 raise self._failed(error, on_timer, key=context.key) from error

@@ -1,8 +1,7 @@
 """`process_groups`: a user's function of a whole batch, with state per key as numpy columns.
 
-State is a columnar table (`state/columns/column_table`), so no code runs per row or key. The function gets a copy of
-the columns of the batch's keys, written back after the function has returned: a function that raises changes nothing.
-Only keys with changed columns go into the next snapshot.
+The function gets a copy of the columns of the batch's keys, written back when the function returns: a function that
+raises changes nothing. The next snapshot has only keys with changes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,13 +23,14 @@ from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.outputs.failures import Failures, in_parts
 from barrier_runtime.operators.outputs.side_outputs import OnError
 from barrier_runtime.operators.retry import RetriedCall, Retry
-from barrier_runtime.operators.user_code import function_name, own_function, user_error
+from barrier_runtime.operators.uncopyable import own_function
+from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.snapshots.continued_state import COLUMN, described_name
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
-_MANY = 512  # rows from which it pays to find the distinct keys first
+_MANY = 512  # rows from which finding the distinct keys first pays
 
 Ints = npt.NDArray[np.int64]
 Declared = Mapping[str, Any]  # column -> numpy dtype, or (dtype, initial value)
@@ -40,7 +40,6 @@ class BatchKeys:
     """Keys of a batch, numbered from 0 in the order of their first rows.
 
     `of_row`: number of each row's key, an array of int64. `len(keys)`: number of keys and length of the state columns.
-    `first_rows`, `last_rows`: each key's first and last row in the batch. `rows`: the key columns, a row per key.
     """
 
     def __init__(self, of_row: Ints, count: int, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
@@ -69,7 +68,7 @@ class BatchKeys:
         return self._batch.select(self._columns).take(pa.array(self.first_rows))
 
     def forget(self, which: Any) -> None:
-        """Removes the state of these keys when the function returns; their next row starts from the initial values.
+        """Removes these keys' state when the function returns; later rows begin with initial values.
         `which`: a mask with a boolean per key, or numbers of keys."""
         numbers = np.asarray(which)
         if numbers.dtype == np.bool_ and numbers.shape == (self._count,):
@@ -92,8 +91,7 @@ class BatchKeys:
 
 
 def declared_columns(function: Any, state: Declared | None, where: str) -> dict[str, tuple[str, int | float]]:
-    """Returns name -> (numpy dtype, initial value), from a class's attribute `state` or from `state=`.
-    Raises `InvalidJob` unless these are columns of numbers."""
+    """Name -> (numpy dtype, initial value). Raises `InvalidJob` unless these are columns of numbers."""
     own = getattr(function, "state", None)
     if own is not None and state is not None:
         raise InvalidJob(f"{where}: its state is declared in {function_name(function)[:-2]} and in state=: keep one")
@@ -129,8 +127,7 @@ class ProcessGroupsOperator(KeyedOperator):
         on_error: OnError | Retry = "fail",
         event_times: frozenset[str] = frozenset(),
     ) -> None:
-        """`function`: a class (or object) with `process_groups(self, keys, batch, state)`, or a function of these.
-        `event_times`: see `KeptTimes`."""
+        """`function`: a class (or object) with `process_groups(self, keys, batch, state)`, or such a function."""
         super().__init__(name, keys, keys, schema)
         self._times = KeptTimes(event_times, f"{function_name(function)} of {self.where}")
         self._function = function
@@ -144,9 +141,14 @@ class ProcessGroupsOperator(KeyedOperator):
         )
 
     def bind(self, columns: pa.Schema) -> None:
-        _, self._call = own_function(self._function, "process_groups", lambda error, _: self._failed(error, None))
+        _, self._call = own_function(
+            self._function,
+            "process_groups",
+            f"process_groups {self.name!r}",
+            lambda error, _: self._failed(error, None),
+        )
         self._give: Callable[[Batch], _Given] = self._given
-        if self._retry is not None:  # nothing is written before the function has returned, so there is nothing to undo
+        if self._retry is not None:  # nothing to undo: columns are written after the function has returned
             said = function_name(self._call)
             self._give = RetriedCall(self._given, self._retry, False, what="batch", said=said)
         self._table = self._column_table("groups", self._declared_columns, (), evictable=True)
@@ -179,7 +181,6 @@ class ProcessGroupsOperator(KeyedOperator):
         self._take(given, batch, emit)
 
     def _given(self, batch: Batch) -> _Given:
-        """Calls the function; writes nothing yet."""
         rows = batch.rows
         of_row, row_ids = self._grouped(rows)
         keys = BatchKeys(of_row, len(row_ids), rows, self._key_columns)
@@ -199,7 +200,6 @@ class ProcessGroupsOperator(KeyedOperator):
             emit(batch.made(made))
 
     def _grouped(self, rows: pa.RecordBatch) -> tuple[Ints, Ints]:
-        """Returns each row's key number, and the row ids of the keys."""
         key = rows.column(self._key_columns[0])
         if self.codec.is_one_int64 and not key.null_count and len(key) >= _MANY:
             encoded = key.dictionary_encode()  # one lookup in the index per key, not per row
@@ -262,7 +262,6 @@ class ProcessGroupsOperator(KeyedOperator):
         return result
 
     def _table_of(self, columns: Mapping[str, Any], name: str) -> pa.Table:
-        """Raises `InvalidJob` if the names differ from the step's schema."""
         if self._output is None:
             return pa.table(dict(columns))
         if set(columns) != set(self._output.names):

@@ -1,5 +1,4 @@
-"""`process` of a stream without key: a user's function of each row, with side outputs and metrics, without state.
-`YieldedRows` also serves keyed functions."""
+"""`process` of a stream without key: a function of each row, with side outputs and metrics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,20 +7,21 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.rows import Row, RowWriter, input_row
+from barrier_runtime.data.row_class import RowClass
+from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
-from barrier_runtime.operators.functions.columns_read import columns_read, each_row_read
+from barrier_runtime.operators.functions.columns_read import each_row_read, row_again, rows_read
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
 from barrier_runtime.operators.outputs.failures import Failures
 from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, OnError, SideOutputs
 from barrier_runtime.operators.retry import RetriedCall, Retry
+from barrier_runtime.operators.uncopyable import own_function
 from barrier_runtime.operators.user_code import (
     KEYED,
     Context,
     close_function,
     function_name,
     open_function,
-    own_function,
     user_error,
 )
 from barrier_runtime.state.values.undo import Undo
@@ -74,15 +74,17 @@ class ProcessRowsOperator(Operator):
         self,
         name: str,
         function: Any,
-        schema: pa.Schema | None = None,
-        side: Mapping[str, pa.Schema] | None = None,
+        schema: pa.Schema | RowClass | None = None,
+        side: Mapping[str, pa.Schema | RowClass] | None = None,
         on_error: OnError | Retry = "fail",
+        rows: RowClass | None = None,
     ) -> None:
         """`function`: a class (or object) with `process(self, row, ctx)`, or a function of (row, ctx)."""
         self._name = name
         self._where = f"process {name!r}"
         self._function = function
         self._schema = schema
+        self._rows = rows
         self._sides = SideOutputs(self._where, side or {})
         self._on_error = on_error
         self._failures: Failures | None = None
@@ -91,10 +93,11 @@ class ProcessRowsOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         self._subtask = context.subtask
         self._metrics = context.metrics
-        target, self._call = own_function(self._function, "process", self._failed)
-        self._reads = columns_read(self._call, 0)
+        target, self._call = own_function(self._function, "process", self._where, self._failed)
         name, undo = function_name(self._call), None
-        self._writer = RowWriter(f"{name} of operator {self._name!r}", self._schema)
+        where = f"{name} of operator {self._name!r}"
+        self._reads = rows_read(self._call, 0, self._rows)
+        self._writer = RowWriter(where, self._schema)
         if isinstance(self._on_error, Retry):
             undo = Undo()
             undo.add(EmittedByCall(self._sides))
@@ -120,16 +123,18 @@ class ProcessRowsOperator(Operator):
         if failures is not None:
             failures.begin(batch)
         results: list[Row] = []
-        counts: list[int] = []  # results of each row
-        for at, row in enumerate(each_row_read(batch, self._reads)):
+        counts: list[int] = []
+        rows = each_row_read(batch, self._reads)
+        for at in range(len(batch)):
             if reached is not None:
                 sides.reached_ms = int(reached[at])
             before, emitted = len(results), sides.counts()
             try:
+                row = next(rows)  # held, so that a result that is this row is copied
                 result = self._call(row, self._context)
                 if result is not None:
-                    given = (result,) if type(result) is dict else result
-                    self._writer.take(given, results, input_row(batch, at))
+                    given = self._writer.each(result)
+                    self._writer.take(given, results, row_again(batch, at, self._reads))
             except Exception as error:
                 if failures is None or not failures.takes(error):
                     raise self._failed(error, self._call, batch=batch.rows, row=at) from error

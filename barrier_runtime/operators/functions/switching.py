@@ -1,24 +1,7 @@
 """Rows of broadcast inputs with `switch="barrier"`: valid after the same barrier in all subtasks.
 
-States and moves of such a row, in each subtask:
-
-    waiting   arrived after the last barrier that the subtask has taken; no handler has seen it
-    due       arrived before that barrier: the handler runs before anything else happens here
-    valid     the handler has run
-
-    move                    from      to
-    a row arrives           -         waiting. Event time advances to the time reached at the row
-    a barrier is taken      waiting   due. The snapshot has the waiting rows, and state without them
-    any other call, also a  due       valid. Results of handlers are emitted after the barrier
-    turn of the loop
-    restore                 stored    due, in every subtask, whatever their number
-    all inputs have ended   waiting   valid, after the last timers of event time
-    a barrier is aborted    waiting   waiting, for the next barrier
-
 A barrier is taken after it has arrived on all channels, in unaligned checkpoints too: otherwise later rows would apply
-to rows in flight. The barrier of an aborted checkpoint may reach only some subtasks. So each subtask records the
-barriers after which rows became valid: a checkpoint with different records is not decided
-(`coordinator/checkpoints/checkpoint`), and the generation ends. See docs/design/broadcast-state.md.
+to rows in flight. Design: docs/design/broadcast-state.md.
 """
 
 import hashlib
@@ -58,10 +41,10 @@ _STORED = VersionedDecoder(value_format("{}: its rows that wait for a barrier"),
 
 
 class WaitingRows:
-    """Waiting rows of a subtask, in order of arrival."""
+    """Rows in order of arrival."""
 
     def __init__(self, where: str, subtask: int, inputs: Collection[str], restored: Sequence[OperatorSnapshot]) -> None:
-        """Raises `InvalidJob` if rows of an input not in `inputs` wait in `restored`."""
+        """Raises `InvalidJob` if `restored` has waiting rows of inputs not in `inputs`."""
         self._subtask = subtask
         self._waiting: list[tuple[str, Batch]] = []
         self.due: list[tuple[str, Batch]] = []

@@ -1,5 +1,4 @@
-"""Metrics of users' functions: `ctx.metrics`.
-Exported with the step's own metrics as `user_<name>`, so no name of this project is ever taken."""
+"""`ctx.metrics`: users' metrics, exported with the step's own as `user_<name>`."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +13,7 @@ PREFIX = "user_"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MOST = 100  # of a step: every heartbeat carries all
 _MOST_HISTOGRAMS = 20
-_NS = 1_000_000  # ns per recorded unit: histograms hold nanoseconds and show milliseconds
+_NS = 1_000_000  # ns per recorded unit: a histogram of ns shows ms
 _GREATEST = 3_600_000.0
 Recorded: TypeAlias = tuple[LatencyRecorder, int, int]  # with the value, and how many times
 
@@ -87,7 +86,7 @@ _Made = TypeVar("_Made", UserCounter, UserGauge, UserHistogram)
 
 
 class UserMetrics:
-    """`ctx.metrics` of a step in a slot, over all keys. A name stays a counter, gauge or histogram."""
+    """`ctx.metrics` of a step in a slot, over all keys."""
 
     def __init__(self, where: str, group: MetricGroup, undo: Undo | None = None) -> None:
         self._where = where
@@ -95,13 +94,12 @@ class UserMetrics:
         self._counts = group.counts
         self._made: dict[str, UserCounter | UserGauge | UserHistogram] = {}
         self._before: dict[str, float] = {}
-        self._recorded: list[Recorded] | None = None  # by the current call
+        self._recorded: list[Recorded] | None = None
         if undo is not None:
             self._recorded = []
             undo.add(self)
 
     def begin(self) -> None:
-        """See `state/values/undo`."""
         counts = self._counts
         self._before = {name: counts[name] for made in self._made if (name := PREFIX + made) in counts}
         if self._recorded:

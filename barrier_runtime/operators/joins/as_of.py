@@ -1,8 +1,8 @@
-"""As-of join: to each left row the newest right row (*version*) of the key that is not newer than the left row.
+"""As-of join: to each left row the newest right row (*version*) of the key that is not newer.
 
-A left row waits until the watermark has passed the row's time: versions up to that time may still arrive, in any
-order. Of the versions that the watermark has passed, only each key's newest is needed, and with a tolerance none that
-is too old for all later rows: the watermark removes the others, also for keys without further rows.
+A left row waits until the watermark has passed the row's time: versions up to that time may still arrive, in any order.
+The watermark removes versions that no later row needs: all passed versions of a key but the newest, and those beyond
+the tolerance.
 """
 
 import datetime
@@ -22,7 +22,7 @@ from barrier_runtime.state.keys.distinct_ints import distinct_ints
 AsOfKind: TypeAlias = Literal["left", "inner"]
 AS_OF_KINDS = ("left", "inner")
 _LEFT, _RIGHT = 0, 1
-_SUPERSEDED = 1  # second argument of `passed`
+_SUPERSEDED = 1
 _PAIRS = 262_144
 
 
@@ -82,7 +82,6 @@ class AsOfJoinOperator(JoinOperator):
             versions.drop_passed(max(WATERMARK_MIN, before - self._tolerance))
 
     def _give(self, rows: pa.RecordBatch, keys: Ints, times: Ints, emit: Emit) -> None:
-        """Emits left rows, each with the version of the row's time."""
         order = np.argsort(keys, kind="stable")
         of_run, position = self._found(keys[order], times[order])
         places = np.empty_like(order)
@@ -93,10 +92,9 @@ class AsOfJoinOperator(JoinOperator):
             self._send(joined, emit)
 
     def _superseded(self, newest: Sequence[tuple[RowRun, Ints]]) -> None:
-        """Called with the newest versions (run and positions) of keys whose older versions have passed."""
+        """Called with the newest versions (run, positions) of keys with passed older versions."""
 
     def _found(self, keys: Ints, times: Ints) -> tuple[Ints, Ints]:
-        """Returns the run's number and the position in the run, for each left row; -1 without a version."""
         highest = times if self._exact else times - 1
         lowest = np.full(len(times), WATERMARK_MIN) if self._tolerance is None else times - self._tolerance
         of_run, position = np.full(len(keys), -1), np.zeros(len(keys), np.int64)
@@ -114,8 +112,8 @@ def with_versions(
     columns: JoinColumns, rows: pa.RecordBatch, runs: Sequence[RowRun], of_run: Ints, position: Ints, outer: bool
 ) -> tuple[pa.RecordBatch | None, Bools]:
     """Returns the rows in order, each with a version, and which rows are kept.
-    The version is the row at `position` of the run `of_run` (its number; -1: no version). Without `outer` only rows
-    with a version are kept; None: no rows."""
+    The version is the row at `position` of the run with number `of_run` (-1: no version). Without `outer` only rows
+    with a version are kept."""
     found = of_run >= 0
     kept = np.ones(len(rows), np.bool_) if outer else found
     if not found.any():
@@ -135,7 +133,7 @@ def with_versions(
 
 def _remove_superseded(versions: JoinBuffer, before: int) -> list[tuple[RowRun, Ints]]:
     """Removes all but the newest of each key's versions before time `before`.
-    Returns the newest versions (run and positions) of the keys with versions that passed since the last call."""
+    Returns the newest versions of keys with versions that passed since the last call."""
     passed = [distinct_ints(run.keys[positions]) for run, positions in versions.passed(before, _SUPERSEDED)]
     if not passed:
         return []

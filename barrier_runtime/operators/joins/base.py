@@ -1,8 +1,7 @@
-"""Common parts of joins of two streams: keyed inputs (port 0 is left), held rows, late rows, snapshots.
+"""Common parts of joins of two streams: keyed inputs (port 0: left), held rows, late rows, snapshots.
 
-A row at or before the watermark (window join: a row whose windows are over) is late: counted, or sent to a side output,
-and not joined, since partners may already be removed. A null key equals nothing: the row is not held, and is emitted at
-once if that side emits rows without a partner. `JoinClock` compares times in a unit fine enough for both sides.
+A late row is not joined, since partners may already be removed. A row with a null key is not held, and is emitted at
+once if that side emits rows without a partner.
 """
 
 import datetime
@@ -32,7 +31,7 @@ from barrier_runtime.state.snapshots.snapshot import DEFINITION, JOIN_KEYS
 
 @dataclass(frozen=True)
 class Side:
-    """Input of a join: key columns, event-time column ("": rows count in order of arrival), all columns."""
+    """Input of a join. `event_time`: "" if rows count in order of arrival."""
 
     keys: tuple[str, ...]
     event_time: str
@@ -42,19 +41,17 @@ class Side:
 def join_keys_said(
     left: pa.Schema | None, left_keys: Sequence[str], right: pa.Schema | None, right_keys: Sequence[str]
 ) -> str:
-    """Returns the key columns of both sides with their types, as in snapshots; "" if unknown."""
     sides = keys_said(left, left_keys), keys_said(right, right_keys)
     return f"left {sides[0]}, right {sides[1]}" if all(sides) else ""
 
 
 def inner_name(added: pa.Field) -> str:
-    """Name of an added column in held rows."""
     return f"@{added.name}"
 
 
 class JoinColumns:
-    """Keys (named as on the left), `added`, other columns of the left, other columns of the right.
-    Clashing names get the suffixes. Without `both` there are no right columns. Rows of both sides have the `added`
+    """Columns of a result: keys (named as on the left), `added`, other columns of left and right.
+    Without `both` there are no right columns. Clashing names get the suffixes. Rows of both sides have the `added`
     columns under `inner_name`."""
 
     def __init__(
@@ -75,7 +72,7 @@ class JoinColumns:
         clashing = {field.name for field in self._rest[0]} & {field.name for field in self._rest[1]}
         clashing |= taken & {field.name for field in (*self._rest[0], *self._rest[1])}
         fields = [*keys, *added]
-        self._names = self._named(clashing, suffix)  # of each side: its column -> name in the result
+        self._names = self._named(clashing, suffix)
         for one, named in zip(self._rest, self._names, strict=True):
             fields += [field.with_name(named[field.name]) for field in one]
         self.schema = pa.schema([pa.field(field.name, field.type) for field in fields])
@@ -108,11 +105,9 @@ class JoinColumns:
         return self._names[0].get(column, column)
 
     def right_name(self, column: str) -> str:
-        """Name in the result; keys are those of the left."""
         return self._names[1].get(column, column)
 
     def rows(self, left: pa.RecordBatch | None, right: pa.RecordBatch | None) -> pa.RecordBatch:
-        """Joins row by row; one side may be None."""
         sides = (left, right)
         present = 0 if left is not None else 1
         some = sides[present]
@@ -135,12 +130,11 @@ _PER_MS = {"us": 1_000, "ns": 1_000_000}
 
 class JoinClock:
     def __init__(self, *kinds: pa.DataType) -> None:
-        """`kinds`: types of the event-time columns."""
         units = (_PER_MS.get(kind.unit, 1) if pa.types.is_timestamp(kind) else 1 for kind in kinds)
         self.per_ms = max(units, default=1)
 
     def times(self, column: pa.Array, times_ms: npt.NDArray[np.int64], where: str) -> npt.NDArray[np.int64]:
-        """Returns the times of `column` (no nulls) in units. `times_ms`: the same in ms, not empty."""
+        """Returns the times of `column` (no nulls) in units. `times_ms`: the same times in ms."""
         kind = column.type
         per_ms = _PER_MS.get(kind.unit, 1) if pa.types.is_timestamp(kind) else 1
         limit = TIME_LIMIT // self.per_ms
@@ -168,7 +162,7 @@ class JoinClock:
         return -self.floor(-span)
 
 
-LATE_LEFT, LATE_RIGHT = "late left rows", "late right rows"  # of side outputs
+LATE_LEFT, LATE_RIGHT = "late left rows", "late right rows"
 _TAGS = (LATE_LEFT, LATE_RIGHT)
 _NAMES = ("left", "right")
 
@@ -179,12 +173,12 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 class JoinOperator(KeyedLife):
     """`definition`: meaning of the held rows; a restore with another definition is refused."""
 
-    is_followed = False  # unless the flow says so: a pass per event time is costly
+    is_followed = False  # a pass per event time is costly
 
     def __init__(
         self, kind: str, name: str, left: Side, right: Side, columns: JoinColumns, definition: str, late: bool
     ) -> None:
-        """`late`: late rows go to the side outputs `LATE_LEFT` and `LATE_RIGHT`; otherwise they are counted."""
+        """`late`: late rows go to the side outputs `LATE_LEFT` and `LATE_RIGHT`, else are counted."""
         super().__init__()
         self.name = name
         self.where = f"{kind} {name!r}"
@@ -203,7 +197,7 @@ class JoinOperator(KeyedLife):
         self._buffers = (JoinBuffer(self._numbers), JoinBuffer(self._numbers))
         self._store = RunStore()
         self._by_row = False
-        self._before_ms = WATERMARK_MIN  # event time before the rows sent now
+        self._before_ms = WATERMARK_MIN
 
     def open(self, context: OperatorContext) -> None:
         self._restore_progress(context)
@@ -220,12 +214,10 @@ class JoinOperator(KeyedLife):
 
     @property
     def held(self) -> tuple[int, int]:
-        """Held rows of each side."""
         return len(self._buffers[0]), len(self._buffers[1])
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        """Takes rows of one event time at a time if a later step follows event time row by row.
-        So the order of results does not depend on the cuts of batches."""
+        """Takes rows of one event time at a time if a later step follows it row by row."""
         if not self.is_followed or batch.reached is None:
             self._before_ms = self._watermark_ms
             self.take(batch, emit, port)
@@ -250,16 +242,14 @@ class JoinOperator(KeyedLife):
         self._relieve()
 
     def advance(self, emit: Emit) -> None:
-        """Emits and removes rows, once event time has reached `_watermark_ms`."""
+        """Emits and removes rows that are due at `_watermark_ms`."""
         raise NotImplementedError
 
     def _times_of(self, rows: pa.RecordBatch, side: int) -> Ints:
-        """Returns the times by which rows of a side are compared, computed again for restored rows."""
         column = rows.column(self._sides[side].event_time)
         return self._clock.times(column, event_times_ms(column), self.where)
 
     def _without_added(self, schema: pa.Schema) -> pa.Schema:
-        """Schema of held rows without the columns that the join added."""
         return schema
 
     def _columns_of(self, batch: Batch, port: int) -> pa.RecordBatch:
@@ -270,7 +260,6 @@ class JoinOperator(KeyedLife):
         return pa.RecordBatch.from_arrays([rows.column(name) for name in wanted.names], schema=wanted)
 
     def _rows_of(self, batch: Batch, port: int) -> tuple[pa.RecordBatch, Ints]:
-        """Returns the rows with the columns of their side, and their event times in ms."""
         if self._watermark_ms == WATERMARK_MAX:
             raise InvalidJob(
                 f"{self.where}: this job had read all of its input and joined every row, so rows added since would "
@@ -291,7 +280,7 @@ class JoinOperator(KeyedLife):
         return True
 
     def _without_tombstones(self, batch: Batch, port: int) -> Batch:
-        """Removes tombstones of a topic of changes: rows without time and key, which match nothing."""
+        """Removes rows without time and key, such as tombstones: these match nothing."""
         column = self._sides[port].event_time
         if self._keeps_unmatched(port) or column not in batch.schema.names or not batch.column(column).null_count:
             return batch
@@ -303,7 +292,6 @@ class JoinOperator(KeyedLife):
         return batch if kept.all() else batch.only(batch.rows.filter(pa.array(kept)), kept)
 
     def _watermarks(self, batch: Batch, port: int) -> Ints:
-        """Returns event time at each row, independent of the cuts of batches."""
         reached = self._watermarks_by_key(batch, self._sides[port].keys)
         return np.full(len(batch), self._watermark_ms) if reached is None else reached
 
@@ -342,7 +330,6 @@ class JoinOperator(KeyedLife):
     def _with_keys(
         self, rows: pa.RecordBatch, times: Ints, port: int
     ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, Ints]:
-        """Returns rows with a null key, rows without, and the times of the latter; None: no rows."""
         columns = [rows.column(key) for key in self._sides[port].keys]
         if not any(column.null_count for column in columns):
             return None, rows, times
@@ -351,7 +338,6 @@ class JoinOperator(KeyedLife):
         return null, rows if len(rows) else None, times[whole]
 
     def _run(self, rows: pa.RecordBatch, times: Ints, port: int) -> RowRun:
-        """Returns a run of the rows, and holds their keys."""
         codec = self._codecs[port]
         return RowRun.of(rows, self._numbers.hold(codec, codec.arrays(rows)), times)
 

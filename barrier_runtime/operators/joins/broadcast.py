@@ -1,5 +1,5 @@
-"""`broadcast_join`: adds the columns of a small table to every row, by key. The operator contains the table.
-The keys are unique, so the join neither multiplies rows nor needs state, and a replay gives the same result."""
+"""`broadcast_join`: adds the columns of a small table to every row, by unique key.
+The operator contains the table, so there is no state, and a replay gives equal results."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -81,8 +81,8 @@ class EnrichOperator(Operator):
         self._input: pa.Schema | None = None
         self._output: pa.Schema | None = None
         self._added: list[pa.Array] = []
-        self._keys: list[pa.Array] = []  # per key column: the table's distinct values
-        self._combined = pa.array([], pa.int64())  # per table row: the key as a number
+        self._keys: list[pa.Array] = []
+        self._combined = pa.array([], pa.int64())
         self._is_row = False
         self._index: dict[Any, int] = {}
 
@@ -110,7 +110,7 @@ class EnrichOperator(Operator):
         self._added = [one_array(self._table.column(name)) for name in self._table.schema.names if name not in self._on]
         keys = small_keys(self._table, self._on, schema, self._where)
         self._keys = [key.unique() for key in keys]
-        # the code of a key is the number of the key's row in the table
+        # the code of a key is the key's row in the table
         self._is_row = len(keys) == 1 and len(self._keys[0]) == len(keys[0])
         self._combined = self._codes(keys)
         self._index = {key: row for row, key in enumerate(_tuples(keys)) if not _has_null(key)}
@@ -126,7 +126,6 @@ class EnrichOperator(Operator):
         return pc.index_in(codes, value_set=self._combined, skip_nulls=True)
 
     def _codes(self, columns: list[pa.Array]) -> pa.Array:
-        """Each row's key as a number; null if a value is null or not in the table."""
         combined = None
         for column, distinct in zip(columns, self._keys, strict=True):
             code = pc.index_in(column, value_set=distinct, skip_nulls=True).cast(pa.int64())
@@ -136,7 +135,7 @@ class EnrichOperator(Operator):
 
 def _plain(column: pa.Array, what: str) -> pa.Array:
     """Returns a form in which both kinds of lookup agree about equality.
-    They differ about -0.0 and 0.0, equal in Python alone, and about two times an hour apart that clocks show alike."""
+    Python and Arrow differ about -0.0 and 0.0, and about times an hour apart that clocks show alike."""
     kind = column.type
     if pa.types.is_floating(kind):
         return plain_floats(column, what, "broadcast_join")

@@ -1,8 +1,7 @@
 """Interval join: rows of a key match if the right time is within bounds around the left time.
 
-The window join is an interval join of window starts, which have to be equal. A pair is emitted when the second row
-arrives. An unmatched row is emitted when the watermark rules out further partners; rows are held as long as a partner
-is possible. See docs/design/joins-and-lookups.md.
+A pair is emitted when the second row arrives, an unmatched row when the watermark rules out further partners. The
+window join is an interval join of window starts, which have to be equal. Design: docs/design/joins-and-lookups.md.
 """
 
 import datetime
@@ -45,7 +44,6 @@ class MatchingJoin(JoinOperator):
         return self._misses[port]
 
     def _match(self, rows: pa.RecordBatch, times: Ints, port: int, emit: Emit) -> None:
-        """Joins rows in time with the other side, and holds them."""
         null, whole, times = self._with_keys(rows, times, port)
         if null is not None and self._misses[port]:
             self._send(self._output(null, port), emit)
@@ -91,7 +89,6 @@ class MatchingJoin(JoinOperator):
             self._send(self._columns.rows(left, right), emit)
 
     def _meet(self, left: RowRun, starts: Ints, ends: Ints, emit: Emit) -> None:
-        """Semi and anti join: handles left rows that now have a partner, and need no other."""
         for _, positions in pairs(starts, ends, rows_at_once(left.row_bytes)):
             found = distinct_ints(left.living(positions))
             if len(found):
@@ -103,7 +100,7 @@ class MatchingJoin(JoinOperator):
         if self._one_sided and port == _LEFT and run.matched.any():
             found = np.flatnonzero(run.matched[run.at])
             if self._by_row:
-                found = found[np.argsort(run.at[found])]  # in order of arrival
+                found = found[np.argsort(run.at[found])]
             if self._semi:
                 self._send(self._columns.rows(run.take(found), None), emit)
             run.matched[:] = False
@@ -135,7 +132,7 @@ class MatchingJoin(JoinOperator):
 
 class _Pairs:
     """Pairs of rows of `run` with rows of the other side's runs.
-    Collected, because many runs have a few pairs each, and an emitted batch costs as much as many rows."""
+    They are collected over runs, since an emitted batch costs as much as many rows."""
 
     def __init__(self, run: RowRun) -> None:
         self.run = run
@@ -144,14 +141,14 @@ class _Pairs:
         self._others: list[tuple[RowRun, Ints]] = []
 
     def add(self, own: Ints, other: RowRun, its: Ints) -> None:
-        """`own`, `its`: positions of both runs."""
         self.rows += len(own)
         self._own.append(own)
         self._others.append((other, its))
 
     def take(self, in_order: bool) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """Returns the paired rows and empties the collection.
-        `in_order`: by the arrival of the rows of `run`, then by the other row's time, independent of the runs."""
+        `in_order`: by arrival of the rows of `run`, then by the other row's time, independent of runs.
+        """
         taken = [other.take(its) for other, its in self._others]
         others = taken[0] if len(taken) == 1 else pa.concat_batches(taken)
         own = self._own[0] if len(self._own) == 1 else np.concatenate(self._own)
@@ -222,10 +219,6 @@ def window_definition(left: Side, right: Side, window: WindowAssigner, how: Join
 
 
 class WindowJoinOperator(MatchingJoin):
-    """Joins rows of a key that are in the same window.
-    A row in several windows is held, and joined, once per window. Pairs are emitted at once, unmatched rows when their
-    window is over."""
-
     def __init__(
         self,
         name: str,

@@ -1,10 +1,9 @@
-"""Held rows of a join side, in runs of growing size: a row is found in few runs, and moved rarely.
+"""Held rows of a join side, in few runs of growing size, so rows move rarely.
 
-Each batch is a run; merges leave some three runs per power of four, oldest first. Runs beyond 128 MB are not copied
-again. See docs/design/joins-and-lookups.md.
+Merges leave some three runs per power of four, oldest first. Design: docs/design/joins-and-lookups.md.
 
-`KeyNumbers` assigns a small number to each key with held rows, shared by both sides, so that numpy compares keys. The
-number is free once all rows of the key are released, including dead rows not yet swept.
+`KeyNumbers` gives each key with held rows a small number, shared by both sides, for numpy. The number is free once all
+rows of the key are released, dead rows not yet swept included.
 """
 
 from collections.abc import Iterator
@@ -22,23 +21,21 @@ from barrier_runtime.state.keys.row_index import IntKeys, TupleKeys, tuple_keys
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-_MERGED = 4  # runs
+_MERGED = 4
 _MERGED_BYTES = 128 << 20
-_MOST_ROWS = 65_536  # of an emitted batch
+_MOST_ROWS = 65_536
 _MOST_BYTES = 16 << 20
 
 
 class KeyNumbers:
     def __init__(self, fields: int) -> None:
         self._keys: IntKeys | TupleKeys = IntKeys(fields)
-        self._rows = np.zeros(1_024, np.int64)  # held rows, by number
+        self._rows = np.zeros(1_024, np.int64)
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def hold(self, codec: KeyCodec, keys: list[pa.Array]) -> Ints:
-        """Returns the number of each row's key, and holds the rows.
-        `keys`: the key columns, without nulls, from `codec`."""
         ints = codec.int64(keys)
         if ints is not None and isinstance(self._keys, IntKeys):
             numbers = self._placed(np.array(ints, np.int64))
@@ -50,7 +47,6 @@ class KeyNumbers:
         return numbers
 
     def release(self, numbers: Ints) -> None:
-        """Releases the rows of these numbers, once each."""
         np.subtract.at(self._rows, numbers, 1)
         free = numbers[self._rows[numbers] == 0]
         if len(free):
@@ -73,12 +69,10 @@ class JoinBuffer:
         self._swept = True
 
     def __len__(self) -> int:
-        """Living rows."""
         return sum(len(run) - run.dead for run in self.runs)
 
     @property
     def row_bytes(self) -> float:
-        """Greatest bytes per row of all runs."""
         return max((run.row_bytes for run in self.runs), default=0.0)
 
     def add(self, run: RowRun, most_bytes: int = _MERGED_BYTES) -> None:
@@ -107,8 +101,8 @@ class JoinBuffer:
                 yield run, positions
 
     def remove_passed(self, before: int) -> tuple[pa.RecordBatch, Ints, Ints, npt.NDArray[np.bool_]] | None:
-        """Removes rows before time `before`, and returns them in time order; None: no rows.
-        The result: rows, number of the key, time, whether the row matched. Call `sweep` afterwards."""
+        """Removes and returns rows before time `before`, in time order; None: no rows.
+        The result: rows, key numbers, times, whether matched. Call `sweep` afterwards."""
         parts = list(self.passed(before))
         for run, positions in parts:
             run.kill(positions)
@@ -138,7 +132,7 @@ class JoinBuffer:
         self._swept = False
 
     def sweep(self) -> None:
-        """Frees the memory of dead rows, in runs where they are more than half."""
+        """Frees the memory of dead rows, in runs where more than half of the rows are dead."""
         if self._swept:
             return
         self._swept = True
@@ -150,7 +144,6 @@ class JoinBuffer:
                 self._replace([run])
 
     def _replace(self, parts: list[RowRun]) -> None:
-        """Merges `parts`, the last runs."""
         if any(run.dead < len(run) for run in parts):
             run = RowRun.merged(parts)
             run.skip(self._checked_before, 1)
@@ -161,7 +154,6 @@ class JoinBuffer:
 
 
 def rows_at_once(*row_bytes: float) -> int:
-    """Returns the number of rows of a batch that combines rows of these sizes."""
     return max(1, min(_MOST_ROWS, int(_MOST_BYTES / max(1.0, sum(row_bytes)))))
 
 

@@ -1,19 +1,12 @@
-"""Runs of join buffers: rows in the order of lookups, in snapshots and files. See docs/design/joins-and-lookups.md.
+"""Runs of join buffers: rows in the order of lookups, in snapshots and files.
+Design: docs/design/joins-and-lookups.md.
 
 In a snapshot each run is a value, encoded off the loop and written once; bits, written each time, say which rows live
-and have matched. At another parallelism each subtask takes the rows of its key groups from all runs.
+and have matched. After rescaling each subtask takes its key groups' rows from all runs.
 
-All runs of an operator have a share of the slot's memory (`SlotMemory.hold`). When they outgrow the share, the oldest
-are written to files and mapped.
-
-    a run        event                                       result
-    in memory    the runs outgrow their share                on disk: its rows, keys, times and order; not which live
-    on disk      a batch is looked up, rows are emitted      on disk
-    on disk      half of it is dead, or it is merged         gone; living rows are a new run, in memory
-    either       a snapshot                                  unchanged; the snapshot has its rows, under the same name
-    on disk      the process dies                            the file is gone; rows come from a snapshot
-
-A file belongs to a single run and has no name, so it vanishes with the run.
+When the runs of an operator outgrow their share of the slot's memory, the oldest are written to files and mapped; only
+the bits stay in memory. Files have no name, so they vanish with their run or the process. A merged or half-dead run
+becomes a new run in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,24 +31,22 @@ from barrier_runtime.state.versioned import VersionedDecoder
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
-TIME_LIMIT = 2**62  # bound of times and interval bounds, either sign, so that sums fit in 64 bits
+TIME_LIMIT = 2**62  # bound of times, either sign: sums fit in 64 bits
 _MOST = 2**63
-_FEW = 256  # with fewer keys, rows are always searched for
-_LOOKS = 4  # looks at successive rows before a search
-_SAMPLED = 64  # keys in the sample that estimates how many find a row
+_FEW = 256
+_LOOKS = 4
+_SAMPLED = 64
 _FLAG_BYTES, _ORDER_BYTES = 2, 32  # per row
 
 
 class RowRun:
     """Rows of a join side as columns, ordered by key and time. Never grows.
 
-    The rows stay in order of arrival, in a record batch; numpy arrays hold the order: number of the key, time, and
-    place of the row. A *position* is a place in this order. A row is alive until it is killed. `keys`, `times`: by
+    The rows stay in order of arrival. A *position* is a place in the order of key and time. `keys`, `times`: by
     position. `at`: position -> row of `rows`. `alive`, `matched`: by row of `rows`.
     """
 
     def __init__(self, rows: pa.RecordBatch, keys: Ints, times: Ints, alive: Bools, matched: Bools) -> None:
-        """At least one row. `keys`, `times`: by row; some rows may be dead."""
         self._set(rows, keys, times, np.arange(len(keys)), alive, matched)
 
     def _set(self, rows: pa.RecordBatch, keys: Ints, times: Ints, at: Ints, alive: Bools, matched: Bools) -> None:
@@ -76,8 +67,8 @@ class RowRun:
         self._places = places[order]
         self.keys, self.times, self.at = keys[order], times[order], at[order]
         self.dead = len(alive) - int(np.count_nonzero(alive))
-        self._by_time: Ints | None = None  # positions, computed at the first use
-        self._passed = [0, 0]  # end of the returned part of `_by_time`
+        self._by_time: Ints | None = None
+        self._passed = [0, 0]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -91,7 +82,6 @@ class RowRun:
         return self._places, self.keys, self.times, self.at
 
     def is_on_disk(self, rows: pa.RecordBatch, places: Ints, keys: Ints, times: Ints, at: Ints) -> None:
-        """Replaces rows and numbers by equal ones in a mapped file."""
         self.rows, self._places, self.keys, self.times, self.at = rows, places, keys, times, at
         self.on_disk = True
 
@@ -121,11 +111,10 @@ class RowRun:
         return rows, self.keys[position], self.times[position], at, self.matched[self.alive]
 
     def ranges(self, keys: Ints, lowest: Ints, highest: Ints) -> tuple[Ints, Ints]:
-        """Returns for each key the positions [start, end) of its rows, dead or alive, with times `lowest` to `highest`.
-        Both times are included. Fastest if the keys are ordered."""
+        """Returns for each key the positions [start, end) of its rows with times `lowest` to `highest`.
+        Includes both times, and dead rows."""
         first = np.minimum(keys, self._highest_key + 1) * self._width
         if self._ranks is None:
-            # np.clip takes three times as long
             low = np.minimum(np.maximum(lowest, self.first), self.last + 1) - self.first
             high = np.minimum(np.maximum(highest, self.first - 1), self.last) - self.first
         else:
@@ -135,8 +124,7 @@ class RowRun:
         return starts, self._ends(starts, first + high)
 
     def _ends(self, starts: Ints, last: Ints) -> Ints:
-        """Returns for each start the position after its rows up to place `last`.
-        If most keys have no row, looking at the next rows costs a fifth of a search."""
+        """If most keys have no row, looking ahead costs a fifth of a search."""
         some = slice(None, None, len(starts) // _SAMPLED or 1)
         if len(starts) < _FEW or 2 * np.count_nonzero(self._reach(starts[some], last[some])) > len(starts[some]):
             return np.maximum(starts, np.searchsorted(self._places, last, "right"))
@@ -153,8 +141,9 @@ class RowRun:
         return there
 
     def passed(self, before: int, pointer: int = 0) -> Ints:
-        """Returns positions of rows before time `before` not returned yet, in time order. The two pointers (0, 1) are
-        independent."""
+        """Returns positions, in time order, of rows before time `before` that were not yet returned.
+        The pointers 0 and 1 are independent.
+        """
         if self.first >= before or self._passed[pointer] == len(self):
             return self.at[:0]
         if self._by_time is None:
@@ -172,7 +161,6 @@ class RowRun:
         return positions[self.alive[self.at[positions]]]
 
     def kill(self, positions: Ints) -> None:
-        """`positions` are living rows, each once."""
         self.alive[self.at[positions]] = False
         self.dead += len(positions)
 
@@ -197,21 +185,21 @@ def pairs(starts: Ints, ends: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
         yield row, starts[row] + number - (until - counts)[row]
 
 
-VALUE = "runs"  # of the snapshot value
+VALUE = "runs"
 
 
 class StoredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`value`: name of the snapshot value with the rows (Arrow IPC stream). `alive`, `matched`: a bit per row."""
+    """`value`: name of the snapshot value with the rows (Arrow IPC stream).
+    `alive`, `matched`: a bit per row.
+    """
 
-    side: int  # 0: left, 1: right
+    side: int
     value: str
     alive: bytes
     matched: bytes
 
 
 class StoredRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Runs, oldest first."""
-
     runs: tuple[StoredRun, ...]
     version: int = 1
 
@@ -221,7 +209,7 @@ _RUNS = VersionedDecoder(value_format("{}: the list of its rows in its snapshot"
 
 class RunStore:
     def __init__(self) -> None:
-        # by id of the run, which is kept alive so that its id stays unique
+        # by id of the run, kept alive so that the id stays unique
         self._names: dict[int, tuple[RowRun, str]] = {}
         self._made = 0
         self._objects: Mapping[str, FileRef] = {}
@@ -253,7 +241,6 @@ class RunStore:
 
 
 def restored_runs(snapshots: Iterable[OperatorSnapshot]) -> Iterator[tuple[int, pa.RecordBatch, Bools, Bools]]:
-    """Returns (side, rows, alive, matched) of each run, oldest first."""
     for snapshot in snapshots:
         if VALUE not in snapshot.values:
             continue
@@ -291,7 +278,7 @@ _PARTS = 8  # of the share: larger runs are not merged, so each is written quick
 
 class RunsOnDisk:
     def __init__(self, directory: Path, held_bytes: Callable[[], int], where: str) -> None:
-        """`held_bytes`: returns the current share. `where`: the operator, for errors."""
+        """`held_bytes`: returns the current share."""
         self._directory = directory
         self._held_bytes = held_bytes
         self._where = where
@@ -305,7 +292,7 @@ class RunsOnDisk:
         return self.most_bytes // _PARTS
 
     def relieve(self, sides: Sequence[Sequence[RowRun]]) -> None:
-        """Moves runs to disk, the oldest of each side first, until the others fit the share."""
+        """Moves runs to disk, each side's oldest first, until the others fit the share."""
         most = self.most_bytes
         held = sum(run.held_bytes for runs in sides for run in runs)
         if held <= most:
@@ -339,5 +326,4 @@ class RunsOnDisk:
 
 
 def _aligned(size: int) -> int:
-    """Next place at which Arrow reads rows without a copy."""
     return -(-size // 64) * 64

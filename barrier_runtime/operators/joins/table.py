@@ -1,11 +1,9 @@
 """Joins with a changing table: the right stream holds upserts and deletes by key of the table.
 
-The *versioned* join sees the table as of the row's event time: an as-of join in which a version may delete the key, so
-neither the order of arrival nor a replay matters.
+The *versioned* join sees the table as of the row's event time: an as-of join in which a version may delete the key.
 
-The *newest* join sees the table as of the row's arrival: a left row is emitted at once, and not held. A change kills
-the held row of its key, and is held unless it is a delete. A replay may give other rows, since the interleaving of the
-streams is arbitrary; decided results stay.
+The *newest* join sees the table as of the row's arrival: a left row is emitted at once. A change kills the held row of
+its key, and is held unless it is a delete. A replay may give other rows: the streams interleave arbitrarily.
 """
 
 from collections.abc import Sequence
@@ -25,8 +23,9 @@ _LEFT, _RIGHT = 0, 1
 
 
 class VersionedTableJoinOperator(AsOfJoinOperator):
-    """Joins with the table as of the left row's event time.
-    `deleted`: column that is true in deletes; None: no deletes. Deletes that the watermark has passed are not held."""
+    """`deleted`: column that is true in deletes; None: no deletes.
+    Deletes passed by the watermark are not held.
+    """
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class VersionedTableJoinOperator(AsOfJoinOperator):
 
 
 class NewestTableJoinOperator(JoinOperator):
-    """Joins with the table as it is when the left row arrives. The sides have no event time."""
+    """The sides have no event time."""
 
     def __init__(
         self,
@@ -95,7 +94,6 @@ class NewestTableJoinOperator(JoinOperator):
             self._look_up(batch, rows.slice(first, step), first, emit)
 
     def _apply(self, changes: pa.RecordBatch) -> None:
-        """Of several changes of a key the last counts."""
         table = self._buffers[_RIGHT]
         run = self._run(changes, np.zeros(len(changes), np.int64), _RIGHT)
         last = np.ones(len(run), np.bool_)
@@ -148,7 +146,7 @@ def _removes(rows: pa.RecordBatch, at: Ints, deleted: str | None) -> Bools:
 
 
 def table_columns(left: Side, right: Side, deleted: str | None, suffix: tuple[str, str], where: str) -> JoinColumns:
-    """Returns the result's columns, without `deleted`, which is not true in joined rows."""
+    """Leaves out `deleted`, which is not true in joined rows."""
     shown = pa.schema([field for field in right.schema if field.name != deleted])
     return JoinColumns(left, Side(right.keys, right.event_time, shown), suffix, where)
 

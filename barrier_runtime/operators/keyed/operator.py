@@ -1,4 +1,4 @@
-"""Bases of keyed operators: lifecycle of their state, and binding to the columns that the state depends on."""
+"""Bases of keyed operators: lifecycle of their state, and binding to columns."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
@@ -35,7 +35,7 @@ from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS
 
 
 class KeyedLife(Operator):
-    """Lifecycle of keyed state: the backend from `open` to `close`, and restored event time."""
+    """Lifecycle of keyed state, and restored event time."""
 
     name: str
     backend: KeyedBackend
@@ -47,7 +47,6 @@ class KeyedLife(Operator):
         self._opened = False
 
     def _restore_progress(self, context: OperatorContext) -> Progress:
-        """Opens the backend, as the first step of `open`, and restores event time."""
         self.context = context
         self.metrics = context.metrics
         self.backend = context.open_keyed()
@@ -74,8 +73,7 @@ class KeyedLife(Operator):
             self.backend.close()
 
     def _floors_by_key(self, rows: pa.RecordBatch, keys: Sequence[str]) -> npt.NDArray[np.int64] | None:
-        """Returns event time at each row: that of its key group before rescaling, or the subtask's watermark.
-        None: the subtask's watermark for all rows."""
+        """After rescaling: event time of each row's key group; None: the watermark for all rows."""
         if self._floors is None:
             return None
         if not self._floors_to_store():
@@ -105,8 +103,8 @@ class KeyedOperator(KeyedLife):
         schema: pa.Schema | None,
         more: Sequence[str] = (),
     ) -> None:
-        """`columns`: all columns that the state depends on, keys included; `more`: columns that may differ in the
-        program's next version. `schema`: of the input, if known."""
+        """`columns`: those that the state depends on, keys included. `schema`: of the input, if known.
+        `more`: columns that may differ in the program's next version."""
         super().__init__()
         self.name = name
         self.where = f"{self.kind} {name!r}"
@@ -114,13 +112,13 @@ class KeyedOperator(KeyedLife):
         self._columns = (*columns, *more)
         self._fixed = len(columns)
         self._declared = schema
-        self._seen: pa.Schema | None = None  # the input's schema, once a batch has arrived
-        self._bound: pa.Schema | None = None  # the columns that the state depends on
+        self._seen: pa.Schema | None = None
+        self._bound: pa.Schema | None = None
         self._bound_bytes = b""
         self._state_columns: tuple[str, ...] = ()
-        self._state_types: dict[str, str] = {}  # where known
-        self._going_to_ms: int | None = None  # event time to which the operator is still advancing
-        self._timers_from_ms: Mapping[str, int] = {}  # see `Progress`
+        self._state_types: dict[str, str] = {}
+        self._going_to_ms: int | None = None
+        self._timers_from_ms: Mapping[str, int] = {}
 
     def open(self, context: OperatorContext) -> None:
         progress = self._restore_progress(context)
@@ -156,7 +154,6 @@ class KeyedOperator(KeyedLife):
 
     @property
     def state_keys(self) -> tuple[str, ...]:
-        """Key columns as named in snapshots."""
         return self._key_columns
 
     @property
@@ -167,14 +164,12 @@ class KeyedOperator(KeyedLife):
 
     @property
     def key_schema(self) -> pa.Schema:
-        """Key columns with types, once known."""
         assert self._bound is not None, "no row came, and the flow does not tell the columns"
         return pa.schema([self._bound.field(name) for name in self.state_keys])
 
     def bind_without_rows(self, keys: pa.Schema) -> None:
         """Opens the state tables before any row.
-        `keys`: key columns, used if the flow does not know the input's columns. Raises `InvalidJob` if the state
-        depends on further columns."""
+        `keys`: key columns, for unknown input columns. Raises `InvalidJob` if the state depends on further columns."""
         if self._bound is not None:
             return
         missing = [column for column in self._columns if column not in keys.names]
@@ -186,7 +181,6 @@ class KeyedOperator(KeyedLife):
         self._bind(columns_of(keys, self._columns, self.where))
 
     def _check(self, schema: pa.Schema) -> None:
-        """The schema is nearly always the same object as before."""
         if schema is not self._seen:
             if self._seen is None or not schema.equals(self._seen):
                 self._accept(schema)
@@ -201,7 +195,6 @@ class KeyedOperator(KeyedLife):
         self.on_input_schema(schema)
 
     def _restored_columns(self, stored: pa.Schema) -> pa.Schema:
-        """Returns the columns for the restored state, written for `stored`."""
         return columns_to_bind(self._columns, self._fixed, stored, self._declared, self.where)
 
     def _bind(self, columns: pa.Schema) -> None:
@@ -227,9 +220,8 @@ class KeyedOperator(KeyedLife):
     ) -> ColumnTable:
         """Returns the operator's only columnar table (see `KeyedBackend.column_table`).
 
-        Rows of a restored state with other columns, or another order, are converted: new columns start at their initial
-        value, unused columns are dropped (a check before the run has permitted this). Raises `InvalidJob` for state of
-        a release that did not store the types of its columns.
+        Restored rows with other columns, or another order, are converted: new columns start at their initial value,
+        unused ones are dropped. Raises `InvalidJob` for state of a release that did not store the types of its columns.
         """
         types = {column: np.dtype(kind).str for column, (kind, _) in columns.items()}
         before: dict[str, str] | None = None
@@ -245,11 +237,10 @@ class KeyedOperator(KeyedLife):
         return self.backend.column_table(name, columns, width, evictable, added, before, by_last, in_slices)
 
     def _known_columns(self) -> frozenset[str]:
-        """Columns of the restored state; empty if unknown."""
         return frozenset(self._state_types or self._state_columns)
 
     def bind(self, columns: pa.Schema) -> None:
-        """Opens the state tables. Called once: at `open` if types are known, else at the first batch."""
+        """Opens the state tables, once: at `open` if types are known, else at the first batch."""
 
     def on_input_schema(self, schema: pa.Schema) -> None:
-        """Notes the schema that the input has from now on."""
+        """Notes the input's schema."""

@@ -1,12 +1,8 @@
 """Progress of a keyed operator besides its tables: event time, and the types of the state's columns.
 
-The watermark must survive a restore: otherwise windows that have fired would accept late rows again. After rescaling, a
-subtask's key groups may come from snapshots with different watermarks (of an unaligned or at-least-once checkpoint).
-The subtask continues with the lowest, so that pending windows and timers still fire; the higher watermarks become
-*floors*, the event time of their key groups.
-
-`Reclaiming` serves states with TTL: it deletes expired entries, and has the store compacted after a clean-up that
-deleted most entries.
+The watermark survives a restore: otherwise fired windows would accept late rows again. After rescaling, a subtask's key
+groups may come from snapshots with different watermarks. The subtask continues with the lowest, so pending windows and
+timers still fire; higher ones become *floors*, the event time of their key groups.
 """
 
 import logging
@@ -30,8 +26,8 @@ from barrier_runtime.state.snapshots.snapshot import SHARED, OperatorSnapshot, v
 from barrier_runtime.state.values.timed_table import ExpirySweep
 from barrier_runtime.state.versioned import VersionedDecoder
 
-VALUE = "progress"  # of the snapshot value
-COLUMNS = SHARED + "columns"  # of the snapshot value with `StateColumns`
+VALUE = "progress"
+COLUMNS = SHARED + "columns"
 
 
 class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -45,12 +41,12 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `schema`: Arrow IPC bytes of the columns that the state depends on; empty before the first batch. `state_columns`:
     columns of the columnar table, in order; empty without such a table, and in snapshots of older releases.
-    `going_to_ms`: event time was advancing to there, and timers still had to fire; None: no timers were due.
-    `timers_from_ms`: by table of timers, a time before which there are none; a missing table is unknown.
+    `going_to_ms`: event time to which timers still had to fire. `timers_from_ms`: by table of timers, a time before
+    which there are none; a missing table is unknown.
     """
 
     watermark_ms: int = WATERMARK_MIN
-    emit_ns: int = 0  # latest intended emission time seen; of results that a watermark triggers
+    emit_ns: int = 0  # latest intended emission time seen, for results that a watermark triggers
     schema: bytes = b""
     version: int = 1
     floors: tuple[Floor, ...] = ()  # above `watermark_ms`
@@ -64,7 +60,7 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class StateColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Columns of an operator's columnar table, in order: name and numpy dtype.
-    A restore gives them to all subtasks, even without rows, so all create the same columns."""
+    A restore gives them to all subtasks, even without rows."""
 
     columns: tuple[tuple[str, str], ...]
     version: int = 1
@@ -79,7 +75,6 @@ _COLUMNS = VersionedDecoder(
 
 
 def restored_columns(snapshots: Iterable[OperatorSnapshot], operator: str) -> dict[str, str]:
-    """Returns name -> numpy dtype, in order; empty without a table, and for snapshots of older releases."""
     for snapshot in snapshots:
         stored = snapshot.values.get(COLUMNS)
         if stored is not None:
@@ -91,7 +86,7 @@ _PROGRESS = VersionedDecoder(value_format("{}: its progress in its snapshot"), m
 
 
 def timers_unknown(progress: bytes) -> bytes:
-    """Returns `progress` without the first times of timers, after others added timers to the tables."""
+    """Drops the first times of timers, for callers that have added timers to the tables."""
     known = _PROGRESS.decode(progress, "its own snapshot")
     return msgspec.structs.replace(known, timers_from_ms={}).encode()
 
@@ -102,7 +97,6 @@ def fires_still(snapshot: OperatorSnapshot) -> bool:
 
 
 def reached_ms(snapshots: Iterable[OperatorSnapshot]) -> int:
-    """Returns the event time of the subtask that was furthest."""
     stored = [(each.values[VALUE], f"operator {each.operator!r}") for each in snapshots if VALUE in each.values]
     return max([_PROGRESS.decode(data, where).watermark_ms for data, where in stored], default=WATERMARK_MIN)
 
@@ -110,9 +104,8 @@ def reached_ms(snapshots: Iterable[OperatorSnapshot]) -> int:
 def restored_progress(
     snapshots: Iterable[OperatorSnapshot], operator: str, first_group: int, last_group: int, *, reopened: bool = False
 ) -> Progress:
-    """Returns the progress for the key groups `first_group` to `last_group`.
-    The lowest watermark loses no row, and floors keep late rows late. `reopened`: the snapshots' run stopped its
-    sources early; this run reads on."""
+    """Returns the progress for a range of key groups, with the lowest watermark, which loses no row.
+    `reopened`: the snapshots' run stopped its sources early; this run reads on."""
     found = []
     floors: list[Floor] = []
     for snapshot in snapshots:
@@ -125,7 +118,7 @@ def restored_progress(
         whole = (first_group, last_group) if keyed is None else (keyed.key_group_first, keyed.key_group_last)
         if whole[0] <= last_group and first_group <= whole[1]:
             found.append(progress)
-            # The floor is the time to which event time was advancing, so the remaining due results are not late.
+            # The time to which event time was advancing, so the remaining due results are not late.
             told_ms = max(progress.watermark_ms, progress.going_to_ms or progress.watermark_ms)
             floors += [Floor(*whole, told_ms), *progress.floors]
     if not found:
@@ -149,7 +142,7 @@ def restored_progress(
 
 
 def _begun_again(progress: Progress) -> Progress:
-    """Without watermarks at the end of input, which later rows may follow."""
+    """Drops watermarks of the end of input, since later rows may follow."""
     if progress.watermark_ms != WATERMARK_MAX:
         return progress
     floors = tuple(floor for floor in progress.floors if floor.watermark_ms != WATERMARK_MAX)
@@ -157,7 +150,6 @@ def _begun_again(progress: Progress) -> Progress:
 
 
 def _going_to_ms(found: Sequence[Progress]) -> int | None:
-    """Returns the lowest event time to be reached, if a snapshot was still advancing."""
     if all(progress.going_to_ms is None for progress in found):
         return None
     return min(progress.watermark_ms if progress.going_to_ms is None else progress.going_to_ms for progress in found)
@@ -168,8 +160,6 @@ def _lowest(known: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 class Floors:
-    """Event time by key group, while some groups are ahead of the subtask's watermark."""
-
     def __init__(self, floors: Sequence[Floor], max_parallelism: int) -> None:
         self._floors = tuple(floors)
         self._max_parallelism = max_parallelism
@@ -204,7 +194,6 @@ def columns_of(schema: pa.Schema, columns: Sequence[str], where: str) -> pa.Sche
 
 
 def keys_said(schema: pa.Schema | None, keys: Sequence[str]) -> str:
-    """Returns the key columns with their types, as in snapshots and the coordinator; "" if unknown."""
     if schema is None or any(key not in schema.names for key in keys):
         return ""
     known = plain_schema(schema)
@@ -220,7 +209,6 @@ def schema_of(data: bytes) -> pa.Schema:
 
 
 def check_same(now: pa.Schema, before: pa.Schema, where: str) -> None:
-    """Raises `InvalidJob` if columns `now` do not fit the state written for `before`."""
     if not now.equals(before):
         raise InvalidJob(
             f"{where}: its state was made of ({described(before)}), but now its rows have ({described(now)}): "
@@ -229,7 +217,6 @@ def check_same(now: pa.Schema, before: pa.Schema, where: str) -> None:
 
 
 def check_none_added(columns: Sequence[str], before: pa.Schema, where: str) -> None:
-    """Raises `InvalidJob` if some of `columns` were not part of the state written for `before`."""
     added = [column for column in dict.fromkeys(columns) if column not in before.names]
     if added:
         shown = ", ".join(map(repr, added))
@@ -245,7 +232,7 @@ def columns_to_bind(
 ) -> pa.Schema:
     """Returns the types of `columns`, in use now, for state written for `before`.
     Columns after the first `fixed` may be new, with types from `declared`, the schema of the input. Raises `InvalidJob`
-    if other columns are new, or if a type is unknown before rows arrive: until then no window could fire."""
+    if others are new, or if a type is unknown before rows arrive: until then no window could fire."""
     check_none_added(columns[:fixed], before, where)
     used = dict.fromkeys(columns)
     kept = pa.schema([before.field(column) for column in used if column in before.names])
@@ -267,7 +254,7 @@ log = logging.getLogger("barrier_runtime.state")
 
 
 class Reclaiming:
-    """Clean-up of expired entries. Runs on the loop."""
+    """Deletes expired entries, and compacts the store if most entries were deleted."""
 
     def __init__(self, timing: Timing, backend: KeyedBackend, context: OperatorContext, where: str) -> None:
         self._timing = timing
@@ -280,7 +267,6 @@ class Reclaiming:
         self._sweep = ExpirySweep(swept, context.now_s, context.call_later, self._mostly_deleted)
 
     def begin(self) -> None:
-        """Reads the wall clock, before a batch, a watermark or a barrier."""
         self._timing.wall.read()
 
     def snapshot(self, checkpoint: int) -> None:

@@ -1,34 +1,9 @@
 """Timers of a keyed operator: set, deleted, and fired in the order of their times and keys.
 
-These are event-time timers; `wall_timers` adds another clock. All timers are in state, by time
-(`state/values/timer_table`); a heap holds the next ones. A *mark* in the heap says: from its time on, and from a
-position in the store, some timers of its key groups are not in the heap. When all timers before a mark have fired, the
-next timers of one of its groups are read from that position, so no scan starts with fired timers.
-
-While marks cover all key groups, a timer set behind all of them (*far*) is only written. The heap is looked up first
-only if it has dead timers, since the new timer may be one of them; without the lookup a held timer may be written
-twice, which is harmless. See docs/design/timers.md.
-
-States and moves of a timer:
-
-    held      in the heap and alive
-    dead      in the heap, but deleted: ignored when its time comes, or dropped with others
-    waiting   set or deleted, and not yet in the store
-    stored    in the store
-    outside   set and not in the heap, waiting or stored: always behind the mark of its key group
-    no mark   covers a key group: none of its timers is outside
-
-    move        from                    to
-    set, far    not in the heap         outside, waiting. `_outside_ms` is no later than any of these
-    set         else but held           held, waiting. Possibly earlier than everything in the heap
-    delete      held                    dead, waiting
-    delete      not in the heap         waiting, without a lookup; without marks: nothing to do
-    write       waiting                 stored; nothing else changes
-    read        behind a mark, stored   held, unless dead, or deleted and waiting; the mark moves behind the timer
-                and outside, waiting    held, also in other key groups, if due no later than the last timer read; if
-                                        the group has no more timers: all of them, and its mark goes
-    trim        held, not waiting       stored: the heap had grown; all groups have marks then, none behind the cut
-    fire        held                    waiting to be deleted
+All timers are in state, by time (`state/values/timer_table`); a heap holds the next ones. A *mark* in the heap says:
+from its time on, and from a position in the store, some timers of its key groups are not in the heap. While marks cover
+all key groups, a timer behind all marks (*far*) is only written. Without dead timers the heap is not searched: writing
+a held timer twice is harmless. Design: docs/design/timers.md.
 """
 
 import bisect
@@ -48,15 +23,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
 
 StateKey: TypeAlias = tuple[Any, ...]
-# Timer: time, sortable form of its key, 0, key. Mark after a timer (or, with (), before all timers of its time): time,
-# that timer's sortable key, 1, first and last key group, position.
+# Timer: time, its sortable key, 0, key. Mark after a timer (or, with (), before all timers of its time): time, that
+# timer's sortable key, 1, first and last key group, position.
 Entry: TypeAlias = tuple[Any, ...]
 
 TABLE = "@timers"  # no name of a class attribute
 _FEW_DEAD = 64  # to rebuild the heap
-_HELD = 8_192  # least number of stored timers in memory; a trim leaves as many
+_HELD = 8_192  # least number of stored timers in memory, after a trim too
 _HELD_OF_GROUP = 4
-_OUTSIDE_SHARE = 8  # the first eighth of the waiting timers outside is held at once, since finding them visits all
+_OUTSIDE_SHARE = 8  # a search visits all waiting timers, so the first eighth outside is held at once
 _NEVER = WATERMARK_MAX + 1
 SLICE_S = 0.002
 _SLICE_TIMERS = 1_000  # ends a turn even if the clock stands still
@@ -99,8 +74,7 @@ class Timers:
         first, last = table.key_groups
         self._fewest = max(_HELD if held is None else held, _HELD_OF_GROUP * (last - first + 1))
         self._read_at_once = max(1, self._fewest // (last - first + 1))
-        # Room after a trim for a read of each key group and a mark: otherwise trims could drop the same timers for
-        # ever.
+        # for a read of each key group and a mark, or trims could drop the same timers for ever
         self._room = max(self._fewest, (self._read_at_once + 1) * (last - first + 1))
         self._most = self._fewest + self._room
         self.next_ms = _NEVER  # no timer is due before
@@ -113,7 +87,7 @@ class Timers:
         self._marked_ms = WATERMARK_MIN  # timers from this time on are behind all marks
         self._far_ms = _NEVER  # the same while each key group has a mark
         self._outside_ms = _NEVER  # no waiting timer outside is earlier
-        self._fired_ms = WATERMARK_MIN  # the latest that fired
+        self._fired_ms = WATERMARK_MIN
         self._ending = False  # last timers fire; `register` does nothing
         self._postponed: list[Entry] | None = None  # set meanwhile, and not to fire yet
         if table.stored:
@@ -199,8 +173,7 @@ class Timers:
 
     def due(self, watermark_ms: int, time_slice: Slice | None = None) -> Iterator[tuple[StateKey, int]]:
         """Takes the timers up to `watermark_ms`, earliest first, including those registered meanwhile.
-        The iteration stops when the slice is over; while `next_ms` is not above `watermark_ms`, the caller calls
-        again."""
+        Stops when the slice is over; the caller repeats the call while `next_ms` is not above `watermark_ms`."""
         self._ending = watermark_ms == WATERMARK_MAX
         while self.next_ms <= watermark_ms:
             if time_slice is not None and time_slice.is_over():
@@ -233,7 +206,6 @@ class Timers:
             heapq.heappush(self._heap, (timestamp_ms, _sortable(key), 0, key))
 
     def _read(self, mark: Entry) -> None:
-        """Reads the next timers of a mark's first key group."""
         mark_ms, after, _, first, last, position = mark
         found, behind, following = self._table.behind(position, first, last, self._read_at_once)
         self._marks -= 1
@@ -255,7 +227,7 @@ class Timers:
             self._trim()
 
     def _hold_outside(self, until_ms: int) -> None:
-        """Moves waiting timers up to `until_ms` into the heap, and some later ones, which delays the next search."""
+        """Holds waiting timers up to `until_ms`, and some later, to delay the next search."""
         held = self._held
         waiting = [timer for timer in self._table.waiting() if timer not in held]
         waiting.sort(key=_time_of)
@@ -282,7 +254,7 @@ class Timers:
         self._look()
 
     def _trim(self) -> None:
-        """Drops stored timers that are far from due. Waiting timers stay: a scan would not find them."""
+        """Drops stored timers far from due, not waiting timers: a scan would not find them."""
         if self._dead:
             self._bury()
         times = np.fromiter((entry[0] for entry in self._heap), np.int64, len(self._heap))
@@ -295,7 +267,6 @@ class Timers:
         self._most = len(self._heap) + max(self._room, len(self._heap))
 
     def _drop_from(self, cut_ms: int) -> None:
-        """Drops the timers from `cut_ms` on that do not wait."""
         is_unwritten = self._table.is_unwritten
         kept, marks, dropped = [], [], []
         for entry in self._heap:
@@ -329,7 +300,7 @@ class Timers:
 
 
 def whole_ms(timestamp_ms: Any) -> int:
-    """Milliseconds since 1970 of a whole number, or of a datetime (without a zone: in UTC), rounded down."""
+    """Converts to milliseconds since 1970, rounded down. A datetime without a zone is in UTC."""
     if isinstance(timestamp_ms, datetime):
         moment = timestamp_ms if timestamp_ms.tzinfo is not None else timestamp_ms.replace(tzinfo=timezone.utc)
         return (moment - _EPOCH) // _MILLISECOND
@@ -347,7 +318,7 @@ def _time_of(timer: tuple[int, StateKey]) -> int:
 
 
 def _sortable(key: StateKey) -> StateKey:
-    """Returns a key that compares field by field, None first."""
+    """Makes keys comparable field by field, None first."""
     if len(key) == 1:
         return (key[0] is not None, key[0])
     return tuple((field is not None, field) for field in key)

@@ -1,8 +1,4 @@
-"""The wall clock, wake-ups of a slot by that clock, and timers in a table of their own. See docs/design/timers.md.
-
-An operator opens off the loop, so no wake-up is set before its first turn. `UndoableTimers` undo a failed call's
-changes before the call is repeated (`state/values/undo` does so for tables).
-"""
+"""Wall-clock timers, and wake-ups of a slot by that clock. Design: docs/design/timers.md."""
 
 import heapq
 import math
@@ -18,23 +14,21 @@ from barrier_runtime.operators.keyed.timers import Slice, StateKey, Timers, whol
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.values.timer_table import TimerTable
 
-_LOOK_MS = 1_000  # longest time between two looks while work is scheduled, since the wall clock may be set
+_LOOK_MS = 1_000  # between two looks while work is scheduled, since the wall clock may be set
 _CATCHING_UP = 0.5  # ms per ms, while the wall clock is behind a time already returned
 
 
 class WallClock:
-    """The wall clock, without steps back.
-    If the clock was set back, time advances at half the pace of a steady clock until both agree."""
+    """The wall clock, without steps back."""
 
     def __init__(self, wall_ms: Callable[[], int], steady_s: Callable[[], float], from_ms: int = WATERMARK_MIN) -> None:
-        """`from_ms`: latest time returned before, for example by the process that wrote the state."""
+        """`from_ms`: latest time returned before, also by an earlier process."""
         self._wall_ms = wall_ms
         self._steady_s = steady_s
         self._told_ms: float = max(wall_ms(), from_ms)
         self._told_s = steady_s()
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970."""
         wall_ms, steady_s = self._wall_ms(), self._steady_s()
         if wall_ms >= self._told_ms:
             self._told_ms = wall_ms
@@ -45,16 +39,15 @@ class WallClock:
 
 
 class WakeUps:
-    """Wake-ups of the slot. None is cancelled: an early wake-up finds no work, and sets the next.
-    There are at most as many as milliseconds until the next look."""
+    """Wake-ups of the slot, never cancelled: an early wake-up finds no work, and sets the next."""
 
     def __init__(self, call_later: Callable[[float, Callable[[], None]], None], wake: Callable[[], None]) -> None:
         self._call_later = call_later
         self._wake = wake
-        self.next_ms = WATERMARK_MAX  # the earliest wake-up that is set
+        self.next_ms = WATERMARK_MAX
 
     def wake_at(self, due_ms: int, now_ms: int) -> None:
-        """Sets a wake-up for work due at `due_ms`, by a `WallClock` at `now_ms`. Call on the slot's loop."""
+        """Wakes the slot at `due_ms` or earlier. On the slot's loop."""
         wait_ms = min(_LOOK_MS, max(0, due_ms - now_ms))
         if now_ms + wait_ms < self.next_ms:
             self.next_ms = now_ms + wait_ms
@@ -67,7 +60,7 @@ class WakeUps:
 
 
 WALL_TABLE = "@wall_timers"
-_MOST_OVERDUE = 100_000  # whose keys are remembered
+_MOST_OVERDUE = 100_000
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -89,11 +82,11 @@ class WallTimers(Timers):
         self._clock = WallClock(context.wall_ms, context.now_s)
         self._steady_s = context.now_s
         self._wake_ups = WakeUps(context.call_later, context.wake)
-        self._may_wake = False  # from the first turn on
+        self._may_wake = False  # from the first turn on: `open` runs off the loop
         super().__init__(table, current, without_handler, from_ms)
         self._opened_ms = self._clock.now_ms()
-        self.crowded = False  # more are overdue: rows wait until all have fired
-        self.overdue = {} if without_handler else self._due_of_keys()  # due before the restore and not fired, by key
+        self.crowded = False  # too many are overdue: rows wait until all have fired
+        self.overdue = {} if without_handler else self._due_of_keys()  # by key: due before the restore and not fired
 
     @property
     def now_ms(self) -> int:
@@ -130,7 +123,6 @@ class WallTimers(Timers):
         return False
 
     def due_now(self) -> Iterator[tuple[StateKey, int]]:
-        """Takes the due timers, earliest first, for one turn."""
         self._may_wake = False  # wake-ups are set once, at the end
         yield from self.due(self._clock.now_ms(), Slice(self._steady_s))
         self._may_wake = True
@@ -190,7 +182,7 @@ class WallTimers(Timers):
 class UndoableTimers(Timers):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.found: dict[int, bool] = {}  # times of the call's key that it has touched -> whether a timer was set
+        self.found: dict[int, bool] = {}  # time -> whether a timer was set before the call
 
     def begin(self) -> None:
         if self.found:

@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.data.keys import check_key_type
+from barrier_runtime.data.row_class import row_class
 from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds, require_columns
 from barrier_runtime.operators.lookups.book import BookSettings
 from barrier_runtime.operators.lookups.calls import is_coroutine_function
@@ -16,7 +17,7 @@ from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.token_bucket import check_rate
 from barrier_runtime.state.errors import InvalidJob
 
-_THREADS = 16  # parallel calls of a plain function
+_THREADS = 16
 _LONGEST_LINGER_MS = 60_000
 
 
@@ -75,11 +76,10 @@ def lookup_settings(
     rate = check_rate(max_requests_per_second, f"{where}: max_requests_per_second")
     seconds = (linger_ms / 1000, timeout_ms / 1000)
     book = BookSettings(capacity, max_batch, max_requests, *seconds, ordered, retry, cache, rate)
-    return LookupSettings(on, added, book, how, on_error)
+    return LookupSettings(on, added, book, how, on_error, row_class(schema, where))
 
 
 def _function(fetch_many: Any, where: str) -> Any:
-    """The function to call, or the method `fetch_many` of a class or object."""
     function = getattr(fetch_many, "fetch_many", None)
     if isinstance(fetch_many, type) and not callable(function):
         raise InvalidJob(

@@ -1,17 +1,14 @@
-"""Pure state machine of a lookup: decides about rows and requests, and does no I/O.
+"""Pure state machine of a lookup, without I/O: decides about rows and requests.
 
-Input: rows, replies and the time. Output: requests to send and to abort, finished rows. A row has a number, in order of
-arrival, and a key; rows of the same key share a request. States of a row:
-
-    waiting    arrived while `capacity` rows were under way: rows of a restore, of a large batch, or before a barrier
-    under way  its key is requested, or about to be, or its result waits for earlier rows
-    finished   returned once by `advance`; later events do not find the row
+A row has a number, in order of arrival, and a key; rows of the same key share a request. A row *waits* while `capacity`
+rows are *under way*: rows of a restore, of a large batch, or before a barrier. A row *finishes* once the result is
+known and, if ordered, all earlier rows have finished.
 
 A request is one attempt, ended by its reply, error or timeout; later replies and errors are counted as late. A failed
 attempt is repeated as another request, by `Retry`.
 
-Watermarks stand between rows. If ordered, rows finish in order of arrival. Otherwise rows finish in any order, but no
-row before a watermark that came before it. `reached` is a watermark only once all rows before it are finished.
+Watermarks stand between rows. If unordered, rows finish in any order, but none before a watermark that preceded it.
+`reached` is a watermark only once all rows before it are finished.
 """
 
 import heapq
@@ -33,8 +30,9 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class BookSettings:
-    """`capacity`: rows under way. `most_keys`: per request. `linger_s`: longest wait of a key for further keys.
-    `most_requests`: parallel. `timeout_s`: of one attempt. `requests_per_second`: of all subtasks."""
+    """`capacity`: rows under way. `most_keys`: per request.
+    `linger_s`: longest wait of a key for further keys. `most_requests`: parallel. `timeout_s`: of one attempt.
+    `requests_per_second`: of all subtasks."""
 
     capacity: int
     most_keys: int
@@ -49,8 +47,6 @@ class BookSettings:
 
 @dataclass(frozen=True)
 class Request:
-    """`keys` are distinct. `id` is never reused."""
-
     id: int
     keys: tuple[Hashable, ...]
 
@@ -70,9 +66,9 @@ class NoReply(TimeoutError):
 
 @dataclass
 class Effects:
-    """Result of `advance`: requests to send and to give up, and finished rows.
-    Finished rows come in parts, each with the watermark reached before it; these watermarks rise. A row is (number,
-    result): the reply, None without data for the key, or `Failed`."""
+    """Result of `advance`.
+    `finished`: parts, each with the watermark reached before it; these watermarks rise. A row is (number, result): the
+    reply, None without data for the key, or `Failed`."""
 
     send: list[Request] = field(default_factory=list)
     give_up: list[int] = field(default_factory=list)
@@ -81,19 +77,21 @@ class Effects:
 
 @dataclass
 class Counts:
-    """Since the operator was opened."""
+    """Counts since the operator was opened.
+    `cache_hits` and `misses` (no data) are rows, the others requests.
+    """
 
     requests: int = 0
-    cache_hits: int = 0  # rows
-    misses: int = 0  # rows without data
-    timeouts: int = 0  # requests
-    retries: int = 0  # requests
+    cache_hits: int = 0
+    misses: int = 0
+    timeouts: int = 0
+    retries: int = 0
     late: int = 0  # replies and errors of requests that had ended
 
 
 class _Section:
-    """Rows between two watermarks. `left`: number of unfinished rows. `ready`: finished rows that wait for earlier
-    sections. `watermark` follows the rows; None: not yet arrived."""
+    """Rows between two watermarks. `left`: number of unfinished rows.
+    `ready`: finished rows that wait for earlier sections. `watermark` follows the rows; None: not yet arrived."""
 
     __slots__ = ("left", "ready", "watermark")
 
@@ -109,12 +107,14 @@ class _Key:
     def __init__(self, key: Hashable, since_s: float) -> None:
         self.key = key
         self.since_s = since_s
-        self.failed = 0  # attempts
+        self.failed = 0
         self.rows: list[tuple[int, _Section]] = []
 
 
 class Book:
-    """Pending rows and requests of a subtask. Times: seconds of a steady clock. A key of None is not requested."""
+    """Pending rows and requests of a subtask. Times: seconds of a steady clock.
+    A key of None is not requested.
+    """
 
     def __init__(self, settings: BookSettings) -> None:
         self._settings = settings
@@ -123,20 +123,20 @@ class Book:
         self._cache = KeptReplies(settings.cache) if settings.cache is not None else None
         self.counts = Counts()
         self.reached = WATERMARK_MIN  # the last watermark before which all rows are finished
-        self.finished = 0  # rows
+        self.finished = 0
         self._rows = 0  # rows added: the number of the next row
-        self._under_way = 0  # rows
-        self._waiting: deque[tuple[int, Sequence[Any], _Section]] = deque()  # first number, keys, section
+        self._under_way = 0
+        self._waiting: deque[tuple[int, Sequence[Any], _Section]] = deque()
         self._skip = 0  # of the first of `_waiting`: rows already under way
         self._sections: deque[_Section] = deque([_Section()])
         self._in_order: dict[int, tuple[Any, _Section]] = {}  # ordered: results that wait for earlier rows
         self._asked: dict[Hashable, _Key] = {}
-        self._fresh: deque[_Key] = deque()  # to be sent
-        self._again: deque[list[_Key]] = deque()  # to be repeated now
-        self._later: list[tuple[float, int, list[_Key]]] = []  # heap: time of the repetition
-        self._open: dict[int, list[_Key]] = {}  # by request
-        self._replies: deque[tuple[list[_Key], Sequence[Any], int]] = deque()  # keys, results, finished keys
-        self._deadlines: deque[tuple[float, int]] = deque()  # time, request
+        self._fresh: deque[_Key] = deque()
+        self._again: deque[Sequence[_Key]] = deque()
+        self._later: list[tuple[float, int, Sequence[_Key]]] = []  # heap: time of the repetition
+        self._open: dict[int, deque[_Key]] = {}
+        self._replies: deque[tuple[deque[_Key], deque[Any]]] = deque()
+        self._deadlines: deque[tuple[float, int]] = deque()
         self._ids = itertools.count(1)
         self._finished: list[tuple[int, list[tuple[int, Any]]]] = []  # returned by the next `advance`
 
@@ -170,29 +170,31 @@ class Book:
             self._sections.append(_Section())
         elif len(self._sections) == 1:
             self.reached = max(self.reached, watermark_ms)
-        else:  # no row since the last watermark
+        else:
             before = self._sections[-2]
             assert before.watermark is not None
             before.watermark = max(before.watermark, watermark_ms)
 
     def replied(self, request: int, results: Sequence[Any], now_s: float) -> None:
-        """Finishes the first `AT_ONCE` keys of a reply; calls of `advance` finish further keys.
-        `results`: by key of the request; an exception fails only its key."""
+        """Finishes the first `AT_ONCE` keys of a reply; `advance` finishes the others.
+        `results`: by key of the request; an exception fails only its key. A deque is emptied."""
         keys = self._open.pop(request, None)
         if keys is None:
             self.counts.late += 1
             return
         is_next = not self._replies
-        self._replies.append((keys, results, 0))
+        taken = results if isinstance(results, deque) else deque(results)
+        self._replies.append((keys, taken))  # freed by parts: a million keys at once take 100 ms
         if is_next:
             self._finish_part(now_s)
 
     def _finish_part(self, now_s: float) -> None:
-        keys, results, begin = self._replies.popleft()
-        if len(keys) > begin + AT_ONCE:
-            self._replies.appendleft((keys, results, begin + AT_ONCE))
-        if len(keys) > AT_ONCE:
-            keys, results = keys[begin : begin + AT_ONCE], results[begin : begin + AT_ONCE]
+        all_keys, all_results = self._replies[0]
+        count = min(AT_ONCE, len(all_keys))
+        keys: list[_Key] = [all_keys.popleft() for _ in range(count)]
+        results: Sequence[Any] = [all_results.popleft() for _ in range(count)]
+        if not all_keys:
+            self._replies.popleft()
         if any(issubclass(kind, Exception) for kind in set(map(type, results))):
             keys, results = self._without_failed(keys, results, now_s)
         if self._cache is not None:
@@ -229,11 +231,11 @@ class Book:
             self._send(now_s, effects)
             if not self._finished:
                 return effects
-            effects.finished += self._finished  # finished rows make room for others
+            effects.finished += self._finished
             self._finished = []
 
     def next_due_s(self) -> float | None:
-        """Returns when to call `advance` if nothing else happens before."""
+        """When to call `advance` at the latest."""
         while self._deadlines and self._deadlines[0][1] not in self._open:
             self._deadlines.popleft()
         due = [self._deadlines[0][0]] if self._deadlines else []
@@ -244,7 +246,6 @@ class Book:
         return min(due, default=None)
 
     def _next_request_s(self) -> float | None:
-        """Time of the next request, if there is room."""
         wanted = []
         if self._again:
             wanted.append(0.0)
@@ -263,7 +264,7 @@ class Book:
         return self._bucket is None or self._bucket.tokens(round(now_s * _SECOND_NS)) > 0
 
     def share_limit(self, subtasks: int) -> None:
-        """Divides the limit of requests per second among subtasks. Called before the first row."""
+        """Called before the first row."""
         if self._settings.requests_per_second is not None:
             self._bucket = TokenBucket(self._settings.requests_per_second, subtasks)
 
@@ -302,14 +303,14 @@ class Book:
             self._again.append(heapq.heappop(self._later)[2])
         while self._again and self._may_request(now_s):
             self.counts.retries += 1
-            self._request(self._again.popleft(), now_s, effects)
+            self._request(deque(self._again.popleft()), now_s, effects)
         fresh = self._fresh
         while fresh and self._may_request(now_s):
             if len(fresh) < most_keys and fresh[0].since_s + self._settings.linger_s > now_s:
                 return
-            self._request([fresh.popleft() for _ in range(min(most_keys, len(fresh)))], now_s, effects)
+            self._request(deque(fresh.popleft() for _ in range(min(most_keys, len(fresh)))), now_s, effects)
 
-    def _request(self, keys: list[_Key], now_s: float, effects: Effects) -> None:
+    def _request(self, keys: deque[_Key], now_s: float, effects: Effects) -> None:
         request = Request(next(self._ids), tuple(each.key for each in keys))
         self._open[request.id] = keys
         self._deadlines.append((now_s + self._settings.timeout_s, request.id))
@@ -327,8 +328,8 @@ class Book:
                 effects.give_up.append(request)
                 self._fail(keys, NoReply(f"no reply within {self._settings.timeout_s:g} s"), now_s)
 
-    def _fail(self, keys: list[_Key], error: Exception, now_s: float) -> None:
-        """Repeats or fails keys that have failed equally often."""
+    def _fail(self, keys: Sequence[_Key], error: Exception, now_s: float) -> None:
+        """Repeats or fails keys, which have failed equally often."""
         retry = self._settings.retry
         for each in keys:
             each.failed += 1
@@ -340,7 +341,6 @@ class Book:
         self._finish_keys(keys, [Failed(error, failed, is_transient)] * len(keys))
 
     def _finish_keys(self, keys: Sequence[_Key], results: Sequence[Any]) -> None:
-        """Finishes all rows of a request at once if their order is free, since this runs for each row."""
         asked, first, now = self._asked, self._sections[0], []
         is_ordered = self._settings.ordered
         for key, result in zip(keys, results, strict=True):

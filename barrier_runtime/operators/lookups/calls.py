@@ -1,6 +1,6 @@
-"""Calls of a user's `fetch_many` on threads, or on an asyncio loop with a thread of its own.
-Coroutines do not run on the slot's loop (see docs/design/joins-and-lookups.md). Each call ends with `replied(request,
-results, error)`, on any thread, unless it was given up before."""
+"""Calls of a user's `fetch_many` on threads, or on an asyncio loop in its own thread.
+Each call ends with `replied(request, results, error)`, on any thread, unless given up before. Design:
+docs/design/joins-and-lookups.md."""
 
 import asyncio
 import concurrent.futures
@@ -34,14 +34,12 @@ class Calls(Protocol):
 
 
 def is_coroutine_function(function: Any) -> bool:
-    """Returns whether `function` is a coroutine function, or an object with an async `__call__`."""
     of_class = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is needed
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(of_class)
 
 
 class ThreadCalls:
-    """Calls of a plain function, with a thread for each parallel call.
-    A call that hangs keeps its thread: calls cannot be stopped from outside."""
+    """Calls of a plain function, with a thread for each parallel call. A call that hangs keeps its thread."""
 
     def __init__(
         self,
@@ -87,7 +85,6 @@ class ThreadCalls:
 
 
 def _called(fetch: Callable[[list[Any]], Any], read: Read, request: Request) -> list[Any]:
-    """On a thread."""
     return read(request.keys, fetch(list(request.keys)))
 
 
@@ -107,7 +104,7 @@ class CoroutineCalls:
         self._read = read
         self._replied = replied
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._given_up: set[int] = set()  # requests in `_tasks`
+        self._given_up: set[int] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -141,7 +138,7 @@ class CoroutineCalls:
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_S)  # a daemon, so a coroutine that never awaits does not keep the process alive
+        self._thread.join(_CLOSE_S)  # a daemon: a coroutine that never awaits does not keep the process alive
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -151,7 +148,6 @@ class CoroutineCalls:
             self._loop.close()
 
     async def _told(self, what: str) -> None:
-        """Runs `open` or `close` of the user's class, after cancelling pending calls."""
         tasks = list(self._tasks.values())
         self._given_up.update(self._tasks)
         for task in tasks:

@@ -1,4 +1,4 @@
-"""Rows that a lookup has taken and not yet emitted, by number; and their form in a snapshot."""
+"""A lookup's rows not yet emitted, by number; and their form in snapshots."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -14,12 +14,12 @@ from barrier_runtime.operators.stored_streams import batches_of, stream_of
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-HELD_VALUE = "lookup-rows"  # of the snapshot value
+HELD_VALUE = "lookup-rows"
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`streams`: an Arrow IPC stream of rows, and their earliest emission time (ns). `reached`: by stream the event
-    time (ms) reached at each row, as little-endian int64; empty if unknown."""
+    """`streams`: Arrow IPC streams of rows, each with the earliest emission time (ns).
+    `reached`: by stream the event time (ms) reached at each row, as little-endian int64; empty if unknown."""
 
     streams: tuple[tuple[int, bytes], ...] = ()
     version: int = 1
@@ -30,7 +30,7 @@ _STORED = VersionedDecoder(value_format("{}: its rows in flight"), msgspec.msgpa
 
 
 class Held(NamedTuple):
-    """Held rows of a batch: those of `rows` with True in `kept`; None: all.
+    """Rows of a batch where `kept` is True (None: all).
     `reached_ms`: event time reached at all of them; None: that of the last watermark."""
 
     emit_ns: int
@@ -54,7 +54,7 @@ class _Block:
 class HeldRows:
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
-        self._firsts: list[int] = []  # of `_blocks`
+        self._firsts: list[int] = []
         self._next = 0
 
     def add(self, rows: pa.RecordBatch, emit_ns: int, reached_ms: int | None = None) -> None:
@@ -80,7 +80,6 @@ class HeldRows:
         return _one(parts), emit_ns
 
     def remaining(self) -> list[Held]:
-        """Held rows in order, for `encode_held`; cheap."""
         return [
             Held(
                 block.emit_ns, block.rows, reached_ms=block.reached_ms, kept=None if block.gone is None else ~block.gone
@@ -123,7 +122,6 @@ def decode_held(data: bytes, where: str) -> list[tuple[int, pa.RecordBatch]]:
 
 
 def decode_batches(data: bytes, where: str) -> list[Batch]:
-    """Returns the rows with the event time reached at each."""
     stored = _STORED.decode(data, where)
     batches: list[Batch] = []
     for number, (emit_ns, stream) in enumerate(stored.streams):

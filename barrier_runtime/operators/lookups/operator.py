@@ -1,13 +1,10 @@
-"""`lookup`: a user's function finds data for each row's key in another system while further rows arrive.
+"""`lookup`: a user's function finds data for rows' keys in another system while more rows arrive.
 
-The `Book` decides; the operator holds rows, makes calls, and turns results into columns. Results come from threads into
-an inbox; the slot is woken and handles the inbox in its next turn (`on_wall_clock`), so all work except the calls runs
-on the slot's loop.
+The `Book` decides. Results come from threads into an inbox, which the slot handles in its next turn (`on_wall_clock`).
 
-A snapshot holds the rows, and nothing of their calls: after a restore these rows come first and are requested again, at
-most `capacity` at a time. At another parallelism the rows of subtask i go to subtask i modulo the parallelism, in their
-order. A barrier never waits for replies: without room, the rows before the barrier go into the snapshot as they are.
-See docs/design/joins-and-lookups.md.
+A snapshot holds the rows, not their calls: after a restore these rows come first and are requested again. After
+rescaling, rows of subtask i go to subtask i modulo the parallelism. A barrier never waits for replies: without room,
+earlier rows go into the snapshot as they are. Design: docs/design/joins-and-lookups.md.
 """
 
 import copy
@@ -31,6 +28,7 @@ from barrier_runtime.coordinator.metric_table import (
 )
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.keys import check_key_type
+from barrier_runtime.data.row_class import RowClass
 from barrier_runtime.data.rows import RowWriter, preview, values_of
 from barrier_runtime.data.schemas import require_columns
 from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
@@ -41,27 +39,30 @@ from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, HeldRows, de
 from barrier_runtime.operators.lookups.replies import ReplyReader, keys_of
 from barrier_runtime.operators.outputs.failures import Failures
 from barrier_runtime.operators.outputs.side_outputs import OnError, send
+from barrier_runtime.operators.uncopyable import own_copy
 from barrier_runtime.operators.user_code import function_name, said, user_error
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 
 HowMissing = Literal["left", "inner", "side"]
-MISSES = "misses"  # side output
+MISSES = "misses"
 
 
 @dataclass(frozen=True)
 class LookupSettings:
-    """`schema`: the added columns. `how`: treatment of rows without data for their key."""
+    """`schema`: the added columns. `how`: treatment of rows without data for their key.
+    `rows`: class of replies.
+    """
 
     on: tuple[str, ...]
     schema: pa.Schema
     book: BookSettings
     how: HowMissing = "left"
     on_error: OnError = "fail"
+    rows: RowClass | None = None
 
 
 class LookupOperator(Operator):
-    """`function`: a function of a list of keys, or a class or object with `fetch_many(self, keys)`.
-    A class or object may have `open(self)` and `close(self)` for its connections."""
+    """`function`: a function of a list of keys, or a class or object with `fetch_many(self, keys)`."""
 
     holds_watermarks = True
     takes_rows_before_barriers = True
@@ -76,9 +77,9 @@ class LookupOperator(Operator):
         self._book = Book(settings.book)
         self._held = HeldRows()
         self._counts = Counts()
-        self._inbox: deque[tuple[int, list[Any] | None, Exception | None]] = deque()  # filled by any thread
+        self._inbox: deque[tuple[int, deque[Any] | None, Exception | None]] = deque()
         self._woken = False
-        self._timers: list[float] = []  # heap of the slot's wake-ups
+        self._timers: list[float] = []
         self._input: pa.Schema | None = None
         self._by_row = False
         self._failures = None if settings.on_error == "fail" else Failures(settings.on_error, name, self._said)
@@ -99,7 +100,7 @@ class LookupOperator(Operator):
         for snapshot in own:
             where = f"{self._where}, state of subtask {snapshot.subtask}"
             for batch in decode_batches(snapshot.values[HELD_VALUE], where):
-                # event time of one subtask says nothing about rows that another subtask held
+                # a subtask's event time does not hold for rows of another subtask
                 self._take_in_time(batch if len(own) == 1 and self.is_followed else batch.reaching(None))
 
     def _connect(self) -> Calls:
@@ -109,9 +110,10 @@ class LookupOperator(Operator):
             if is_class:
                 target = target()
             elif has_method:
-                target = copy.deepcopy(target)  # subtasks of one process must not share connections
+                target = own_copy(target, self._where)
             fetch = target.fetch_many if has_method else target
-            read = ReplyReader(self._settings.on, f"{self._said} of {self._where}", self._writer).results
+            where = f"{self._said} of {self._where}"
+            read = ReplyReader(self._settings.on, where, self._writer, self._settings.rows).results
             owner = target if has_method else None
             if is_coroutine_function(fetch):
                 return CoroutineCalls(f"barrier-lookup-{self._name}", owner, fetch, read, self._replied)
@@ -160,12 +162,12 @@ class LookupOperator(Operator):
                 assert results is not None
                 self._book.replied(request, results, now_s)
             elif isinstance(error, BarrierRuntimeError | MemoryError):
-                raise error  # not an error of the other system: a reply of a wrong shape, or an error of this package
+                raise error  # a wrong reply, or an error of this package
             else:
                 self._book.failed(request, error, now_s)
         if heard or self.unfinished:
             self._advance(emit)
-        if self._inbox or self._book.more:  # a large reply is handled in parts, so that barriers can pass between them
+        if self._inbox or self._book.more:  # handled in parts, so that barriers pass between them
             self._context.wake()
         return self._book.finished > before
 
@@ -176,7 +178,6 @@ class LookupOperator(Operator):
         return Capture(blocking=lambda: {HELD_VALUE: encode_held(remaining)})
 
     def _take_in_time(self, batch: Batch) -> None:
-        """Event time advances between rows if the batch carries it per row."""
         for moment in batch.moments():
             reached_ms = None if moment.reached is None else int(moment.reached[0])
             if reached_ms is not None:
@@ -217,7 +218,7 @@ class LookupOperator(Operator):
 
     def _replied(self, request: int, results: list[Any] | None, error: Exception | None) -> None:
         """Called on any thread."""
-        self._inbox.append((request, results, error))
+        self._inbox.append((request, None if results is None else deque(results), error))
         if not self._woken:  # `on_wall_clock` resets the flag before it reads the inbox
             self._woken = True
             self._context.wake_from_thread()

@@ -1,6 +1,5 @@
 """Replies of a user's `fetch_many`, as one result per key: a row (dict), None without data, or an exception.
-`KeptReplies` caches replies, misses included, per subtask, and drops the least recently used first. Pure: the caller
-passes the time."""
+`KeptReplies` caches replies, misses included; the least recently used goes first."""
 
 import datetime
 import inspect
@@ -10,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from barrier_runtime.data.row_class import RowClass, UnfitField, is_instance
 from barrier_runtime.data.rows import RowWriter, cut, refuse_shared
 from barrier_runtime.data.schemas import Duration, as_duration
 from barrier_runtime.state.errors import InvalidJob
@@ -66,12 +66,13 @@ class KeptReplies:
 
 
 class ReplyReader:
-    """Converts replies to results. `on`: key columns. `where`: names for messages."""
+    """Converts replies to results. `rows`: class whose instances are replies, beside dicts."""
 
-    def __init__(self, on: Sequence[str], where: str, writer: RowWriter) -> None:
+    def __init__(self, on: Sequence[str], where: str, writer: RowWriter, rows: RowClass | None = None) -> None:
         self._on = tuple(on)
         self._where = where
         self._writer = writer
+        self._rows = rows
 
     def results(self, keys: Sequence[Hashable], reply: Any) -> list[Any]:
         """Returns a result for each of `keys`, in order. Raises `InvalidJob` for a reply of another shape."""
@@ -111,7 +112,6 @@ class ReplyReader:
         return results
 
     def _are_plain(self, given: Sequence[Any]) -> bool:
-        """Returns whether all replies can be used unchanged; runs for each row."""
         if not {dict, type(None)}.issuperset(map(type, given)):
             return False
         return not any(column in each for column in self._on for each in given if each)
@@ -137,6 +137,8 @@ class ReplyReader:
     def _result(self, key: Hashable, given: Any) -> Any:
         if given is None or isinstance(given, Exception):
             return given
+        if is_instance(given):
+            given = self._record(key, given)
         if not isinstance(given, Mapping):
             raise InvalidJob(
                 f"{self._where} gave {cut(repr(given))} for the key {cut(repr(key))}: give a row as a dict of column "
@@ -147,9 +149,18 @@ class ReplyReader:
                 return {name: value for name, value in given.items() if name not in self._on}
         return given
 
+    def _record(self, key: Hashable, given: Any) -> dict[str, Any]:
+        where = f"{self._where} gave {cut(repr(given))} for the key {cut(repr(key))}"
+        if self._rows is None or type(given) is not self._rows.kind:
+            raise InvalidJob(f"{where}: pass schema={type(given).__name__}, or return a dict")
+        try:
+            return self._rows.record(given)
+        except UnfitField as error:
+            raise InvalidJob(f"{where}: {error}: correct it, or the class") from None
+
 
 def keys_of(rows: pa.RecordBatch, on: Sequence[str], values_of: Callable[[pa.Array], list[Any]]) -> list[Any]:
-    """Each row's key: a value, or a tuple of several columns; None if a part is null."""
+    """A key is a value, or a tuple of several columns; None if a part is null."""
     columns = [values_of(rows.column(column)) for column in on]
     if len(columns) == 1:
         return columns[0]

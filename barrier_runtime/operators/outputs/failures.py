@@ -1,11 +1,11 @@
 """Rows whose function raised, in steps that do not fail then: skipped, or sent to the errors output.
 
-Wrong use of this package, failing storage, lack of memory, and a result that does not fit the step's schema still end
-the job.
+Wrong use of this package, failing storage and lack of memory still end the job; so does a result that does not fit the
+schema, except in `map` and `flat_map` with a declared schema.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +14,7 @@ from barrier_runtime.coordinator.metric_table import ERROR_ROWS, SKIPPED_ROWS
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row, rows_of, taken_value
 from barrier_runtime.operators.base import Emit, OperatorContext
+from barrier_runtime.operators.functions.instances import check_made
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.outputs.side_outputs import ERROR_SCHEMA, ERRORS, OnError, SideOutput, SideOutputs
 from barrier_runtime.operators.user_code import function_name, said, user_traceback
@@ -45,14 +46,12 @@ class Failures:
         self._position = _nowhere if later else context.position
 
     def begin(self, batch: Batch | None) -> None:
-        """`batch`: None if there are only timers."""
         self._batch = batch
-        self.row = -1  # the last row of the batch that was tried
+        self.row = -1  # the last row tried
         if self._output is not None:
             self._output.back_to(0)
 
     def takes(self, error: Exception) -> bool:
-        """Returns whether `error` is treated as data; other errors end the job."""
         return not isinstance(error, BarrierRuntimeError | MemoryError)
 
     def add(
@@ -64,8 +63,7 @@ class Failures:
         event_time_ms: int | None = None,
         instead: Mapping[str, Any] | None = None,
     ) -> None:
-        """Records that the call for row `row` of the batch raised `error`.
-        None: the call was for a timer, or for the data in `instead`."""
+        """`row`: of the batch; None for a timer, and for the data in `instead`."""
         if self._output is None:
             self.metrics.count(SKIPPED_ROWS)
             self._say(error)
@@ -95,7 +93,6 @@ class Failures:
             self._output.flush(emit, emit_ns, self.metrics)
 
     def _say(self, error: Exception) -> None:
-        """Warns about the first skipped row, since nothing else shows the reason."""
         if not self._said:
             self._said = True
             warnings.warn(
@@ -108,9 +105,9 @@ class Failures:
 def in_parts(
     batch: Batch, call: Callable[[Batch], T], failures: Failures, failed: Callable[[Exception, Batch], Exception]
 ) -> Iterator[tuple[Batch, T]]:
-    """Yields the results of `call`, a function of batches, for `batch`; if it raises, those for halves of `batch`.
-    Batches are halved until each row for which `call` raises is alone. Results come in order, with their rows. `failed`
-    makes the errors that end the job."""
+    """Yields the results of `call`, a function of batches, in order, with their rows.
+    If `call` raises, the batch is halved until each failing row is alone. `failed` makes the errors that end the job.
+    """
     failures.begin(batch)
     waiting = [(0, len(batch))]
     while waiting:
@@ -131,24 +128,25 @@ def in_parts(
 
 def guarded(
     call: Callable[..., Any],
-    take: Callable[[Iterable[Any], list[Row], Callable[[], Row]], None],
+    take: Callable[[Any, list[Row], Callable[[], Row]], None],
     sides: SideOutputs,
     failures: Failures,
     of_rows: bool,
 ) -> Callable[..., Any]:
     """Returns `call`, a keyed function of rows (or timers), without the errors that `failures` takes.
-    After an error nothing stays of the rows yielded or emitted for this row. `take` copies rows as they are yielded."""
+    A failed call yields and emits nothing. `take` copies rows as they are yielded."""
 
     def tried(key: Any, what: Any, ctx: Any) -> list[Row] | None:
         if of_rows:
             failures.row += 1
         emitted = sides.counts()
         given: list[Row] = []
-        before = taken_value(what)
         try:
+            check_made(what)
+            before = taken_value(what)
             result = call(key, what, ctx)
             if result is not None:
-                take((result,) if type(result) is dict else result, given, lambda: before)
+                take(result, given, lambda: before)
         except Exception as error:
             if not failures.takes(error):
                 raise

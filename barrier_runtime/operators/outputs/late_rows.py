@@ -1,4 +1,4 @@
-"""The warning about the first late row that a window or join drops, with the remedy."""
+"""Warning, with remedy, about the first late row that a window or join drops."""
 
 import logging
 from collections.abc import Callable
@@ -22,8 +22,8 @@ def warn_of_first_late(
     late: npt.NDArray[np.bool_],
     at: Callable[[], tuple[Ints, Ints]],
 ) -> None:
-    """Logs the event time of the first row of the mask `late`, and its watermark, unless `counter` has counted before.
-    `at` returns event times and watermarks (ms) per row of the mask; called for the warning alone."""
+    """Logs the first row of the mask `late` with its watermark, unless `counter` has counted before.
+    `at` returns event times and watermarks (ms) per row of the mask."""
     if late.any() and not metrics.counts.get(counter.name):
         times_ms, watermarks_ms = at()
         first = int(np.argmax(late))

@@ -1,7 +1,5 @@
-"""Side outputs of a step: declared (`side=`, `on_error=`, branches of a split), filled per batch, sent at its end.
-
-A row keeps its content and the event time reached when it was emitted. Nothing is kept here between two calls of an
-operator, so snapshots hold no such rows.
+"""Side outputs of a step: declared, filled per batch, sent at the batch's end.
+A row keeps its content and the event time reached when it was emitted.
 """
 
 import difflib
@@ -14,8 +12,10 @@ import pyarrow.compute as pc
 
 from barrier_runtime.coordinator.metric_table import UNREAD_SIDE_ROWS
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.rows import ALONE_ARGUMENT, Row, RowWriter, references
+from barrier_runtime.data.row_class import AnyRow, RowClass
+from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import SchemaLike, as_schema
+from barrier_runtime.data.values.references import ALONE_ARGUMENT, references
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.retry import Retry, check_pauses
@@ -23,18 +23,18 @@ from barrier_runtime.state.errors import InvalidJob
 
 OnError: TypeAlias = Literal["fail", "skip", "side"]
 
-ERRORS = "errors"  # side output
+ERRORS = "errors"  # its columns: docs/side-outputs.md
 ERROR_SCHEMA = pa.schema(
     [
         ("operator", pa.string()),
         ("error_type", pa.string()),
         ("message", pa.string()),
-        ("traceback", pa.string()),  # without frames of this package
-        ("row", pa.string()),  # JSON, as received; of a window its bounds and number of rows; null for a timer
-        ("key", pa.string()),  # JSON; null in steps without keys
-        ("event_time", pa.timestamp("ms", "UTC")),  # of the row, timer or window, if the step knows it
-        ("replay", pa.string()),  # the command that replays the row; null if the row cannot be replayed
-        ("position", pa.string()),  # of the source, if the step is in its chain; else null
+        ("traceback", pa.string()),
+        ("row", pa.string()),
+        ("key", pa.string()),
+        ("event_time", pa.timestamp("ms", "UTC")),
+        ("replay", pa.string()),
+        ("position", pa.string()),
     ]
 )
 
@@ -42,17 +42,16 @@ ERROR_SCHEMA = pa.schema(
 class SideOutput:
     __slots__ = ("alone", "name", "reached", "rows", "taken", "writer")
 
-    def __init__(self, name: str, where: str, schema: pa.Schema, remedy: str) -> None:
-        """`remedy`: advice for a row that does not fit the schema."""
+    def __init__(self, name: str, where: str, schema: pa.Schema | RowClass, remedy: str) -> None:
         self.name = name
         self.writer = RowWriter(f"side output {name!r} of {where}", schema, remedy)
         self.taken = self.writer.taken
         self.alone = min(ALONE_ARGUMENT, self.writer.alone)  # a low value only means more copies
-        self.rows: list[Row] = []
+        self.rows: list[Any] = []
         self.reached: list[int] = []  # at each row, or empty
 
     def add(self, row: Row, reached_ms: int | None) -> None:
-        """The row has no other reference."""
+        """`row` has no other reference."""
         self.rows.append(row)
         if reached_ms is not None:
             self.reached.append(reached_ms)
@@ -62,7 +61,6 @@ class SideOutput:
         del self.reached[count:]
 
     def flush(self, emit: Emit, emit_ns: int, metrics: MetricGroup) -> None:
-        """Raises `InvalidJob` for a row that does not fit the schema."""
         if self.rows:
             reached = np.array(self.reached, np.int64) if self.reached else None
             batch = Batch(self.writer.made(self.rows), emit_ns, reached)
@@ -74,7 +72,7 @@ class SideOutputs:
     """Named side outputs of a user's function; `emit` is `ctx.emit`.
     `reached_ms`: event time reached at the rows emitted now; None if batches do not carry event time per row."""
 
-    def __init__(self, where: str, schemas: Mapping[str, pa.Schema]) -> None:
+    def __init__(self, where: str, schemas: Mapping[str, pa.Schema | RowClass]) -> None:
         self._where = where
         self._by_name = {
             name: SideOutput(name, where, schema, "emit what side= declares, or correct side=")
@@ -83,7 +81,7 @@ class SideOutputs:
         self._all = tuple(self._by_name.values())
         self.reached_ms: int | None = None
 
-    def emit(self, name: str, row: Row) -> None:
+    def emit(self, name: str, row: AnyRow) -> None:
         """Sends `row`, as it is now, to the side output `name`. Raises `InvalidJob` for an undeclared name."""
         try:
             output = self._by_name[name]
@@ -100,7 +98,7 @@ class SideOutputs:
             output.back_to(0)
 
     def check_none(self, method: str) -> None:
-        """Raises `InvalidJob` if `method`, which runs without a row, emitted rows: they would be dropped."""
+        """Raises `InvalidJob` if `method`, which runs without a row, emitted rows."""
         for output in self._all:
             if output.rows:
                 raise InvalidJob(
@@ -112,7 +110,6 @@ class SideOutputs:
         return [len(output.rows) for output in self._all]
 
     def back_to(self, counts: list[int]) -> None:
-        """Drops the rows added since `counts()`."""
         for output, count in zip(self._all, counts, strict=True):
             output.back_to(count)
 
@@ -135,8 +132,6 @@ class SideOutputs:
 
 
 class EmittedByCall:
-    """Drops rows of the current call before a repetition (`state/values/undo`)."""
-
     def __init__(self, sides: SideOutputs) -> None:
         self._sides = sides
 
@@ -148,21 +143,20 @@ class EmittedByCall:
 
 
 def send(emit: Emit, name: str, batch: Batch, metrics: MetricGroup) -> None:
-    """Rows without readers are dropped and counted."""
+    """Sends rows to a side output; drops and counts them if there is no reader."""
     if not emit.to(name, batch):
         metrics.count(UNREAD_SIDE_ROWS, len(batch))
 
 
-DEAD_LETTERS = "dead letters"  # side output
+DEAD_LETTERS = "dead letters"
 
 
 class DeadLetterOperator(Operator):
-    """Separates bad records of a source from good rows, directly after the source.
-    The source passes both in the same batch, so that positions count all records."""
+    """Separates bad records of a source from good rows.
+    Both are in the same batch: positions count all records."""
 
     def __init__(self, name: str, error: str, good: Sequence[str], dead_letter: Mapping[str, str]) -> None:
-        """`error`: null in good rows. `good`: columns of good rows. `dead_letter`: columns of bad records, new name ->
-        column."""
+        """`error`: null in good rows. `dead_letter`: columns of bad records, new name -> column."""
         self._error = error
         self._good = list(good)
         self._dead_letter = dict(dead_letter)
@@ -185,11 +179,11 @@ class DeadLetterOperator(Operator):
         send(emit, DEAD_LETTERS, batch.only(letters, bad), self._metrics)
 
 
-MAIN = "main"  # the output that is no side output
+MAIN = "main"
 
 
 def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: OnError | Retry, where: str) -> dict[str, pa.Schema]:
-    """Returns a step's side outputs in the order of its streams: declared ones, then errors."""
+    """Returns the declared side outputs in order, then that of errors."""
     found: dict[str, pa.Schema] = {}
     if side is not None:
         if not isinstance(side, Mapping) or not side:

@@ -1,4 +1,4 @@
-"""`split`: each row goes to the branch that a function or expression names. Every branch is a side output."""
+"""`split`: each row goes to the branch, a side output, that a function or expression names."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -8,26 +8,30 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.plain_rows import PlainRows, without_views
+from barrier_runtime.data.row_class import RowClass
 from barrier_runtime.data.rows import Row, cut, preview
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
-from barrier_runtime.operators.functions.columns_read import columns_read, each_row_read
+from barrier_runtime.operators.functions.columns_read import each_row_read, rows_read
 from barrier_runtime.operators.outputs.failures import Failures
 from barrier_runtime.operators.outputs.side_outputs import OnError, send
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
 
-_FAILED = object()  # row whose function raised
+_FAILED = object()
 
 
 class SplitOperator(Operator):
-    """Split by a Python function of a row; base of the split by expressions."""
-
     def __init__(
-        self, name: str, function: Callable[[Row], str] | Any, into: Sequence[str], on_error: OnError = "fail"
+        self,
+        name: str,
+        function: Callable[[Row], str] | Any,
+        into: Sequence[str],
+        on_error: OnError = "fail",
+        rows: RowClass | None = None,
     ) -> None:
         self._name = name
         self._function = function
-        self._reads = columns_read(function, 0)
+        self._reads = rows_read(function, 0, rows)
         self._into = tuple(into)
         self._takeable = PlainRows(without_views)
         self._failures = None if on_error == "fail" else Failures(on_error, name, self._said)
@@ -63,9 +67,10 @@ class SplitOperator(Operator):
         failures = self._failures
         if failures is not None:
             failures.begin(batch)
-        for row in each_row_read(batch, self._reads):
+        rows = each_row_read(batch, self._reads)
+        for _ in range(len(batch)):
             try:
-                found.append(self._function(row))
+                found.append(self._function(next(rows)))
             except Exception as error:
                 at = len(found)
                 if failures is None or not failures.takes(error):

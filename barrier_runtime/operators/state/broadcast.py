@@ -1,4 +1,4 @@
-"""`BroadcastState`: a map that every subtask of a connected step holds whole (`broadcast_copy` holds the copies)."""
+"""`BroadcastState`: a map that every subtask of a connected step holds whole."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast, overload
@@ -26,7 +26,7 @@ class ConnectedKey(CurrentKey):
 
     def __init__(self) -> None:
         super().__init__()
-        self.copies: BroadcastCopies | None = None  # set once the operator is open
+        self.copies: BroadcastCopies | None = None
 
 
 class BroadcastState(KeyedState, Generic[K, V]):
@@ -40,8 +40,8 @@ class BroadcastState(KeyedState, Generic[K, V]):
     ...         if row["amount"] <= self.limits.get(row["shop"], 100.0):
     ...             yield row
 
-    Handlers of broadcast inputs change the map by `[]`, `del`, `pop`, `setdefault`, `update` and `clear`; all other
-    handlers only read. Iteration, `keys()`, `values()` and `items()` follow the order in which the keys were added.
+    Only handlers of broadcast inputs change the map. Iteration, `keys()`, `values()` and `items()` follow the order in
+    which the keys were added.
 
     `key` is int, str, bytes, bool, float, date or datetime; `kind`, `renamed` and `migrate` are as in `ValueState`;
     there is no `ttl`. Reading returns a copy of a mutable value, so only `state[key] = value` changes the state. Dicts
@@ -109,7 +109,7 @@ class BroadcastState(KeyedState, Generic[K, V]):
     @overload
     def pop(self, key: K, default: D) -> V | D: ...
     def pop(self, key: K, default: Any = _ABSENT) -> Any:
-        """Removes an entry and returns its value. If the entry is missing: returns `default`, or raises KeyError."""
+        """Removes an entry and returns its value; if missing: returns `default`, or raises KeyError."""
         self._check_changeable()
         found = self.get(key, _ABSENT)
         if found is not _ABSENT:
@@ -140,7 +140,7 @@ class BroadcastState(KeyedState, Generic[K, V]):
         self._copy.clear()
 
     def keys(self) -> Iterator[K]:
-        """Returns the keys in the order in which they were added."""
+        """Returns the keys in the order of addition."""
         return iter(self)
 
     def values(self) -> Iterator[V]:
@@ -179,7 +179,7 @@ class BroadcastState(KeyedState, Generic[K, V]):
     def _check_changeable(self) -> None:
         access = self._access
         if access is None:
-            self._copy.size()  # raises: the state is used outside a function
+            self._copy.size()  # raises
         elif not access.changes:
             raise InvalidJob(
                 f"{self._said} is a BroadcastState, which only handlers of broadcast inputs may change, because every "

@@ -1,11 +1,7 @@
 """Copies of broadcast state: one per subtask of an operator, all equal, and one in each snapshot.
 
-Subtask 0 puts the content into its snapshot, and every subtask a hash of its copy; a checkpoint with different hashes
-is neither decided nor restored. At-least-once checkpoints have no single moment, so these carry no hash. See
+Entries are bytes: snapshots encode nothing on the loop, and functions cannot change stored values in place. Design:
 docs/design/broadcast-state.md.
-
-Entries are held as bytes: a snapshot encodes nothing on the loop, a value that is read is a new object, which no
-function can change in a single subtask, and the hash covers the bytes that a restore will read.
 """
 
 import datetime
@@ -25,14 +21,14 @@ from barrier_runtime.state.versioned import VersionedDecoder
 
 SUMMARY = f"{SHARED}broadcast"  # snapshot value of every subtask
 _CONTENT = f"{SHARED}broadcast-"  # values of subtask 0, with a number
-_CHUNK_ENTRIES = 1_024  # encoded at once, so that a worker thread keeps the interpreter's lock only briefly
+_CHUNK_ENTRIES = 1_024  # encoded at once: a worker thread must release the interpreter's lock soon
 
 
 class StoredCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: str  # value of subtask 0 with the content
-    # Left out of at-least-once checkpoints, so that all subtasks have the same summary.
+    # absent from at-least-once checkpoints, where all subtasks must have the same summary
     entries: int = 0
-    sha256: str = ""  # hex, of the content
+    sha256: str = ""
 
 
 class StoredCopies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +46,7 @@ _CHUNKS: dict[Any, msgspec.msgpack.Decoder[Any]] = {
     key: msgspec.msgpack.Decoder(list[tuple[key, bytes]])  # type: ignore[valid-type]
     for key in (int, str, bytes, bool, float, datetime.date, datetime.datetime)
 }
-KEY_TYPES: Mapping[str, type] = {kind.__name__: kind for kind in _CHUNKS}  # as in descriptions of states
+KEY_TYPES: Mapping[str, type] = {kind.__name__: kind for kind in _CHUNKS}
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -58,7 +54,7 @@ class BroadcastCopy:
     """A subtask's copy: key -> encoded value, in the order of addition."""
 
     def __init__(self, decode: Callable[[bytes], Any]) -> None:
-        self.version = 1  # rises with every change
+        self.version = 1
         self._decode = decode
         self._entries: dict[Any, bytes] = {}
         self._read: dict[Any, Any] = {}  # decoded values, immutable ones only
@@ -83,7 +79,6 @@ class BroadcastCopy:
         return len(self._entries)
 
     def keys(self) -> Iterator[Any]:
-        """Keys in the order of addition."""
         return iter(self._entries)
 
     def put(self, key: Any, data: bytes) -> None:
@@ -103,7 +98,6 @@ class BroadcastCopy:
         self._read = {}
 
     def begin(self) -> None:
-        """See `state/values/undo`."""
         self._captured = True
         self._before = self.version, self._entries
 
@@ -111,7 +105,7 @@ class BroadcastCopy:
         version, entries = self._before
         if version != self.version:
             self.load(entries)
-            self._captured = True  # a snapshot may still read these entries
+            self._captured = True  # a snapshot may still read the entries
 
     def capture(self) -> "CapturedCopy":
         """Returns the current content; later changes go to a new dict."""
@@ -119,7 +113,7 @@ class BroadcastCopy:
         return CapturedCopy(self, self.version, self._entries)
 
     def hash_of(self, captured: "CapturedCopy") -> str:
-        """Runs on a worker thread; an unchanged state is hashed once."""
+        """Returns the hash of a content, computed once per version. Runs on a worker thread."""
         version, digest = self._hashed
         if version != captured.version:
             sha256 = hashlib.sha256()
@@ -137,8 +131,6 @@ class BroadcastCopy:
 
 
 class CapturedCopy:
-    """Broadcast state at a barrier."""
-
     def __init__(self, copy: BroadcastCopy, version: int, entries: Mapping[Any, bytes]) -> None:
         self.version = version
         self._copy = copy
@@ -159,7 +151,7 @@ class CapturedCopy:
 
 
 class BroadcastCopies:
-    """Copies of a subtask, by state. `changes`: the broadcast input's handler that may write now, or empty."""
+    """Copies of a subtask, by state. `changes`: the handler that may write now, or empty."""
 
     def __init__(self, operator: str, subtask: int, exactly_once: bool, restored: Sequence[OperatorSnapshot]) -> None:
         """Raises `Corrupt` if the copies in `restored` differ."""
@@ -168,10 +160,9 @@ class BroadcastCopies:
         self._exactly_once = exactly_once
         self._copies: dict[str, BroadcastCopy] = {}
         self._restored = contents_of(restored, f"operator {operator!r}")
-        self._stored: dict[str, tuple[int, FileRef]] = {}  # name of a value -> (version of the state, FileRef)
+        self._stored: dict[str, tuple[int, FileRef]] = {}  # value -> (version of the state, FileRef)
 
     def open(self, name: str, key: Any, decode: Callable[[bytes], Any]) -> BroadcastCopy:
-        """`key`: type of the keys."""
         copy = self._copies[name] = BroadcastCopy(decode)
         content = self._restored.pop(name, None)
         if content is not None:
@@ -179,11 +170,10 @@ class BroadcastCopies:
         return copy
 
     def opened(self) -> None:
-        """Drops restored states that the program no longer uses, once all states are open."""
+        """Drops restored states that the program no longer uses, once all are open."""
         self._restored = {}
 
     def begin(self) -> None:
-        """See `state/values/undo`."""
         if self.changes:
             for copy in self._copies.values():
                 copy.begin()
@@ -227,7 +217,7 @@ class BroadcastCopies:
 
 
 def contents_of(restored: Sequence[OperatorSnapshot], where: str) -> dict[str, bytes]:
-    """Returns state name -> content, from an operator's snapshots. Raises `Corrupt` if the copies differ."""
+    """Raises `Corrupt` if the copies differ."""
     found = {each.subtask: each for each in restored if SUMMARY in each.values}
     summaries = {subtask: _SUMMARY.decode(each.values[SUMMARY], where) for subtask, each in sorted(found.items())}
     if not summaries:
@@ -255,7 +245,6 @@ def contents_of(restored: Sequence[OperatorSnapshot], where: str) -> dict[str, b
 
 
 def entries_of(content: bytes, key: Any, name: str) -> dict[Any, bytes]:
-    """Returns encoded values by key, in the order of addition."""
     entries: dict[Any, bytes] = {}
     decode, at = _CHUNKS[key].decode, 0
     while at < len(content):

@@ -1,6 +1,6 @@
-"""Users' types as msgspec sees them: decoders, and their descriptions in snapshots (`value_type`).
-Also the named fields of a stored class, and their names in earlier versions of a program. Pure.
-`state.snapshots.continued_state` has the rules for fields and types that changed since a checkpoint."""
+"""Users' types as msgspec sees them: decoders, descriptions in snapshots, fields and earlier names.
+
+Pure. `state/snapshots/continued_state` has the rules for fields and types that changed since a checkpoint."""
 
 import dataclasses
 import re
@@ -25,7 +25,7 @@ def is_model(kind: Any) -> TypeGuard[type[Any]]:
 
 
 def stored_names(model: type[Any]) -> dict[str, str]:
-    """Returns field -> stored name, which is the name that the model reads.
+    """Returns field -> stored name, the name that the model reads.
     Raises `TypeError` for a validation alias that is more than a name."""
     names = {}
     for name, field in model.model_fields.items():
@@ -37,7 +37,6 @@ def stored_names(model: type[Any]) -> dict[str, str]:
 
 
 def annotations(model: type[Any]) -> list[tuple[str, Any, bool]]:
-    """Returns stored name, type and whether it is required, of each field."""
     fields = model.model_fields
     return [
         (stored, fields[name].annotation, fields[name].is_required()) for name, stored in stored_names(model).items()
@@ -45,7 +44,7 @@ def annotations(model: type[Any]) -> list[tuple[str, Any, bool]]:
 
 
 def as_fields(value: Any) -> dict[str, Any]:
-    """Stored fields of a model, for msgspec's encoders (`enc_hook`)."""
+    """`enc_hook` of msgspec's encoders: stored fields of a model."""
     if not is_model(type(value)):
         raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
     fields = {stored: getattr(value, name) for name, stored in stored_names(type(value)).items()}
@@ -53,7 +52,7 @@ def as_fields(value: Any) -> dict[str, Any]:
 
 
 def from_fields(kind: Any, fields: Any) -> Any:
-    """Model of stored fields, for decoders (`dec_hook`). Raises `ValueError` if the model refuses them."""
+    """`dec_hook` of decoders: the model of stored fields. Raises `ValueError` if the model refuses them."""
     if not is_model(kind):
         raise TypeError(f"Decoding objects of type {kind.__name__} is unsupported")
     return kind.model_validate(fields, strict=False)
@@ -80,7 +79,6 @@ def fields_of(kind: Any) -> tuple[str, ...]:
 
 
 def check_renamed(renamed: Any, fields: tuple[str, ...], says: str) -> dict[str, str | None]:
-    """Raises `InvalidJob` if `renamed=` of a state that `says` declares does not match the fields."""
     if renamed is None:
         return {}
     if not isinstance(renamed, Mapping) or not all(isinstance(name, str) for name in renamed):
@@ -106,14 +104,12 @@ def check_renamed(renamed: Any, fields: tuple[str, ...], says: str) -> dict[str,
 
 
 def _is_inner(name: Any, fields: tuple[str, ...]) -> bool:
-    """Returns whether `name` is a path to a field inside a field, such as "lines[].price".
-    The stored name of a field of a `msgspec.Struct` may have a dot, too."""
+    """Returns whether `name` is a path to a field inside a field, such as "lines[].price"."""
     return isinstance(name, str) and name not in fields and re.split(r"[.\[]", name, maxsplit=1)[0] in fields
 
 
 def by_new_names(decode: Callable[[bytes], Any], renamed: Renamed) -> Callable[[bytes], Any]:
-    """Returns `decode` for entries that may have earlier names."""
-    if not any(renamed.values()):  # dropped fields are ignored anyway
+    if not any(renamed.values()):  # dropped fields (None) are ignored anyway
         return decode
     changed = {old: new for old, new in renamed.items() if new is not None}
 
@@ -144,7 +140,7 @@ _PLAIN: dict[type[inspect.Type], str] = {
 }
 
 
-# msgspec describes a type at its first use; another thread must not see a half-built description
+# msgspec describes a type at its first use: other threads must not see a half-built description
 BUILDING = threading.Lock()
 
 
@@ -159,7 +155,6 @@ def value_type(kind: Any) -> ValueType:
 
 
 def _described(info: inspect.Type, outer: tuple[Any, ...]) -> ValueType:
-    """`outer`: the enclosing classes, from the outermost."""
     plain = _PLAIN.get(type(info))
     if plain is not None:
         return ValueType(plain)

@@ -1,5 +1,4 @@
-"""`ReducingState` and `AggregatingState`: added values are folded into a single value per key.
-Stored in the same format as `ValueState`."""
+"""`ReducingState` and `AggregatingState`: added values are folded into a single value per key."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -100,8 +99,8 @@ class ReducingState(_FoldedState, Generic[T]):
     ...     def process(self, key, row, ctx):
     ...         yield {"key": key, "peak": self.peak.add(row["v"])}
 
-    `kind` is as in `ValueState`; `reduce(so far, added)` returns the new value. `value` is None before the first
-    addition. With a `ttl` the value is forgotten when nothing was added for that time.
+    `kind` is as in `ValueState`; `reduce(so far, added)` returns the new value. With a `ttl` the value is forgotten
+    when nothing was added for that time.
     """
 
     __slots__ = ("_reduce",)
@@ -154,8 +153,8 @@ class AggregatingState(_FoldedState, Generic[In, Acc, Out]):
     ...         yield {"key": key, "mean": self.mean.value}
 
     `aggregate` has `zero()`, `add(accumulator, value)`, which returns the new accumulator, and `result(accumulator)`.
-    `kind` is the type of the accumulator, as in `ValueState`. `value` is None before the first addition. With a `ttl`
-    the accumulator is forgotten when nothing was added for that time.
+    `kind` is the type of the accumulator, as in `ValueState`. With a `ttl` the accumulator is forgotten when nothing
+    was added for that time.
     """
 
     __slots__ = ("_aggregate",)

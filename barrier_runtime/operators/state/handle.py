@@ -1,4 +1,4 @@
-"""Base of all kinds of state: a handle, declared as a class attribute and bound to the current key (`CurrentKey`)."""
+"""Base of all kinds of state: a handle, bound to the current key (`CurrentKey`)."""
 
 import sys
 from collections.abc import Callable
@@ -31,15 +31,14 @@ class CurrentKey:
 
     def __init__(self) -> None:
         self.key: StateKey = ()
-        self.timing: Timing | None = None  # of an operator whose states may have a TTL
-        self.undo: Undo | None = None  # of an operator that repeats failed calls
+        self.timing: Timing | None = None  # if states may have a TTL
+        self.undo: Undo | None = None  # if failed calls are repeated
 
 
 class NoKey:
-    """Refuses every use of keyed state or timers where there is no key."""
+    """Refuses every use of keyed state or timers while there is no key."""
 
     def __init__(self, refusal: str) -> None:
-        """`refusal`: message, with "{}" for the state or timers used."""
         self._refusal = refusal
 
     def _refused(self, *_: object) -> NoReturn:
@@ -53,8 +52,7 @@ class NoKey:
 
 
 def _asked(frame: FrameType | None) -> str:
-    """Returns the name of the state (or timers) whose method runs in `frame` or in a calling frame.
-    The key does not know which handle uses it."""
+    """Name of the state (or timers) whose method runs in `frame` or in a calling frame."""
     while frame is not None:
         said = getattr(frame.f_locals.get("self"), "_said", None)
         if said:
@@ -72,7 +70,7 @@ class KeyedState:
     def __init__(self, ttl: TTL | None = None) -> None:
         self._ttl = check_ttl(ttl, type(self).__name__)
         self._name = ""
-        self._said = ""  # in the user's program
+        self._said = ""
         self._current = CurrentKey()
 
     @property
@@ -85,7 +83,7 @@ class KeyedState:
         self._said = f"self.{name}"
 
     def __set__(self, instance: Any, value: "KeyedState") -> None:
-        """Refuses `self.n = 5`, which would replace the handle: all keys would share the 5, without a checkpoint."""
+        """Refuses `self.n = 5`: all keys would share the 5, without a checkpoint."""
         if not isinstance(value, KeyedState):
             raise self.assigned(value)
         vars(instance)[self._name] = value
@@ -99,7 +97,7 @@ class KeyedState:
         )
 
     def declared(self) -> StateDescription:
-        """The program's description of the state, without TTL."""
+        """Description of the state, without TTL."""
         raise NotImplementedError
 
     def open(
@@ -110,7 +108,7 @@ class KeyedState:
         raise NotImplementedError
 
     def _bound(self: Self, name: str, current: CurrentKey, holder: str, kind: type[Self] | None = None) -> Self:
-        """Copies this handle for an operator. `kind`: class of the copy, without attributes of its own."""
+        """Copies this handle for an operator. `kind`: class of the copy, without further attributes."""
         kind = type(self) if kind is None else kind
         bound = kind.__new__(kind)
         for each in type(self).__mro__:
@@ -124,25 +122,23 @@ class KeyedState:
 
 
 class States:
-    """`ctx.state`: the handles by name."""
-
     def __setattr__(self, name: str, value: object) -> None:
         handle = vars(self).get(name)
         if isinstance(handle, KeyedState):
-            if handle is value:  # the assignment at the end of `ctx.state.seen += …`
+            if handle is value:  # the last step of `ctx.state.seen += …`
                 return
             raise handle.assigned(value)
         raise InvalidJob(f"ctx.state.{name} is not a declared state: add {name!r} to state= of process()")
 
 
 class Unbound:
-    """Stand-in for the table of a handle that no operator has opened, and for the table's methods."""
+    """Stand-in for the table of a handle that no operator has opened, and for its methods."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # looked up by copy and pickle
+        if name.startswith("__"):  # by copy and pickle
             raise AttributeError(name)
         raise self._outside()
 
@@ -161,7 +157,6 @@ def with_article(kind: str) -> str:
 
 
 def put_watched(table: WatchedTable | TimedTable, key: StateKey, value: Any) -> None:
-    """Stores a value in a table that detects objects shared by several keys."""
     if not is_unchangeable(value):
         table.own(key, value)
     table.put(key, value)
@@ -184,7 +179,6 @@ def entry_putter(table: EntryTable | TimedEntries) -> Callable[[StateKey, Any, A
 
 
 def counted_putter(table: EntryTable | TimedEntries) -> Callable[[StateKey, Any, Any], None]:
-    """Returns the function that stores an entry and keeps the number of entries right."""
     if isinstance(table, WatchedEntryTable):
         return partial(_put_counted_watched, table)
     return table.put_counted if isinstance(table, EntryTable) else entry_putter(table)
@@ -204,7 +198,6 @@ def value_table(
     key_width: int,
     current: CurrentKey,
 ) -> StateTable | TimedTable:
-    """One value per key."""
     made_new = MadeNew()
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
     table = backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what, undo=current.undo)
@@ -221,7 +214,6 @@ def entries_table(
     key_width: int,
     current: CurrentKey,
 ) -> EntryTable | TimedEntries:
-    """Many entries per key."""
     made_new = MadeNew()
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
     table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable, undo=current.undo)
@@ -238,7 +230,7 @@ def _continued(
     current: CurrentKey,
     made_new: MadeNew,
 ) -> tuple[Expiry | None, StateDescription, Callable[[Any], bytes], Callable[[bytes], Any]]:
-    """Returns expiry (None: entries never expire), description for snapshots, encoder and decoder."""
+    """Expiry (None: entries never expire), description for snapshots, encoder and decoder."""
     what = continued(handle.declared(), backend.restored(name), where)
     expiry, what = opened_expiry(handle.ttl, backend, name, what, current.timing)
     encode, decode = of.encoder(where), of.decoder(where, what, made_new)
@@ -253,7 +245,7 @@ def _registered(table: AnyTimed, current: CurrentKey) -> AnyTimed:
     return table
 
 
-REFUSED = (  # operations that would silently work on a handle of one value, or fail with a message without a remedy
+REFUSED = (  # would silently work on a handle of one value, or fail without a remedy
     *("__bool__", "__len__", "__iter__", "__contains__", "__getitem__", "__setitem__", "__delitem__"),
     *("append", "extend", "add", "pop", "get", "items", "keys", "values"),
     *("__lt__", "__le__", "__gt__", "__ge__", "__int__", "__float__", "__neg__"),

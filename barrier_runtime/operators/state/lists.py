@@ -1,5 +1,4 @@
-"""`ListState`: a list per key, stored element by element (`state/values/entry_table`, with the index as the entry
-key)."""
+"""`ListState`: a list per key, stored element by element (`state/values/entry_table`, by index)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
@@ -43,10 +42,9 @@ class ListState(KeyedState, Generic[T]):
     `kind` is the type of the elements, as in `ValueState`. The cost of `append`, `extend`, `[index]`, `len` and truth
     does not depend on the length; `clear` and `update` write every element, and iteration reads every element.
 
-    Single elements cannot be removed or changed: `update(list)` stores a new list. Iteration over a changing list goes
-    by index, as in Python, so elements appended meanwhile are included. An element changed in place is kept only after
-    `update`. None is not an element. With a `ttl` each element has its own time; `[index]` and `len` then visit all
-    elements.
+    Single elements cannot be removed or changed: `update(list)` stores a new list, also after an element was changed in
+    place. Iteration goes by index, so elements appended meanwhile are included. None is not an element. With a `ttl`
+    each element has its own time; `[index]` and `len` then visit all elements.
     """
 
     __slots__ = ("_put", "_table", "_type")
@@ -70,13 +68,13 @@ class ListState(KeyedState, Generic[T]):
         """Adds an element at the end, without reading stored elements."""
         accepted = self._accepted(value)
         key, table = self._current.key, self._table
-        at = int(table.number(key))  # a plain int: the index is part of a key, and keys are encoded by their class
+        at = int(table.number(key))  # a plain int: keys are encoded by their class
         table.set_number(key, at + 1)
         self._put(key, at, accepted)
 
     def extend(self, values: Iterable[T]) -> None:
         """Adds elements at the end, all or none, without reading stored elements."""
-        accepted = [self._accepted(value) for value in values]  # checked before the first is stored
+        accepted = [self._accepted(value) for value in values]
         key, table = self._current.key, self._table
         before = int(table.number(key))
         if accepted:
@@ -104,7 +102,7 @@ class ListState(KeyedState, Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         table, key = self._table, self._current.key
-        table.number(key)  # raises now rather than at the first step, if the state may not be used
+        table.number(key)  # raises now, if the state may not be used here
         return (value for _, value in table.walk(key))
 
     def __len__(self) -> int:
@@ -145,7 +143,7 @@ class ListState(KeyedState, Generic[T]):
 
 
 class _TimedList(ListState[T]):
-    """Elements with times, where earlier elements may already be gone."""
+    """Elements with times; earlier ones may be gone."""
 
     __slots__ = ()
 

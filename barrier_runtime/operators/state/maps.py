@@ -103,7 +103,7 @@ class MapState(KeyedState, Generic[K, V]):
     @overload
     def pop(self, key: K, default: D) -> V | D: ...
     def pop(self, key: K, default: Any = _ABSENT) -> Any:
-        """Removes an entry and returns its value. If the entry is missing: returns `default`, or raises KeyError."""
+        """Removes an entry and returns its value; if missing: returns `default`, or raises KeyError."""
         found = self.get(key, _ABSENT)
         if found is not _ABSENT:
             self._removed(key)
@@ -165,7 +165,7 @@ class MapState(KeyedState, Generic[K, V]):
 
     def _walk(self, values: bool = True) -> Iterator[tuple[Any, Any]]:
         key, table = self._current.key, self._table
-        table.number(key)  # raises now rather than at the first step, if the state may not be used
+        table.number(key)  # raises now, if the state may not be used here
         return table.walk(key, values)
 
     def _removed(self, key: K) -> bool:
@@ -211,7 +211,7 @@ class _TimedMap(MapState[K, V]):
 
 
 def key_conversion(key: Any, says: str) -> Callable[[str, Any], Any]:
-    """Returns (state name, user's key) -> key as the class `says` stores keys of type `key`."""
+    """Returns (state name, user's key) -> stored key."""
     as_key = _AS_KEY.get(key) if isinstance(key, type) else None
     if isinstance(key, str):
         raise InvalidJob(f"{says}({key!r}, …): pass the type itself and not its name, as in {says}({key}, …)")
@@ -271,7 +271,7 @@ def _datetime_key(name: str, key: Any) -> datetime.datetime:
 
 def _converted(kind: Any, name: str, key: Any) -> Any:
     declared = f"state {name!r} has keys of type {kind.__name__}"
-    if kind in (datetime.date, datetime.datetime):  # datetime is a subclass of date, but not a form of it
+    if kind in (datetime.date, datetime.datetime):  # a datetime is no form of a date, although a subclass
         raise InvalidJob(
             f"{declared}, but {short(key)} ({type(key).__name__}) is given: convert it, or correct the declaration"
         )

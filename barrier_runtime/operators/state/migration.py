@@ -3,10 +3,8 @@
     migrate=[first, second]     a value of version 0 goes through both, one of version 1 through the second
     C1 · 56 ('V') · version · value     as it is stored; of version 0 the value alone
 
-An entry is converted when it is first read, and written in its new form (`StateTable.made_new`). So a restore takes no
-longer, and unless a crash intervenes no entry is converted twice. Reading does not write broadcast state, so its
-entries are converted at each read. Therefore the functions must have no effect besides their result.
-`state.snapshots.continued_state` decides the version of a program's values.
+An entry is converted when it is first read, and written in its new form (`StateTable.made_new`). Entries of broadcast
+state are converted at each read, so the functions must have no side effects.
 """
 
 import inspect
@@ -32,7 +30,6 @@ _encode = msgspec.msgpack.Encoder(enc_hook=as_fields).encode
 
 
 def check_migrate(migrate: Any, says: str) -> tuple[Callable[[Any], Any], ...]:
-    """Returns `migrate=` of a state that `says` declares, as functions in order. Raises `InvalidJob`."""
     if migrate is None:
         return ()
     functions = tuple(migrate) if isinstance(migrate, list | tuple) else (migrate,)
@@ -69,7 +66,7 @@ def migrating_decoder(
     where: str,
     made_new: MadeNew,
 ) -> Callable[[bytes], Any]:
-    """Returns a decoder for values of all versions; `decode` reads values of this version, by present field names.
+    """Returns a decoder for values of all versions; `decode` reads values of this version.
     `renamed`: by version, this version last. The decoder raises `InvalidJob` for a value that a function refuses."""
     now = by_new_names(decode, renamed[-1])
     if not functions:

@@ -1,11 +1,9 @@
-"""Declared type of a state's values: which values are accepted, and their conversion to bytes and back.
+"""Declared type of a state's values: accepted values, and conversion to bytes and back.
 
-msgspec writes typed MessagePack (pydantic models, too): a changed program can still read values after
-fields with defaults were added, fields removed, or types widened. Only `codec="pickle"` pickles.
+A changed program can still read values after fields with defaults were added, fields removed, or types widened.
 
-`is_kept` detects values that change when written and read again: a large whole number becomes a float, keys and fields
-that the type lacks are dropped, a list with a repeated element becomes a set. Without the check, a restored job would
-continue with another value than the running job.
+`is_kept` detects values that a restored job would read differently, such as whole numbers read as floats, or dropped
+fields.
 """
 
 import dataclasses
@@ -55,7 +53,7 @@ def is_kept(value: Any, read: Any) -> bool:
     if isinstance(value, dict):
         if isinstance(read, dict):
             return _is_kept_dict(value, read)
-        given = _fields(read)  # a class read for a row of a table: fields missing in the row have their defaults
+        given = _fields(read)  # a class read for a row of a table: missing fields have defaults
         if given is None:
             return False
         given = {**_tag(read), **given}
@@ -87,13 +85,12 @@ def _moment(value: datetime.datetime) -> datetime.datetime:
 
 
 def _tag(value: Any) -> dict[str, Any]:
-    """Tag field of a class of a union, with its value."""
     config = value.__struct_config__ if isinstance(value, msgspec.Struct) else None
     return {} if config is None or config.tag_field is None else {config.tag_field: config.tag}
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """Fields of a dataclass, Struct or model, since such a class need not compare its fields."""
+    """Fields of a dataclass, Struct or model, which need not compare its fields."""
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         return {stored: getattr(value, name) for stored, name in names}
@@ -111,7 +108,7 @@ _TIMELESS = frozenset({type(None), *_SCALARS})
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1  # of MessagePack
 _UNCHANGEABLE = (
     type(None),
-    numbers.Number,  # numpy's numbers, too
+    numbers.Number,
     str,
     bytes,
     datetime.date,
@@ -123,8 +120,7 @@ _UNCHANGEABLE = (
 
 
 class StoredType:
-    """Any type that msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
-    `msgspec.Struct`, a pydantic model; with codec "pickle" any type."""
+    """Type that msgspec knows, or a pydantic model; with codec "pickle" any type."""
 
     __slots__ = (
         *("_as_read", "_codec", "_fields", "_kind", "_migrate", "_renamed", "_says", "_type"),
@@ -139,8 +135,7 @@ class StoredType:
         renamed: Renamed | None = None,
         migrate: Migrate | None = None,
     ) -> None:
-        """`says`: the declaring class, for messages. `renamed`: earlier names of fields; `migrate`: see `migration`.
-        Raises `InvalidJob` for a type that cannot be stored."""
+        """Raises `InvalidJob` for a type that cannot be stored. `says`: the declaring class, for messages."""
         if kind is None or kind is type(None):
             raise InvalidJob(f"{says}({kind!r}) could hold nothing: declare the type of its values, as in {says}(int)")
         if isinstance(kind, str):
@@ -148,7 +143,7 @@ class StoredType:
         if codec not in ("msgpack", "pickle"):
             raise InvalidJob(f"{says} codec {codec!r} is unknown: use 'msgpack' or 'pickle'")
         if codec == "msgpack":
-            with BUILDING:  # msgspec describes the type here at the latest
+            with BUILDING:
                 unknown = _unknown_part(kind)
             if unknown is not None:
                 raise InvalidJob(
@@ -166,8 +161,7 @@ class StoredType:
         self._type = PICKLED if codec == "pickle" else value_type(kind)
         self.is_time = kind is datetime.datetime and codec == "msgpack"
         self.holds_times = not self.is_time and _may_hold_times(self._type)
-        self._as_read: Callable[[bytes], Any] | None = None  # set at the first value that is read again
-        # the class of a plain scalar; else None
+        self._as_read: Callable[[bytes], Any] | None = None
         self.scalar: Any = kind if kind in _SCALARS and codec == "msgpack" else None
 
     @property
@@ -215,8 +209,7 @@ class StoredType:
 
     def encoder(self, where: str, ordered: bool = False) -> Callable[[Any], bytes]:
         """Returns value -> bytes, which refuses values that could not be read back.
-        `ordered`: equal values give equal bytes in every process, with sets and dicts in the order of their
-        elements."""
+        `ordered`: equal values give equal bytes in every process."""
         if self._codec == "pickle":
             import pickle
 
@@ -249,8 +242,7 @@ class StoredType:
         )
 
     def decoder(self, where: str, what: StateDescription, made_new: MadeNew | None = None) -> Callable[[bytes], Any]:
-        """Returns bytes -> value. `what`: description of the state in later snapshots.
-        `made_new` counts values that `migrate=` converted."""
+        """Returns bytes -> value. `what`: description of the state in later snapshots."""
         if self._codec == "pickle":
             import pickle
 
@@ -301,11 +293,10 @@ def _has_other_zones(value: Any) -> bool:
 
 
 def as_scalar(kind: Any, value: Any, declared: Callable[[], str], given: str) -> Any:
-    """Raises `InvalidJob` if `value` is not of that kind."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return _as_float(value, declared)
     if isinstance(value, kind) and not isinstance(value, bool):
-        return kind(value)  # a subclass, such as an IntEnum
+        return kind(value)  # such as an IntEnum
     # numpy's times are excluded
     if isinstance(value, np.generic) and type(value.item()) is kind and value.dtype.kind not in "mM":
         return value.item()
@@ -362,10 +353,9 @@ def short(value: Any) -> str:
 
 
 def _unknown_part(kind: Any) -> str | None:
-    """Name of the part of `kind` that cannot be written."""
     try:
         return _unknown_of([msgspec.inspect.type_info(kind)])
-    except TypeError as error:  # raised by msgspec or a model
+    except TypeError as error:
         return str(error)
 
 

@@ -1,9 +1,7 @@
 """`TTL`: how long an entry of keyed state lives; and the clocks that decide expiry.
 
-By event time, time is that of the current row or timer; for late rows the watermark, since entries that the watermark
-has passed may already be deleted. The wall clock is read once per batch, so time stands still while a row is processed,
-and never goes back; a replay sees other times, so the step is marked as not deterministic. See
-docs/design/time-to-live.md.
+The wall clock is read once per batch and never goes back; replays see other times, so the step is not deterministic.
+Design: docs/design/time-to-live.md.
 """
 
 import datetime
@@ -64,7 +62,6 @@ class TTL:
 
 
 def check_ttl(ttl: Any, says: str) -> TTL | None:
-    """`says`: the state class. Raises `InvalidJob` if `ttl` is not a TTL."""
     if ttl is not None and not isinstance(ttl, TTL):
         raise InvalidJob(f"{says} ttl={ttl!r}: pass a TTL, such as ttl=TTL(timedelta(hours=1))")
     return ttl
@@ -73,8 +70,8 @@ def check_ttl(ttl: Any, says: str) -> TTL | None:
 class _EventTime:
     def __init__(self, watermark_ms: Callable[[], int]) -> None:
         self._watermark_ms = watermark_ms
-        self.context: Any = None  # the operator's `ProcessContext`
-        self.instead_ms: int | None = None  # set while a wall-clock timer fires, which has no event time
+        self.context: Any = None
+        self.instead_ms: int | None = None  # while a wall-clock timer fires
 
     def now_ms(self) -> int:
         context = self.context
@@ -139,8 +136,7 @@ class _NoTime:
 def opened_expiry(
     ttl: TTL | None, backend: KeyedBackend, name: str, what: StateDescription, timing: Timing | None
 ) -> tuple[Expiry | None, StateDescription]:
-    """Returns how entries of the state `name` expire, and its description in later snapshots.
-    The program's `ttl` and the restored snapshot decide. None: entries have no times."""
+    """Returns how entries of a state expire (None: never), and its description in later snapshots."""
     described = backend.restored(name)
     restored, before = described is not None, described.ttl if described is not None else None
     if ttl is None and before is None:

@@ -129,7 +129,7 @@ class ValueState(KeyedState, Generic[T]):
         return self.bind(name, table, current, holder)
 
     def bind(self, name: str, table: KeyTable, current: CurrentKey, holder: str = "self") -> "ValueState[T]":
-        """Returns a handle that works on `table` at the key of `current`. `holder`: the object with the attribute."""
+        """Returns a handle that works on `table` at the key of `current`."""
         holds_times = self._type.is_time or self._type.holds_times
         kind = _CHECKED.get(datetime.datetime if holds_times else self._scalar)
         bound = self._bound(name, current, holder, kind)
@@ -152,8 +152,7 @@ class ValueState(KeyedState, Generic[T]):
 
 
 class _IntState(ValueState[int]):
-    """Refuses a number that is too large at once, not at the next checkpoint.
-    `value` is written out once more because every row uses it."""
+    """Refuses a number that is too large at once, not at the next checkpoint."""
 
     __slots__ = ()
 

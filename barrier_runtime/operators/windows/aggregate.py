@@ -1,13 +1,8 @@
-"""Entries per key and window, keyed by (keys, window start), with results when the window is over.
+"""Entries keyed by (keys, window start), which emit results when the window is over.
 
-A window is over, and emitted, when the watermark reaches its last millisecond. Without an allowed lateness the window
-is then removed, and later rows are late. Otherwise the window is kept for that long, and each late row emits the window
-again, so the number of results does not depend on the cuts of batches. Results of a watermark are ordered by window and
-keys, so a replay repeats them in order.
-
-If the entries outgrow their memory, some are evicted to the key-value store (`ColumnTable`), and loaded one by one for
-their rows. Due entries are then looked up by the start of the window: first those in memory, in the usual order, then
-evicted entries, by key group and key.
+With an allowed lateness the emitted window is kept for that long, and each late row emits the window again, so the
+number of results does not depend on the cuts of batches. For replays, results of a watermark are ordered by window and
+keys: first of entries in memory, then of evicted entries.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,8 +29,8 @@ from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.rules.on_close import OnClose
 from barrier_runtime.state.keys.key_groups import key_groups_of_int64
 
-_MAX_ASSIGNED = 262_144  # (row, window) pairs of a batch; larger batches are processed in parts
-_ROWS_ON_DISK = 128  # rows of a turn if some windows are evicted
+_MAX_ASSIGNED = 262_144  # (row, window) pairs of a batch
+_ROWS_ON_DISK = 128  # rows of a step if some windows are evicted
 
 
 class Windows(WindowEntries):
@@ -47,10 +42,10 @@ class Windows(WindowEntries):
         early = trigger is not None and trigger.tells_early
         super().__init__(operator, told_of_windows(window.bounded, operator.lateness_ms > 0, early))
         self.window = window
-        self.due = ByStart()  # not emitted
-        self.kept = ByStart()  # emitted, kept for late rows
-        self._by_group: Batch | None = None  # rest of a batch already in the order of key groups
-        self._loaded = 0  # value of `ColumnTable.loaded` that `bounds` accounts for
+        self.due = ByStart()  # windows not yet emitted; `kept`: emitted windows
+        self.kept = ByStart()
+        self._by_group: Batch | None = None  # rest of a batch in the order of key groups
+        self._loaded = 0  # `ColumnTable.loaded` that `bounds` accounts for
         self.held: list[tuple[pa.RecordBatch, Ints]] | None = None  # results that wait, and the row that brings each
         self._rule = OnClose(self) if trigger is None else trigger.rule(self)
         self.evictable = self._rule.evictable
@@ -66,10 +61,10 @@ class Windows(WindowEntries):
         self._rule.restored()
 
     def _find_starts(self) -> None:
+        """Notes starts of windows; entries of emitted ones are skipped later."""
         self.due.forget_row_ids()
         self.kept.forget_row_ids()
         if self.operator.going_to_ms is not None:
-            # Some may be over and not yet emitted, others (with a lateness) emitted; those are skipped later.
             starts = self.table.lasts(WATERMARK_MIN)
             self.due.note_starts(starts)
         else:
@@ -83,7 +78,6 @@ class Windows(WindowEntries):
         return self._rule.columns()
 
     def _were_over(self, row_ids: Ints) -> npt.NDArray[np.bool_]:
-        """Returns which restored entries were emitted and kept."""
         return self._rule.were_over(row_ids) if self._lateness_ms else np.zeros(len(row_ids), np.bool_)
 
     @property
@@ -96,7 +90,6 @@ class Windows(WindowEntries):
 
     @property
     def _per_row(self) -> int:
-        """Greatest number of entries of a row."""
         return self.window.per_row
 
     def process(self, batch: Batch, emit: Emit) -> None:
@@ -130,7 +123,7 @@ class Windows(WindowEntries):
             batch = batch.slice(row)
 
     def _process_slices(self, batch: Batch, emit: Emit) -> None:
-        """Processes a turn of rows and returns the rest: each row may load a window, some 30 us."""
+        """Takes some rows per turn, since each may load a window (some 30 us); the rest is `operator.rest`."""
         if batch is not self._by_group:
             batch = self._ordered_by_group(batch)
         until_s = self.operator.context.now_s() + SLICE_S
@@ -146,8 +139,7 @@ class Windows(WindowEntries):
             return
 
     def _ordered_by_group(self, batch: Batch) -> Batch:
-        """Returns the rows by key group if results do not depend on the order of different keys.
-        A turn then reads the same few parts of the store's files."""
+        """Orders rows by key group if results allow: a turn then reads few parts of the store's files."""
         if not self._rule.any_order or self._lateness_ms or batch.reached is not None:
             return batch
         keys = self.codec.int64(self.codec.arrays(batch.rows))
@@ -158,8 +150,7 @@ class Windows(WindowEntries):
 
     def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
         """Adds a batch's rows to their windows.
-        With an allowed lateness windows may be due before a row: then returns the row's number and its event time, and
-        does nothing."""
+        If windows are due before a row: returns the row's number and its event time, and does nothing."""
         operator = self.operator
         times_ms = operator.times_of(batch)
         if times_ms is None:
@@ -208,7 +199,6 @@ class Windows(WindowEntries):
                 yield
 
     def _close(self, before: int) -> Iterator[None]:
-        """Removes windows that start before `before`, some of whose entries are evicted."""
         for start in self.kept.take_starts(before):
             for row_ids in self.table.entries_of(start):
                 for first in range(0, len(row_ids), FEW):
@@ -225,8 +215,6 @@ class Windows(WindowEntries):
             yield from self._fire_parts(due, emit)
 
     def _fire_starts(self, starts: Iterable[int], emit: Emit, by_floors: bool = False) -> Iterator[None]:
-        """Fires windows with these starts, some of whose entries are evicted.
-        `by_floors`: only those over by the event time of their key group."""
         for start in starts:
             for row_ids in self.table.entries_of(start):
                 row_ids = row_ids[~self._were_over(row_ids)]
@@ -258,7 +246,6 @@ class Windows(WindowEntries):
         yield from self._fire_parts(due[over], emit)
 
     def _first_kept(self, watermark_ms: int) -> int:
-        """Returns the first start of kept windows; rows of earlier windows are too late."""
         if watermark_ms == WATERMARK_MAX:
             return WATERMARK_MAX
         return self.window.first_open_start(watermark_ms - self._lateness_ms)
@@ -270,7 +257,7 @@ class Windows(WindowEntries):
     def _first_due(
         self, batch: Batch, assigned: Ints | None, starts: Ints, over: npt.NDArray[np.bool_]
     ) -> tuple[int, int] | None:
-        """Returns the first row of an ended window before which windows are due, and event time there."""
+        """Returns an ended window's first row before which windows are due, and event time there."""
         behind = np.flatnonzero(over)
         if not len(behind) or batch.reached is None:
             return None
@@ -287,15 +274,13 @@ class Windows(WindowEntries):
         self.table.remove(row_ids)
 
     def add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> Ints:
-        """Adds rows to windows that are not over; returns each row's entry.
-        `of_row`: the rows' numbers in `batch`; None: all, in order."""
+        """Returns each row's entry. `of_row`: the rows' numbers in `batch`; None: all, in order."""
         if not rows.num_rows:
             return starts
         row_ids = self.row_ids(rows, starts)
         self.note(self.due, self.table.made)
         if is_partial(rows.schema):
-            merge_partial_rows(self.plan, self.table.columns, row_ids, rows, self.left)
-            self.bounds.forget_all()
+            merge_partial_rows(self.plan, self.table.columns, row_ids, rows, self.left, self.bounds)
         else:
             values = BatchValues(rows, self.where)
             add_to_groups(self.plan, self.table.columns, row_ids, values, self.bounds, self.left)
@@ -322,8 +307,9 @@ class Windows(WindowEntries):
     def _without_late(
         self, batch: Batch, assigned: Ints | None, starts: Ints, closed: npt.NDArray[np.bool_], emit: Emit
     ) -> tuple[pa.RecordBatch, Ints, Ints]:
-        """Returns (rows, window starts, indices into `starts`) of open windows: each row once per open window.
-        A row is late if all of its windows are closed."""
+        """Returns rows of open windows, their starts, and indices in `starts`.
+        A row is late if all of its windows are closed.
+        """
         rows = batch.rows
         kept = np.flatnonzero(~closed)
         if assigned is None and len(kept) == len(starts):
@@ -353,7 +339,7 @@ class Windows(WindowEntries):
             self.keep(row_ids)
         else:
             self.remove(row_ids)
-        # before a window's results, event time has reached its last millisecond, independent of the cuts of batches
+        # event time directly before the window is over
         self.send(results, ends - 2, emit)
 
     def keep(self, row_ids: Ints) -> None:
@@ -373,7 +359,6 @@ class Windows(WindowEntries):
         return row_ids
 
     def next_updates(self, order: RunningOrder) -> Ints:
-        """Returns the number of each row's update of its entry, in the order of the rows."""
         firings = self.table.columns[FIRINGS]
         before = firings[order.row_ids]
         updates = np.empty(len(order.order), np.int64)
@@ -383,7 +368,6 @@ class Windows(WindowEntries):
         return updates
 
     def fire_again(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints, emit: Emit) -> None:
-        """Emits windows that are over again: each late row (`of_row` of `batch`) emits its window with the row."""
         row_ids = self.entries_of_over(rows, starts)
         order = RunningOrder.of(row_ids)
         updates = self.next_updates(order)
@@ -394,7 +378,6 @@ class Windows(WindowEntries):
         self.send_for(results, batch, of_row, emit)
 
     def send_for(self, results: pa.RecordBatch, batch: Batch, of_row: Ints, emit: Emit) -> None:
-        """Sends results of the rows `of_row` of `batch`, in order."""
         watermark_ms = self.operator.watermark_ms
         if self.held is not None:
             self.held.append((results, of_row))

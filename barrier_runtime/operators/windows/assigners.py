@@ -1,8 +1,6 @@
-"""Assigners: which windows a row belongs to, and when a window is over. Pure arithmetic on ms since the epoch.
+"""Assigners: which windows a row belongs to, and when a window is over. Times: ms since the epoch.
 
-A new kind of window is a subclass of `KnownWindows` or `FixedWindows` in a separate module, and a public name in
-`barrier_runtime/__init__`. A kind declares the operations that it supports; steps never test the kind. See
-docs/design/windows.md.
+Steps test the operations that a kind declares, never the kind. Design: docs/design/windows.md.
 """
 
 import datetime
@@ -23,14 +21,13 @@ _FAR = -(2**62)
 
 
 class WindowAssigner(ABC):
-    """Windows of a kind, and the operations that they support."""
-
     bounded = True  # windows have a start and an end; rows have a time
-    merges = False  # rows make the windows, which may merge: the facts of `KnownWindows` are unknown
-    shares_slices = False  # windows consist of slices that other windows share (see `sliding`)
+    merges = False  # rows make the windows, which may merge
+    shares_slices = False  # windows consist of shared slices (see `sliding`)
     is_over_when = "the watermark has passed its end"
     not_whole = ""  # for users: why steps cannot hold the rows of a window; "": they can
     has_parts = False
+    were_by_end = False  # older builds counted results of and in such windows by their end
 
     @abstractmethod
     def __str__(self) -> str:
@@ -57,19 +54,19 @@ class WindowAssigner(ABC):
         return None
 
     def refuses(self, trigger: WindowTrigger) -> str:
-        """Returns the reason for users why these windows cannot have this trigger; "": they can."""
+        """Returns the reason for users against this trigger; "": none."""
         return ""
 
     @abstractmethod
     def holds(self, lowest_ms: int, highest_ms: int) -> bool:
         """Returns whether windows of these times lie within 64 bits and end before the end of time."""
 
-    def covers(self, size_ms: int, offset_ms: int) -> bool:
-        """Returns whether each tumbling window of this size and offset lies within windows of this kind."""
+    def covers(self, inner: "WindowAssigner") -> bool:
+        """Returns whether each `inner` window surely lies within all windows that hold its start."""
         return False
 
     def parts_of(self, times_ms: Ints) -> Ints:
-        """Returns a number for each time, equal for times that belong to the same windows."""
+        """Returns a number for each time, equal for times in the same windows."""
         raise NotImplementedError(f"{self} has no parts")
 
 
@@ -97,11 +94,11 @@ class KnownWindows(WindowAssigner):
 
     @abstractmethod
     def ends(self, starts_ms: Ints) -> Ints:
-        """Returns the end of each window, exclusive."""
+        """Returns the exclusive end of each window."""
 
     @abstractmethod
     def last_ms(self, start_ms: int) -> int:
-        """Returns the last millisecond of the window: the window is over once the watermark reaches it."""
+        """Returns the last millisecond: the window is over once the watermark reaches it."""
 
     @abstractmethod
     def first_open_start(self, watermark_ms: int) -> int:
@@ -117,12 +114,10 @@ class KnownWindows(WindowAssigner):
 
 
 class FixedWindows(KnownWindows):
-    """Windows of one length."""
-
     @property
     @abstractmethod
     def size_ms(self) -> int:
-        """Length of each window: [start, start + size_ms)."""
+        """Length of each window."""
 
     @property
     def longest_ms(self) -> int:
@@ -136,8 +131,8 @@ class FixedWindows(KnownWindows):
     def holds(self, lowest_ms: int, highest_ms: int) -> bool:
         return lowest_ms >= WATERMARK_MIN + self.size_ms and highest_ms <= WATERMARK_MAX - self.size_ms
 
-    def covers(self, size_ms: int, offset_ms: int) -> bool:
-        return self.step_ms % size_ms == 0 and (self.first_start(0) - offset_ms) % size_ms == 0
+    def covers(self, inner: WindowAssigner) -> bool:
+        return inner.grid is not None and divides(inner.grid, (self.step_ms, self.first_start(0)))
 
     def ends(self, starts_ms: Ints) -> Ints:
         return starts_ms + self.size_ms
@@ -157,9 +152,18 @@ class FixedWindows(KnownWindows):
         return over
 
 
+def divides(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    """Returns whether windows of the grid `inner` touch at each multiple of `outer`.
+    Grids: (size, offset).
+
+    >>> divides((60, 0), (3600, 1800)), divides((60, 30), (3600, 0)), divides((1500, 0), (3600, 0))
+    (True, False, False)
+    """
+    return outer[0] % inner[0] == 0 and (outer[1] - inner[1]) % inner[0] == 0
+
+
 def lateness_definition(window: WindowAssigner, lateness_ms: int) -> str:
-    """Returns the definition of windows kept for late rows.
-    A longer lateness would admit rows of removed windows, which would begin anew."""
+    """Includes the lateness: with a longer lateness, rows of removed windows would begin these anew."""
     lateness = f", allowed lateness {datetime.timedelta(milliseconds=lateness_ms)}" if lateness_ms else ""
     return window.definition + lateness
 
@@ -172,7 +176,6 @@ def _size(given: Duration, what: str) -> datetime.timedelta:
 
 
 def _offset(given: Duration, step: datetime.timedelta, kind: str, of: str) -> datetime.timedelta:
-    """Returns `offset` as an equivalent offset from 0 up to `step`."""
     what = f"the offset of a {kind} window"
     offset = as_duration(given, what)
     milliseconds(abs(offset), what)
@@ -185,9 +188,10 @@ def _offset(given: Duration, step: datetime.timedelta, kind: str, of: str) -> da
 
 @dataclass(frozen=True)
 class Tumbling(FixedWindows):
-    """Windows of equal `size` (a `timedelta`, or seconds) that touch and never overlap: [start, start + size).
+    """Windows of equal `size` (a `timedelta`, or seconds) that touch and never overlap.
 
-    Starts are `offset` + n * `size`; days of UTC+8 are `Tumbling(timedelta(days=1), offset=timedelta(hours=-8))`.
+    A window is [start, start + size), with starts at `offset` + n * `size`; days of UTC+8 are
+    `Tumbling(timedelta(days=1), offset=timedelta(hours=-8))`.
 
     >>> Tumbling(datetime.timedelta(hours=1)).starts(np.array([0, 3_599_999, 3_600_000])).tolist()
     [0, 0, 3600000]
@@ -204,7 +208,6 @@ class Tumbling(FixedWindows):
 
     @cached_property
     def size_ms(self) -> int:
-        """`size` in milliseconds."""
         return milliseconds(self.size, "size")
 
     @cached_property
@@ -237,8 +240,7 @@ class Tumbling(FixedWindows):
 class Sliding(FixedWindows):
     """Windows of equal `size` that begin every `slide`, at `offset` + n * `slide`.
 
-    Windows overlap if `slide` is less than `size`: a row is in size / slide windows. `size` is a multiple of `slide`;
-    `offset` may be negative.
+    A row is in size / slide windows. `size` is a multiple of `slide`; `offset` may be negative.
 
     >>> rows, starts = Sliding(datetime.timedelta(hours=2), datetime.timedelta(hours=1)).assign(np.array([3_600_000]))
     >>> rows.tolist(), starts.tolist()
@@ -262,7 +264,6 @@ class Sliding(FixedWindows):
 
     @cached_property
     def size_ms(self) -> int:
-        """`size` in milliseconds."""
         return milliseconds(self.size, "size")
 
     @cached_property
@@ -281,7 +282,6 @@ class Sliding(FixedWindows):
 
     @cached_property
     def _back_ms(self) -> Ints:
-        """From a time's last window back to each window, first window first."""
         return np.arange(self.size_ms - self.slide_ms, -1, -self.slide_ms, dtype=np.int64)
 
     @property
@@ -346,11 +346,11 @@ class Global(FixedWindows):
 
 @dataclass(frozen=True)
 class Count(Global):
-    """Windows of `rows` rows of a key, in order of arrival: the last row ends a window, the next begins another.
+    """Windows of `rows` rows of a key, in order of arrival. Needs no event time.
 
-    With `slide` a window ends every `slide` rows and has the last `rows` rows (fewer in the first windows of a key): a
-    row is in rows / slide windows. Needs no event time. Incomplete windows are dropped at the end of the input, as in
-    Flink. `rows` is a multiple of `slide`.
+    With `slide` (a divisor of `rows`) a window ends every `slide` rows and has the last `rows` rows (fewer in the first
+    windows of a key), so a row is in rows / slide windows. Incomplete windows are dropped at the end of the input, as
+    in Flink.
 
     >>> Count(100).definition, Count(100, slide=10).definition
     ('count 100', 'count 100 every 10')
@@ -401,8 +401,7 @@ class Session(WindowAssigner):
     """Rows of a key that follow each other within `gap`, by event time.
 
     A session lasts from its first row to `gap` after its last row. As in Flink, touching sessions merge: a row exactly
-    `gap` after the last row belongs to the session. Rows may arrive in any order; a row between two sessions joins
-    them.
+    `gap` after the last row belongs to the session. Rows may arrive in any order.
 
     >>> Session(datetime.timedelta(minutes=30)).definition
     'session 0:30:00'

@@ -13,11 +13,13 @@ Ints = npt.NDArray[np.int64]
 
 
 class ByStart:
-    """Entries of some windows. Once entries may be evicted their row ids are invalid, and only starts are known."""
+    """Entries by start of the window.
+    Once entries may be evicted, row ids are invalid and only starts are known.
+    """
 
     def __init__(self) -> None:
         self._row_ids: dict[int, list[Ints]] = {}
-        self._starts: list[int] = []  # heap of the keys of _row_ids
+        self._starts: list[int] = []
         self.has_row_ids = True
 
     @property
@@ -58,7 +60,6 @@ class ByStart:
                 heapq.heappush(self._starts, start)
 
     def row_ids_of(self, start: int) -> Ints:
-        """Entries of an existing window, in the order of addition."""
         row_ids = self._row_ids[start]
         if len(row_ids) > 1:
             row_ids[:] = [np.concatenate(row_ids)]
@@ -72,12 +73,10 @@ class ByStart:
         return np.concatenate(taken) if taken else None
 
     def take_each(self, before: int) -> Iterator[tuple[int, Ints]]:
-        """The same window by window, in order."""
         for start in self._popped(before):
             yield start, np.concatenate(self._row_ids.pop(start))
 
     def take_starts(self, before: int) -> Iterator[int]:
-        """Takes the windows that start before `before`, in order."""
         for start in self._popped(before):
             del self._row_ids[start]
             yield start

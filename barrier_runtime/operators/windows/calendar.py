@@ -1,21 +1,19 @@
-"""Windows of the calendar of a time zone: days, weeks and months of different lengths.
+"""Windows of the calendar of a time zone.
 
-A window begins with the first instant of its day (its Monday, the first of its month) in the zone and ends at the next
-begin. If clocks are set forward at midnight, the day begins at the first existing time. A date that a zone has skipped
-is not a window. Begins are computed once by year.
+If clocks go forward at midnight, the day begins at the first existing time. A skipped date is not a window.
 """
 
 import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
-from barrier_runtime.operators.windows.assigners import Ints, KnownWindows
+from barrier_runtime.operators.windows.assigners import Ints, KnownWindows, WindowAssigner, divides
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
@@ -25,11 +23,13 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _EPOCH_DAY = _EPOCH.toordinal()
 _MS = datetime.timedelta(milliseconds=1)
 _FIRST_YEAR, _LAST_YEAR = 2, 9_997  # leaves a year before and after
+_MONDAY = 4
+_KNOWN_YEARS = range(1970, 2041)  # zones repeat their rules from 2037
 
 
 @dataclass(frozen=True)
 class Calendar(KnownWindows):
-    """Windows of a calendar: each "day", "week" (from Monday) or "month" in a time zone, of whatever length.
+    """Windows of a calendar: each "day", "week" (from Monday) or "month" in a time zone.
 
     >>> berlin = Calendar("day", zone="Europe/Berlin")
     >>> spring = np.array([datetime.datetime(2026, 3, 29, 12, tzinfo=datetime.timezone.utc).timestamp() * 1000])
@@ -40,6 +40,7 @@ class Calendar(KnownWindows):
 
     every: Literal["day", "week", "month"]
     zone: str
+    were_by_end = True
 
     def __post_init__(self) -> None:
         if self.every not in _LONGEST_DAYS:
@@ -48,7 +49,7 @@ class Calendar(KnownWindows):
             raise InvalidJob(f"Calendar(zone={self.zone!r}): pass the name of a time zone, as in zone='Europe/Berlin'")
         try:
             ZoneInfo(self.zone)
-        except (KeyError, ValueError, OSError) as error:  # not found, a path, a folder of zones
+        except (KeyError, ValueError, OSError) as error:
             raise InvalidJob(
                 f"Calendar(zone={self.zone!r}): no such time zone is known on this machine: pass a name of the IANA "
                 "database, as in zone='Europe/Berlin', and where it is missing install the package tzdata"
@@ -60,6 +61,25 @@ class Calendar(KnownWindows):
     @cached_property
     def _begins(self) -> "_Begins":
         return _Begins(self.every, ZoneInfo(self.zone))
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        always = ZoneInfo(self.zone).utcoffset(None)  # None: the zone has had several offsets
+        if always is None or self.every == "month":
+            return None
+        days, first = (7, _MONDAY) if self.every == "week" else (1, 0)
+        return days * _DAY_MS, (first * _DAY_MS - always // _MS) % (days * _DAY_MS)
+
+    def covers(self, inner: WindowAssigner) -> bool:
+        """Periods of one zone nest, except for weeks in months.
+        Other windows have to touch at each begin of a day since 1970, or of a week if the zone has one offset."""
+        if isinstance(inner, Calendar) and inner.zone == self.zone:
+            return inner.every in ("day", self.every)
+        if inner.grid is None:
+            return False
+        if self.grid is not None:
+            return divides(inner.grid, self.grid)
+        return all(divides(inner.grid, (_DAY_MS, begin)) for begin in _begins_of_days(self.zone))
 
     @property
     def longest_ms(self) -> int:
@@ -84,8 +104,7 @@ class Calendar(KnownWindows):
         return int(self.first_open_starts(np.array([max(watermark_ms, WATERMARK_MIN)]))[0])
 
     def first_open_starts(self, watermarks_ms: Ints) -> Ints:
-        """Returns the window of the time directly after each watermark; outside of the supported years the watermark
-        itself."""
+        """Outside of the supported years returns the watermark itself."""
         next_ms = np.minimum(watermarks_ms, WATERMARK_MAX - 1) + 1
         known = (next_ms >= _year(_FIRST_YEAR)) & (next_ms < _year(_LAST_YEAR + 1))
         if known.all():
@@ -100,14 +119,14 @@ class Calendar(KnownWindows):
 
 class _Known(NamedTuple):
     years: frozenset[int]
-    starts: Ints  # of windows that begin in these years, rising
-    lowest_ms: int  # of a range of years that are all known,
-    highest_ms: int  # and its end, exclusive
+    starts: Ints
+    lowest_ms: int
+    highest_ms: int
 
 
 class _Begins:
     """Begins of windows, in the years computed so far.
-    Replaced as a whole, since several subtasks, in separate threads, may share a calendar."""
+    `_known` is replaced as a whole, since subtasks in several threads may share a calendar."""
 
     def __init__(self, every: str, zone: ZoneInfo) -> None:
         self._every = every
@@ -128,7 +147,7 @@ class _Begins:
         if not asked:
             return known
         years = known.years | asked
-        starts = [self._instant(day) for year in sorted(asked) for day in self._days(year)]
+        starts = [self.instant(day) for year in sorted(asked) for day in self.days(year)]
         first = last = int(found[0])
         while first - 1 in years:
             first -= 1
@@ -137,8 +156,7 @@ class _Begins:
         all_starts = distinct_ints(np.concatenate([known.starts, np.array(starts, np.int64)]))
         return _Known(years, all_starts, _year(first + 1), _year(last))
 
-    def _days(self, year: int) -> Iterator[datetime.date]:
-        """Dates on which windows begin."""
+    def days(self, year: int) -> Iterator[datetime.date]:
         if self._every == "month":
             yield from (datetime.date(year, month, 1) for month in range(1, 13))
             return
@@ -149,14 +167,12 @@ class _Begins:
         for ordinal in range(first.toordinal(), datetime.date(year + 1, 1, 1).toordinal(), step):
             yield datetime.date.fromordinal(ordinal)
 
-    def _instant(self, day: datetime.date) -> int:
-        """First instant of a day; of a repeated midnight the first."""
+    def instant(self, day: datetime.date) -> int:
         midnight = datetime.datetime(day.year, day.month, day.day, tzinfo=self._zone)
         local_ms = (day.toordinal() - _EPOCH_DAY) * _DAY_MS
         before, behind = _offset_ms(midnight), _offset_ms(midnight.replace(fold=1))
         if before >= behind:
             return local_ms - before
-        # midnight is skipped, since clocks are set forward in between
         first, last = local_ms - behind, local_ms - before
         while first < last:
             middle = (first + last) // 2
@@ -165,6 +181,13 @@ class _Begins:
             else:
                 last = middle
         return first
+
+
+@cache
+def _begins_of_days(zone: str) -> frozenset[int]:
+    """Times of the day (UTC, ms) at which days of the zone begin."""
+    begins = _Begins("day", ZoneInfo(zone))
+    return frozenset(begins.instant(day) % _DAY_MS for year in _KNOWN_YEARS for day in begins.days(year))
 
 
 def _offset_ms(time: datetime.datetime) -> int:

@@ -1,20 +1,11 @@
 """Clocks of windows: the time of a row, and the current time.
 
-By *event time* a row has the time in a column, and watermarks from upstream are the current time.
+By *event time* these are a column and the watermarks from upstream.
 
-By the *wall clock* a row has the time of its arrival: no row is late, and none waits. All rows of a batch have the same
-time; windows over by then are emitted before them, so the watermark of these windows is the clock less one millisecond,
-and snapshots, floors, turns and restores treat it like the watermark of event time.
-
-    event                   effect
-    rows                    windows that are over are emitted, then the rows get the time; a wake-up at the next end
-    a wake-up, a turn       windows that are over are emitted, some in each turn
-    a watermark             nothing
-    the end of the input    all windows are emitted, since no row follows
-    a restore               the clock continues from the time in snapshots, or the machine's if later: so no row falls
-                            into an emitted window. Windows over by then are emitted in the first turn
-
-Early results by the wall clock are emitted in turns in which no window is over.
+By the *wall clock* all rows of a batch have the time of its arrival, and no row is late. Windows over by then are
+emitted before the rows: their watermark is the clock less one millisecond. Of the upstream watermarks only the end of
+the input counts: all windows are emitted. After a restore the clock continues from the snapshots' time, or the
+machine's if later, so no row falls into an emitted window.
 """
 
 from dataclasses import dataclass
@@ -47,8 +38,6 @@ class TimedWindows(Protocol):
 
 
 class Clocked(Protocol):
-    """Parts of `WindowOperator` that its clock uses."""
-
     where: str
     watermark_ms: int
 
@@ -76,14 +65,16 @@ class Clocked(Protocol):
 
 @dataclass(frozen=True)
 class EventTime:
-    """`column`: None for windows that do not depend on the time of rows."""
+    """`column`: None for windows that do not depend on the time of rows.
+    `were_by_other`: older builds counted these rows by another column, so state without the name of the column is not
+    continued."""
 
     column: str | None = None
+    were_by_other: bool = False
     is_wall_clock = False
 
     def definition(self, definition: str) -> str:
-        """Definition of windows by this clock."""
-        return definition
+        return f"{definition}, by {self.column}" if self.were_by_other else definition
 
     def of(self, operator: Clocked) -> "Time":
         return _EventTime(operator, self.column)
@@ -112,7 +103,7 @@ class Time(Protocol):
         """Returns the rows for the windows; None: the rows were given back for later."""
 
     def took_rows(self) -> None:
-        """Notes that the windows have taken the rows."""
+        """Called after the windows have taken the rows."""
 
     def times_of(self, rows: pa.RecordBatch) -> tuple[Ints, int]:
         """Returns each row's time, and the lowest. At least one row."""
@@ -127,7 +118,7 @@ class Time(Protocol):
         ...
 
     def emit_ns(self, of_rows_ns: int) -> int:
-        """Returns the emission time of results sent now. `of_rows_ns`: emission time of their newest row."""
+        """`of_rows_ns`: emission time of the newest row."""
         ...
 
 
@@ -193,7 +184,7 @@ class _WallTime:
         self._clock = WallClock(context.wall_ms, context.now_s, self._restored_ms() + 1)
 
     def _restored_ms(self) -> int:
-        """Latest restored time of a key group, except for the end of an input."""
+        """Leaves out the end of an input."""
         told = [self._operator.watermark_ms]
         if self._operator.going_to_ms is not None:
             told.append(self._operator.going_to_ms)
@@ -205,7 +196,7 @@ class _WallTime:
         pass
 
     def begins(self, batch: Batch, emit: Emit) -> Batch | None:
-        if batch.reached is not None:  # event time, which plays no part here
+        if batch.reached is not None:
             batch = Batch(batch.rows, batch.emit_ns)
         operator = self._operator
         operator.arrive(emit)
@@ -229,7 +220,7 @@ class _WallTime:
 
     def turn(self, emit: Emit, last: bool) -> bool:
         operator = self._operator
-        if last or operator.going_to_ms is not None or not operator.is_bound:  # the end arrives as a watermark
+        if last or operator.going_to_ms is not None or not operator.is_bound:
             return False
         now_ms = self._clock.now_ms()
         if self._is_over(now_ms):

@@ -16,8 +16,6 @@ from barrier_runtime.operators.windows.triggers import WindowTrigger
 
 @dataclass(frozen=True)
 class Aggregates:
-    """Aggregates of each window, by the name of their column."""
-
     aggregates: Mapping[str, AnyAggregate]
     in_slices: bool = True  # where windows share slices and the aggregates permit
     holds_rows = False

@@ -1,5 +1,6 @@
-"""Base of the entries of windows, which take rows and emit results, and the code that all kinds share.
-Entries are in a columnar table keyed by (keys, start). docs/design/windows.md lists the kinds."""
+"""Base of the entries of windows, in a columnar table keyed by (keys, start).
+Kinds: docs/design/windows.md.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -28,17 +29,16 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 class WindowEntries:
     in_slices = False
-    evictable = False  # entries may leave memory (see `ColumnTable`)
+    evictable = False
 
     def __init__(self, operator: WindowOperator, beside: Sequence[pa.Field]) -> None:
-        """`beside`: columns of results, see `window_schema`. Restored event time is already set."""
+        """`beside`: columns of results between keys and aggregates. Called after event time is restored."""
         self.operator = operator
         self.where = operator.where
         self._beside = tuple(beside)
         self._lateness_ms = operator.lateness_ms
 
     def bind(self, columns: pa.Schema) -> None:
-        """Opens the table and reads its windows."""
         operator = self.operator
         aggregates = operator.content.aggregates
         self.codec = operator.codec
@@ -50,7 +50,7 @@ class WindowEntries:
         self._restored()
 
     def _restored(self) -> None:
-        """Reads the windows in the table."""
+        """Reads the windows of the table."""
 
     def _more_state(self) -> Mapping[str, tuple[str, Any]]:
         return {}
@@ -67,7 +67,7 @@ class WindowEntries:
         raise NotImplementedError
 
     def reach_floors(self, emit: Emit) -> Iterator[None]:
-        """Emits windows over by their key group's event time, which the subtask has not reached."""
+        """Emits windows over by their key group's event time, which is ahead of the subtask's."""
         raise NotImplementedError
 
     @property
@@ -76,7 +76,7 @@ class WindowEntries:
         raise NotImplementedError
 
     def tell_early(self, emit: Emit) -> bool:
-        """Emits a turn of early results due by the wall clock; returns whether there were any."""
+        """Emits a turn of early results due by the wall clock; returns whether any were due."""
         return False
 
     def _floors_of(self, row_ids: Ints) -> Ints:
@@ -87,8 +87,8 @@ class WindowEntries:
         return self.operator.reached_by([self.codec.column(i, values) for i, values in zip(width, keys, strict=False)])
 
     def parts(self, row_ids: Ints, by: Ints | None = None) -> Iterator[Ints | None]:
-        """Yields `row_ids` by window and keys, in parts (see `in_order`). `by`: a first sort key, per row id of the
-        table."""
+        """Yields `row_ids` by window and keys, in parts (see `in_order`).
+        `by`: a first sort key, by row id of the table."""
 
         def order(some: Ints) -> Ints:
             return self.ordered(some, None if by is None else by[some])
@@ -112,9 +112,6 @@ class WindowEntries:
         cut: Callable[[Batch], tuple[int, int] | None],
         process: Callable[[Batch, Emit], None],
     ) -> None:
-        """Processes the batch in parts.
-        `cut`: the first row before which results are due, and event time there; None: no result is due inside the
-        batch."""
         operator = self.operator
         operator.arrive(emit)
         while (found := cut(batch)) is not None:
@@ -130,12 +127,10 @@ class WindowEntries:
         process(batch, emit)
 
     def fields_of(self, row_ids: Ints) -> list[Any]:
-        """A sequence per field of the entries' keys."""
         ints = self.table.int_keys_of(row_ids)
         return list(ints) if ints is not None else list(zip(*self.table.keys_of(row_ids), strict=True))
 
     def ordered(self, row_ids: Ints, by: Ints | None = None) -> Ints:
-        """Returns `row_ids` by window and keys. `by`: a first sort key, per row id."""
         if not len(row_ids):
             return row_ids
         *keys, starts = self.fields_of(row_ids)
@@ -158,9 +153,8 @@ class WindowEntries:
         retracted: bool = False,
         of_id: Left | None = None,
     ) -> pa.RecordBatch:
-        """Returns output rows, one per entry of `row_ids` and of `accumulators`.
-        `fields`: of the entries' keys. `of_id`: makes the error for a result that does not fit its type, if `row_ids`
-        are not those of the table."""
+        """`fields`: of the entries' keys.
+        `of_id`: error for a result that does not fit its type, if `row_ids` are not the table's."""
 
         def left(column: str, row: int, aggregate: str = "sum_", /) -> Exception:
             return (of_id or self.left)(column, int(row_ids[row]), aggregate)
@@ -191,7 +185,7 @@ class WindowEntries:
         return {name: np.full(count, initial, columns[name].dtype) for name, (_, initial) in storage.items()}
 
     def send(self, results: pa.RecordBatch, reached: Ints, emit: Emit, emit_ns: int | None = None) -> None:
-        """`reached`: event time directly before each result, independent of the cuts of batches."""
+        """`reached`: event time directly before each result."""
         operator = self.operator
         fired = Batch(results, operator.emit_ns() if emit_ns is None else emit_ns, reached if operator.by_row else None)
         for first in range(0, results.num_rows, _MAX_ROWS):

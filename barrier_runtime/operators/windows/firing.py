@@ -1,16 +1,7 @@
 """Ordered firing of due windows in turns, so that barriers come in between.
 
-A million windows may be over at one watermark, and sorting all of them takes a second. Here a sample is sorted first;
-its *splitters* divide all others into *parts*, chunk by chunk, and a part is sorted when its turn comes.
-
-    state       a step                                    next
-    few         all in order                              over
-    packing     keys of a chunk, with their extremes      packing; with the last chunk: parting, by numbers or by order
-    parting     a chunk goes to its parts                 parting; with the last chunk: parts
-    parts       the next part, in order                   parts; with the last one: over
-
-Keys of ints are packed into a number each, if 63 bits suffice; other keys skip packing. Snapshots hold none of these
-states: windows left to fire are sorted again after a restore.
+Sorting a million windows takes a second. So a sample is sorted first; its *splitters* divide the others into *parts*,
+chunk by chunk, and a part is sorted in its turn. After a restore the remaining windows are sorted again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +18,9 @@ from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 UPDATE = "update"  # output column of windows that may fire again
 EARLY = "early"  # output column of windows with early results: True in an early result
-# output column of sessions with several results: the session of an earlier result no longer exists
+# output column: the session of an earlier result no longer exists
 RETRACTED = "retracted"
-FIRINGS = "firings"  # state column of windows with several results: number of results
+FIRINGS = "firings"  # state column: number of results
 TIME = pa.timestamp("ms", "UTC")
 SPAN = (pa.field("window_start", TIME), pa.field("window_end", TIME))
 
@@ -41,7 +32,6 @@ def window_schema(
     where: str,
     beside: Sequence[pa.Field] = SPAN,
 ) -> pa.Schema:
-    """Returns keys, `beside` (see `told_of_windows`) and aggregates."""
     return pa.schema(
         [
             *[pa.field(key, schema.field(key).type) for key in keys],
@@ -54,9 +44,6 @@ def window_schema(
 def told_of_windows(
     bounded: bool = True, updates: bool = False, early: bool = False, retracted: bool = False
 ) -> tuple[pa.Field, ...]:
-    """Columns between keys and aggregates.
-    `window_start`, `window_end` (exclusive; timestamps in ms, UTC) if `bounded`; `update` if windows may fire again;
-    `early` if windows fire before they are over; `retracted` if results may be retracted."""
     return (
         *(SPAN if bounded else ()),
         *([pa.field(UPDATE, pa.int64())] if updates or early else []),
@@ -71,15 +58,15 @@ FEW = 16_384  # row ids ordered at once
 FEW_TUPLES = 4_096  # for keys other than ints, which take several times as long
 PART = 8_192  # approximate row ids of a part
 PART_TUPLES = 2_048
-_SAMPLED = 8  # of a part
+_SAMPLED = 8
 _CHUNK = 4_096
 _PACKED_CHUNK = 16_384
 _BITS = 63
 
 
 def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) -> Iterator[Ints | None]:
-    """Yields parts of `row_ids` (distinct), which in sequence are in order; None after a step without a part.
-    `order` sorts row ids, consistently. Up to `few` row ids are one part; otherwise parts have about `part`."""
+    """Yields parts of `row_ids`, which in sequence are in order; None after a step without a part.
+    `row_ids` are distinct. Up to `few` row ids are one part; otherwise parts have about `part`."""
     if len(row_ids) <= few:
         if len(row_ids):
             yield order(row_ids)
@@ -90,8 +77,8 @@ def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) 
     is_splitter = np.zeros(int(row_ids.max()) + 1, np.bool_)
     is_splitter[splitters] = True
     yield None
-    parts = [[splitter] for splitter in np.split(splitters, len(splitters))]  # each is the last of its part,
-    parts.append([])  # and the rest follows
+    parts = [[splitter] for splitter in np.split(splitters, len(splitters))]
+    parts.append([])
     at_once = max(_CHUNK, 2 * len(splitters))
     for first in range(0, len(row_ids), at_once):
         chunk = row_ids[first : first + at_once]
@@ -111,7 +98,7 @@ def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) 
 def ints_in_order(
     row_ids: Ints, fields_of: Callable[[Ints], Sequence[Ints]], few: int, part: int
 ) -> Iterator[Ints | None]:
-    """The same by int fields, first field first. No two row ids have equal fields."""
+    """As `in_order`, by int fields, first field first. No two row ids have equal fields."""
 
     def order(some: Ints) -> Ints:
         ordered: Ints = some[order_of_ints(fields_of(some))]
@@ -146,7 +133,7 @@ def ints_in_order(
     alike = distinct_ints(splitters >> shift)
     by_counting = 2 * len(alike) > len(splitters)  # parts differ in the highest 16 bits, which are sorted by counting
     splitters = alike if by_counting else splitters
-    parted: list[tuple[Ints, Ints, list[int]]] = []  # row ids and numbers by part, and the begin of each part
+    parted: list[tuple[Ints, Ints, list[int]]] = []
     for at, chunk in enumerate(chunks):
         numbers = packed(fields[at])
         fields[at] = ()

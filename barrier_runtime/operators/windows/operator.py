@@ -1,11 +1,9 @@
 """The window operator, composed of an assigner, a trigger, a clock and a content.
+Design: docs/design/windows.md.
 
-None of these knows the kinds of the others (see docs/design/windows.md). The content keeps *entries*, which take the
-rows (`entries`): one per key and window, slice of windows, or session. The operator itself advances time.
-
-Work due at a watermark is done in turns. On the way to the watermark the operator takes no row, so state alone shows
-the remaining work: windows that are over and still present. A snapshot stores the time being advanced to, and a
-restored operator advances there before its first row.
+Work due at a watermark is done in turns, without rows in between, so state alone shows the remaining work: windows that
+are over and still present. A snapshot stores the time being advanced to, and a restored operator advances there before
+its first row.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,15 +31,13 @@ from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob
 
-LATE = "late rows"  # side output
+LATE = "late rows"
 SLICE_STEPS = 8  # ends a turn even if the clock stands still
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class Entries(Protocol):
-    """See `WindowEntries`."""
-
     @property
     def next_ms(self) -> int | None: ...
 
@@ -59,8 +55,6 @@ class Entries(Protocol):
 
 
 class Content(Protocol):
-    """Data kept of the rows of windows, and their output."""
-
     holds_rows: bool  # rows themselves are kept, so their schema is fixed
 
     @property
@@ -76,12 +70,10 @@ class Content(Protocol):
 
 
 class WindowOperator(KeyedOperator):
-    """Entries are keyed by the key columns and an int64, the start of the window."""
-
     kind = "window"
     namespaces: ClassVar[Mapping[str, int]] = {"windows": 1, "rows": 2}
     _way: Iterator[None] | None = None  # remaining steps on the way to `_going_to_ms`
-    _rest: Batch | None = None  # given back by `process`
+    _rest: Batch | None = None
     _behind_floors = False  # restored on the way, from subtasks at different times
 
     def __init__(
@@ -96,8 +88,8 @@ class WindowOperator(KeyedOperator):
         lateness_ms: int = 0,
         trigger: WindowTrigger | None = None,
     ) -> None:
-        """`late`: rows too late for all of their windows go to the side output `LATE`; otherwise they are dropped and
-        counted. `lateness_ms`: how long windows that are over are kept for such rows."""
+        """Rows too late for all of their windows go to the side output `LATE` if `late`, else are counted.
+        `lateness_ms`: how long windows that are over are kept."""
         times = [] if clock.column is None else [clock.column]
         super().__init__(name, keys, [*keys, *times], schema, columns_used(content.aggregates.values()))
         if content.holds_rows:
@@ -138,7 +130,6 @@ class WindowOperator(KeyedOperator):
     def table(
         self, plan: AggregationPlan, more: Mapping[str, tuple[str, object]], evictable: bool, in_slices: bool
     ) -> ColumnTable:
-        """`more`: state columns besides those of the aggregates."""
         columns = {**more, **plan.storage()}
         self._table = self._column_table("windows", columns, plan.added(), evictable, True, in_slices)
         return self._table
@@ -183,11 +174,10 @@ class WindowOperator(KeyedOperator):
         return times_ms
 
     def row_watermarks(self, batch: Batch) -> Ints | None:
-        """Returns event time at each row, independent of the cuts of batches; None: `watermark_ms` at all rows."""
+        """Returns event time at each row, however batches are cut; None: `watermark_ms` at all rows."""
         return self._row_watermarks(batch)
 
     def give_late(self, batch: Batch, late: npt.NDArray[np.bool_], emit: Emit) -> None:
-        """Drops or emits rows that count in no window. `late`: mask."""
         if self._late:
             refuse_partial_rows(batch.schema, self.where)
             emit.to(LATE, batch.only(batch.rows.filter(pa.array(late)), late))
@@ -202,11 +192,9 @@ class WindowOperator(KeyedOperator):
 
     @property
     def rows_emit_ns(self) -> int:
-        """Emission time of the newest row."""
         return self._emit_ns
 
     def emit_ns(self) -> int:
-        """Emission time of results sent now."""
         return self._time.emit_ns(self._emit_ns)
 
     @property
@@ -237,7 +225,6 @@ class WindowOperator(KeyedOperator):
 
     @property
     def rest(self) -> Batch | None:
-        """Rows of the current batch that wait until time has advanced."""
         return self._rest
 
     @rest.setter
@@ -257,7 +244,7 @@ class WindowOperator(KeyedOperator):
         """Advances time to `watermark_ms`. False: the turn is over first."""
         if self._going_to_ms is None and watermark_ms <= self._watermark_ms:
             return True
-        if self._bound is None:  # no row, so no windows
+        if self._bound is None:
             self._watermark_ms, self._going_to_ms = max(watermark_ms, self._going_to_ms or watermark_ms), None
             return True
         if self._way is None:
@@ -271,13 +258,13 @@ class WindowOperator(KeyedOperator):
         return going_to_ms is None or watermark_ms <= going_to_ms or self.go_on(watermark_ms, emit, in_slices)
 
     def arrive(self, emit: Emit) -> None:
-        """Finishes advancing; a subtask does this before it passes a batch."""
+        """Finishes advancing. A subtask calls this before it passes a batch."""
         while (going_to_ms := self._going_to_ms) is not None:
             self.go_on(going_to_ms, emit, in_slices=False)
 
     def first_goes(self, batch: Batch, row: int, reached_ms: int, emit: Emit) -> bool:
-        """Advances time to `reached_ms` before row `row` of a batch.
-        False: this takes more than a turn, and the rows from there on are given back."""
+        """Advances time to `reached_ms` before row `row`.
+        False: the turn is over first, and rows from there on are given back."""
         if self.go_on(reached_ms, emit, self.stops):
             return True
         self._rest = batch.slice(row)
@@ -291,6 +278,5 @@ class WindowOperator(KeyedOperator):
         yield from self.entries.reach(watermark_ms, emit)
 
     def reached_by(self, columns: Sequence[pa.Array]) -> Ints:
-        """Returns the time of each key's key group, given an array per key column."""
         assert self._floors is not None
         return self._floors.watermarks(columns, self._watermark_ms)

@@ -1,4 +1,4 @@
-"""Users' own triggers: rows, times and ends at which a window emits its result, or forgets its rows."""
+"""Users' triggers: rows, times and ends at which windows emit results or forget rows."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -13,13 +13,13 @@ from barrier_runtime.state.errors import InvalidJob
 class OwnTrigger(WindowTrigger):
     """Base class of users' triggers, for `window(…, early=…)`. A subclass overrides some of the methods:
 
-    - `on_row(row, window)`: called with each row added to the window, a dict.
+    - `on_row(row, window)`: called with each row (a dict) added to the window.
     - `on_time(time_ms, window)`: called at each multiple of `interval`, if the window got rows since the last call.
       `clock`: "event" (at multiples since 1970) or "processing" (the wall clock).
     - `on_close(window)`: called when the window is over. Without it the window emits its result.
 
-    Each returns a `TriggerResult`; None is NOTHING, in `on_close` FIRE. Afterwards a window that is over is removed, or
-    kept for late rows; a late row emits its window without a call.
+    Each returns a `TriggerResult`; None is NOTHING, in `on_close` FIRE. Then a window that is over is removed, or kept
+    for late rows, which emit it without a call.
 
     `state`: numbers per key and window, by name, with their initial values. Methods must depend on their arguments and
     `window.state` alone, since rows are read again after a failure. The class must keep its name as long as a job is
@@ -46,7 +46,7 @@ class OwnTrigger(WindowTrigger):
         return None
 
     def on_time(self, time_ms: int, window: TriggerWindow) -> TriggerResult | None:
-        """Called at a multiple of `interval`, if the window got rows since the last."""
+        """Called at a multiple of `interval`, if the window got rows since the last call."""
         return None
 
     def on_close(self, window: TriggerWindow) -> TriggerResult | None:

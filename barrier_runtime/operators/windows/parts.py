@@ -1,10 +1,7 @@
-"""Rows that the combiner may replace by a partial row, because they go to the same windows and are late together.
+"""Rows that the combiner may replace by a partial row: they share their windows and their lateness.
 
-Tumbling and sliding windows: rows of a key and window, or slice of windows. If a batch carries no event time per row,
-all of these rows are late or none is. Other batches are not combined.
-
-Sessions: *repeats*, rows of a key and time that no row of the key with another time divides. A row in time may rescue
-rows after it from being late, so the order of different times matters; a repeat has the fate of the row before it.
+Of sessions: *repeats*, rows of a key and time that no row of the key with another time divides. The order of different
+times matters, since a row in time may rescue later rows from being late. Design: docs/design/combiner.md.
 """
 
 from dataclasses import dataclass
@@ -58,7 +55,6 @@ class Repeats:
 
 
 def _times_ms(batch: Batch, column: str, window: WindowAssigner) -> npt.NDArray[np.int64] | None:
-    """Returns None if a row has no time, or one that the step refuses."""
     if column not in batch.rows.schema.names or batch.rows.column(column).null_count:
         return None
     times_ms = event_times_ms(batch.rows.column(column))

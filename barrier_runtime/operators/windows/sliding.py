@@ -1,26 +1,16 @@
 """Entries per *slice* of sliding windows, so that a row is added once, not once per window.
 
-A slice is as long as the slide and begins where a window begins. An entry is (keys, start of the slice); the window
-with this start is the last window of the slice. When a window is over, its slices are added up by key, oldest first:
-nothing is ever subtracted, so float sums do not drift. A key without a row in the slices has no window.
+A slice is as long as the slide. An entry is (keys, start of the slice); the window with this start is the slice's last.
+When a window is over, its slices are added up by key, oldest first: nothing is subtracted, so float sums do not drift.
 
-    slice      while                             a row for it                       then
-    open       none of its windows is over       counts in all of them              needed, when the first is over
-    needed     some of its windows are over,     counts in the others: emitted      removed, when the last is over,
-               and emitted                       results do not change              after its results
-    removed    all of its windows are over       is late                            —
+A row counts in those windows of its slice that are not over, and is late if all are over. Event time advances before a
+row that is behind the watermark of its own batch.
 
-A row behind the watermark of its own batch counts in no window that is over by then: event time advances before such a
-row.
+`_fired_ms` records by key group, also in snapshots, which windows were emitted. A part of a window (up to `FEW` keys,
+or whole key groups) and its mark are one step, which no barrier divides at any parallelism.
 
-`_fired_ms` records by key group, also in snapshots, which windows were emitted. A window is emitted in parts; up to
-`FEW` keys are one part, in the order of keys; of more, each part has whole key groups. A part and its mark are one
-step, so a barrier comes before or after both, at any parallelism. If some entries are evicted, a window's keys are in
-memory while it is emitted, and its slices are read part by part.
-
-Results of `first`, variances, lists, sketches and users' own aggregates do not follow, bit for bit in row order, from
-those of slices. Then entries are windows (`Windows`); so is state that began as windows, in an older release or from a
-table. State in slices that gets such an aggregate becomes windows at the restore.
+Results of aggregates outside of `_ADDED_UP` do not follow, bit for bit, from those of slices: their entries are windows
+(`Windows`), as in state that began so. State in slices that gets such an aggregate becomes windows at the restore.
 """
 
 import dataclasses
@@ -53,15 +43,13 @@ from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-SLICES = "slices"  # name of the snapshot value; without it entries are windows
+SLICES = "slices"  # snapshot value; without it entries are windows
 _NONE: Ints = np.zeros(0, np.int64)
 _ADDED_UP = frozenset(["count", "sum", "mean", "min", "max", "any", "all"])
 
 
 class _Slices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`fired`: event time up to which windows were emitted, by key groups."""
-
-    fired: tuple[Floor, ...]
+    fired: tuple[Floor, ...]  # event time up to which windows were emitted
     version: int = 1
 
 
@@ -69,7 +57,7 @@ _SLICES = VersionedDecoder(value_format("{}: its slices in its snapshot"), msgsp
 
 
 def add_up(aggregates: Mapping[str, AnyAggregate]) -> bool:
-    """Returns whether a window's results follow from those of its slices, for all these aggregates."""
+    """Returns whether all results of a window follow from those of its slices."""
     return all(isinstance(each, Aggregate) and each.kind in _ADDED_UP for each in aggregates.values())
 
 
@@ -83,7 +71,6 @@ def sliding_entries(operator: WindowOperator) -> Windows:
 
 
 def _fired(operator: WindowOperator) -> Ints:
-    """Returns, by key group of the subtask, the event time up to which windows were emitted."""
     context, backend = operator.context, operator.backend
     fired_ms = np.full(context.max_parallelism, WATERMARK_MIN, np.int64)
     for each in context.restored:
@@ -96,21 +83,18 @@ def _fired(operator: WindowOperator) -> Ints:
 
 
 class FormerSlices(Windows):
-    """Entries that were slices, and become windows."""
-
     window: Sliding
 
     def __init__(self, operator: WindowOperator) -> None:
         super().__init__(operator)
         self._fired_ms = _fired(operator)
-        self._before = frozenset[str]()  # columns of the former slices
+        self._before = frozenset[str]()
 
     def bind(self, columns: pa.Schema) -> None:
         self._before = self.operator.known_columns
         super().bind(columns)
 
     def _restored(self) -> None:
-        """Adds each slice to its windows not yet emitted."""
         table = self.table
         composites = tuple(each for each in self.plan.composites if self._before.issuperset(each.storage()))
         plan = dataclasses.replace(self.plan, composites=composites)
@@ -164,8 +148,6 @@ class Slices(Windows):
         return 1
 
     def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
-        """Adds a batch's rows to their slices.
-        If windows are due before a row: returns the row's number and the event time reached there, and does nothing."""
         times_ms = self.operator.times_of(batch)
         if times_ms is None:
             return None
@@ -186,7 +168,7 @@ class Slices(Windows):
         return cut
 
     def _first_over(self, batch: Batch, slices: Ints) -> tuple[int, int] | None:
-        """Returns the first row, by time, after the end of one of its windows that was not emitted."""
+        """Returns the first row, by time, after the end of one of its windows that is not yet emitted."""
         reached = batch.reached
         if reached is None or reached[-1] <= self.operator.watermark_ms:
             return None
@@ -200,12 +182,11 @@ class Slices(Windows):
 
     def row_ids(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
         row_ids = super().row_ids(rows, starts)
-        if self._numbers and not self.due.has_row_ids:  # dropped in this call
+        if self._numbers and not self.due.has_row_ids:
             self._keys, self._numbers = self._new_keys(), {}
         return row_ids
 
     def _catch_up(self) -> None:
-        """Advances `_fired_ms`, before the first row, if event time advanced with nothing to emit."""
         if self.operator.going_to_ms is None:
             np.maximum(self._fired_ms, self.operator.watermark_ms, out=self._fired_ms)
 
@@ -219,8 +200,8 @@ class Slices(Windows):
         yield from self._fire_to(floors.by_group[backend.key_group_first : backend.key_group_last + 1], emit)
 
     def _fire_to(self, to_ms: Ints, emit: Emit) -> Iterator[None]:
-        """Emits the windows over by `to_ms`, by key group, that were not emitted."""
-        yield from self._remove_over()  # slices of a restore
+        """`to_ms`: event time by key group."""
+        yield from self._remove_over()
         while (found := self._next_window(to_ms)) is not None:
             yield from self._fire_window(*found, emit)
             yield from self._remove_over()
@@ -254,7 +235,7 @@ class Slices(Windows):
             yield
 
     def _add_up(self, start: int, groups: npt.NDArray[np.bool_] | None) -> Iterator[None]:
-        """Adds up a window's slices into `_sums`; small slices together, since their cost is mostly calls."""
+        """Adds small slices together, to save calls."""
         waiting: list[tuple[Ints, Ints]] = []
         entries = 0
         for slice_start in range(start, start + self.window.size_ms, self.window.slide_ms):
@@ -282,7 +263,6 @@ class Slices(Windows):
             merge_columns(self.plan, self._sums, numbers, columns, row_ids, self._left_of_number)
 
     def _entries(self, slice_start: int) -> Iterator[tuple[Ints, Ints]]:
-        """Yields row ids and numbers of a slice's entries, each once."""
         if self.due.has_row_ids:
             row_ids = self.due.row_ids_of(slice_start)
             numbers = self._numbers.get(slice_start, _NONE)
@@ -293,7 +273,7 @@ class Slices(Windows):
             for first in range(0, len(row_ids), firing.FEW):
                 yield row_ids[first : first + firing.FEW], numbers[first : first + firing.FEW]
             return
-        seen = np.zeros(0, np.bool_)  # by number: an entry evicted meanwhile is yielded again
+        seen = np.zeros(0, np.bool_)  # by number: entries evicted meanwhile are yielded again
         for of_part in self.table.entries_of(slice_start):
             if not len(of_part):
                 continue
@@ -306,9 +286,9 @@ class Slices(Windows):
                 yield row_ids[unseen], numbers[unseen]
 
     def _parts_of(self, numbers: Ints, groups: npt.NDArray[np.bool_]) -> Iterator[tuple[Ints, Ints]]:
-        """Yields parts of these keys, in order, and the key groups complete after each part."""
+        """Yields ordered parts of these keys, and the key groups complete after each."""
         its_groups = np.flatnonzero(groups)
-        if groups.all() and len(numbers) <= firing.FEW:  # otherwise a restore may follow the emission of some groups
+        if groups.all() and len(numbers) <= firing.FEW:  # otherwise a barrier may come between key groups
             yield self._in_order(numbers), its_groups
             return
         of_number = self._keys.groups[numbers]
@@ -339,7 +319,6 @@ class Slices(Windows):
         self.send(self.results(numbers, fields, ends, sums, of_id=self._left_of_number), ends - 2, emit)
 
     def _remove_over(self) -> Iterator[None]:
-        """Removes slices whose last window was emitted for all key groups."""
         before = self.window.first_open_start(int(self._fired_ms.min()))
         if not self.due.has_row_ids:
             for start in self.due.take_starts(before):

@@ -15,7 +15,7 @@ class TriggerResult(enum.Flag):
 
 @dataclass
 class TriggerWindow:
-    """Window that a trigger's method is called for.
+    """Argument of a trigger's methods.
     `state`: numbers of this key and window, to be changed in place; checkpoints include them."""
 
     key: Any

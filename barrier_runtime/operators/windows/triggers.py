@@ -1,4 +1,4 @@
-"""Triggers: when windows that are not over emit early results, as users write them."""
+"""Triggers for early results of windows, as users write them."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from barrier_runtime.state.errors import InvalidJob
 class WindowTrigger(ABC):
     """Decides when a window emits results besides its last result."""
 
-    tells_early = True  # results have columns that number them and mark early results
+    tells_early = True  # results have columns with their number and an early mark
     rows: int | None = None  # due whenever a window has got so many further rows
-    by_wall_clock = False  # due by the wall clock,
-    by_event_time = False  # or by event time
+    by_wall_clock = False  # due by the wall clock
+    by_event_time = False  # due by event time
 
     @property
     def interval_ms(self) -> int | None:
@@ -29,8 +29,7 @@ class WindowTrigger(ABC):
 
     @abstractmethod
     def rule(self, windows: Any) -> Any:
-        """Returns the trigger's rule for windows of a subtask: an `OnClose` of `RuledWindows` (`rules`).
-        Imported here, so that a flow without windows does not load rules."""
+        """Returns an `OnClose` of `RuledWindows`. Imports here: flows without windows load no `rules`."""
 
     @property
     def not_of_sessions(self) -> str:
@@ -40,8 +39,6 @@ class WindowTrigger(ABC):
 
 @dataclass(frozen=True)
 class FullWindow(WindowTrigger):
-    """Emits and ends a window at every `slide` rows."""
-
     size: int
     slide: int
     tells_early = False
@@ -90,7 +87,6 @@ class Every(WindowTrigger):
 
     @cached_property
     def interval_ms(self) -> int | None:
-        """`interval` in milliseconds."""
         return None if self.interval is None else milliseconds(self.interval, "interval")
 
     @property
@@ -120,7 +116,7 @@ class Every(WindowTrigger):
 
     @property
     def definition(self) -> str:
-        """Definition in snapshots, compared at a restore. The frequency may change."""
+        """Definition in snapshots. The frequency may change."""
         return "early results of " + ("all rows" if self.accumulate else "the rows since the last one")
 
     def __str__(self) -> str:

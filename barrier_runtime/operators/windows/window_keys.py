@@ -1,4 +1,4 @@
-"""Small numbers for keys, so that plain arrays hold a key's sums."""
+"""Small numbers for keys, for plain arrays of sums."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,16 +18,14 @@ class WindowKeys:
         """`width`: fields of a key. `groups_of`: returns each key's group, given a sequence per field."""
         self._keys: IntKeys | TupleKeys = IntKeys(width)
         self._groups_of = groups_of
-        self.groups: Ints = np.zeros(0, np.int64)  # by number
-        self._held: Ints = np.zeros(0, np.int64)  # number of entries, by number
+        self.groups: Ints = np.zeros(0, np.int64)
+        self._held: Ints = np.zeros(0, np.int64)
 
     @property
     def limit(self) -> int:
-        """Exclusive upper bound of the numbers."""
         return len(self.groups)
 
     def of_ints(self, keys: Ints) -> Ints:
-        """`keys`: an array per field."""
         if isinstance(self._keys, TupleKeys):
             return self.of_tuples(list(zip(*keys.tolist(), strict=True)))
         numbers, made = self._keys.place(keys)
@@ -41,11 +39,9 @@ class WindowKeys:
         return numbers
 
     def hold(self, numbers: Ints) -> None:
-        """Holds a further entry of each of these keys (distinct)."""
         self._held[numbers] += 1
 
     def release(self, numbers: Ints) -> None:
-        """Releases an entry of each of these keys."""
         self._held[numbers] -= 1
         gone = numbers[self._held[numbers] == 0]
         if len(gone):

@@ -1,1 +1,1 @@
-"""Services of a slot's process: time, timers, threads, memory."""
+"""Services of a slot's process."""

@@ -1,10 +1,4 @@
-"""Clock of a slot: wall-clock time, steady time and timers, replaceable by virtual time.
-
-Code that also runs in virtual time uses a `Clock` and never the `time` module.
-
-Timers of event loops count whole milliseconds, so a wait of half a millisecond is none or two. Linux has timers that
-are files, precise to fractions of a millisecond; other systems use the loop's timers.
-"""
+"""Clock of a slot, replaceable by virtual time."""
 
 import asyncio
 import ctypes
@@ -43,7 +37,10 @@ class LoopTimer:
 
 
 class FileTimer:
-    """Timer of the kernel. Raises `OSError` if the system has none."""
+    """Timer of Linux, precise to fractions of a millisecond; a loop's timers count whole milliseconds.
+
+    Raises `OSError` if there is none.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop

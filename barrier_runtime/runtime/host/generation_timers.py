@@ -1,13 +1,7 @@
-"""Deferred work of a generation in a slot: operators' timers, and work that waits for a move.
+"""Operators' timers, and work that waits for a move.
 
-Such work waits while the job is about to move: the move has the processor to itself and little to fetch.
-
-| a move is …                  | entries that databases merge | compactions                                          |
-|------------------------------|------------------------------|------------------------------------------------------|
-| not near                     | continue                     | as RocksDB likes                                     |
-| near: a sign came lately     | wait                         | none begins; running ones end (`at_rest`)            |
-| begun: sources pause         | wait                         | none begins                                          |
-| over, with this generation   | ended                        | as RocksDB likes                                     |
+While a move is near or under way, databases merge no entries and begin no compaction: the move has the processor to
+itself, and less to fetch.
 """
 
 from collections.abc import Callable
@@ -15,14 +9,13 @@ from typing import Any, TypeAlias
 
 _Later: TypeAlias = Callable[[float, Callable[[], None]], Any]
 _LOOK_S = 0.05
-_NEAR_S = 10.0  # a longer preparation repeats the sign of a move
+_NEAR_S = 10.0  # a longer preparation repeats the sign
 
 
 class GenerationTimers:
     """`ends_before_move` may be called on any thread, everything else on the loop's.
 
-    `later(delay_s, callback)` calls back once, unless the generation has ended. `hold(True)` keeps compactions from
-    beginning.
+    `later(delay_s, callback)` calls back once, unless the generation has ended. `hold(True)` prevents new compactions.
     """
 
     def __init__(self, later: _Later, now_s: Callable[[], float], hold: Callable[[bool], None]) -> None:
@@ -47,7 +40,7 @@ class GenerationTimers:
             self._paused = 0
 
     def move_is_near(self) -> None:
-        """Notes a sign of a move, such as an order to prefetch files."""
+        """Notes a sign of a move."""
         self._near_until_s = self._now_s() + _NEAR_S
         if not self._held and not self._ended:
             self._held = True
@@ -55,7 +48,7 @@ class GenerationTimers:
             self._later(_LOOK_S, self._look)
 
     def ends_before_move(self, under_way: Callable[[], bool]) -> None:
-        """Registers work that cannot wait once begun."""
+        """Registers work that cannot wait once begun; `at_rest` is False while `under_way()`."""
         self._under_way.append(under_way)
 
     @property
@@ -85,11 +78,7 @@ class GenerationTimers:
         self._later(delay_s, callback)
 
     def call_when_settled(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Calls back when no move is near.
-
-        Entries merged before or during a move are new in the last checkpoint, and would be written, uploaded and
-        fetched while sources pause.
-        """
+        """Calls back when no move is near: merged entries would be uploaded during the move."""
 
         def call() -> None:
             if self._waits:

@@ -1,9 +1,7 @@
-"""Garbage collection, interpreter settings and metrics of a slot's process; not for a process of the user's program.
+"""Garbage collection, interpreter settings and metrics of a slot's process.
 
-Pauses of the garbage collector are the tail of the latency. Imports live for ever and are most of the heap, so they are
-frozen. A dropped generation leaves cycles, so a collection follows, which takes milliseconds without the imports. A
-generation with very many objects, for example by imports of functions, is frozen too; then freeing the generation needs
-a collection of the whole heap.
+Pauses of the garbage collector are the tail of the latency: imports, most of the heap, are frozen, and so is a
+generation with very many objects.
 """
 
 import gc
@@ -49,8 +47,8 @@ class Heap:
 def _tracked() -> int:
     """Objects that the collector tracks, counted in a single step of the interpreter.
 
-    No other thread may run in between: the list also refers to a tuple that another thread is filling from a generator,
-    and that thread would get a SystemError ("bad argument to internal function").
+    Otherwise another thread that is filling a tuple in the list could get a SystemError ("bad argument to internal
+    function").
     """
     return next(map(len, map(gc.get_objects, (None,))))
 
@@ -64,7 +62,7 @@ _GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare
 
 
 def tune_interpreter() -> None:
-    """Tunes the calling thread, which will run the loop, and the process, permanently."""
+    """Tunes the process and the calling thread, the loop's, permanently."""
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     ask_for_short_slices()

@@ -1,10 +1,7 @@
-"""Watchdog thread that ends a Python worker without an owner, and starved times of threads.
+"""Watchdog thread that ends an orphaned Python worker, and starved times of threads.
 
-The loop never touches the pipe to the JVM, so it would not notice the loss of the executor, the PySpark daemon or the
-application. The process exits at once (`os._exit`) if the parent changed, the other side closed the inherited sockets
-to the JVM, or the coordinator has been silent for the whole lease.
-
-A thread starves while ready to run without a processor: measured on Linux, 0 elsewhere.
+The loop never touches the pipe to the JVM, so it would not notice the loss of the executor. A thread starves while
+ready to run without a processor: measured on Linux, 0 elsewhere.
 """
 
 import contextlib
@@ -20,7 +17,7 @@ ORPHANED = 77  # exit status
 
 
 def inherited_sockets() -> list[int]:
-    """Connected stream sockets of this process, on systems with /proc. Call before opening any."""
+    """Connected stream sockets of this process, if the system has /proc. Call before opening any."""
     found = []
     directory = Path("/proc/self/fd")
     if not directory.is_dir():
@@ -34,12 +31,12 @@ def inherited_sockets() -> list[int]:
                 probe.getpeername()
             found.append(fd)
         except OSError:
-            continue  # closed meanwhile, or a listening socket
+            continue
     return found
 
 
 class Watchdog:
-    """Exits the process if orphaned, or if `silent_s()` (since the coordinator's last message) exceeds `lease_s`.
+    """Exits the process if orphaned, or if the coordinator has been silent for more than `lease_s`.
 
     `clean_up` removes local files and must not raise.
     """
@@ -85,7 +82,7 @@ class Watchdog:
         while not self._stop.wait(self._period_s):
             reason = self.reason_to_leave()
             if reason is not None:
-                with contextlib.suppress(OSError, ValueError):  # a lost executor reads no messages
+                with contextlib.suppress(OSError, ValueError):
                     print(f"barrier-runtime: worker {os.getpid()} leaves: {reason}", file=sys.stderr, flush=True)
                 self._clean_up()
                 os._exit(ORPHANED)
@@ -96,11 +93,11 @@ _BYTES = 128
 
 
 class _File:
-    """Schedule statistics of the creating thread. Stays open: opening costs ten times as much as a read."""
+    """Schedule statistics of the creating thread. Stays open: opening costs ten reads."""
 
     def __init__(self) -> None:
         self._descriptor = -1
-        with contextlib.suppress(OSError):  # no Linux, or a kernel without these statistics
+        with contextlib.suppress(OSError):
             self._descriptor = os.open(_FILE, os.O_RDONLY | os.O_CLOEXEC)
 
     def waited_ns(self) -> int:

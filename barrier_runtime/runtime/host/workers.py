@@ -1,8 +1,6 @@
-"""Threads of a slot for blocking work: uploads, downloads, fsync, external commits.
+"""Threads of a slot for blocking work.
 
-A *sequential executor* runs work in order, on shared threads, and never waits for another executor: a slow sink delays
-neither a checkpoint nor another sink. Work that may hang has separate threads: commits to dead targets block neither
-snapshots nor the next restore.
+Commits to dead targets have separate threads, and block neither snapshots nor the next restore.
 """
 
 import asyncio
@@ -52,11 +50,11 @@ class Workers:
         return await asyncio.wrap_future(self._opening.submit(work), loop=self._loop)
 
     def executor(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> "WorkerExecutor":
-        """`on_error` receives exceptions of `done`. `unhurried`: work that may take for ever, on separate threads."""
+        """`on_error` receives exceptions of `done`. `unhurried`: for work that may take for ever."""
         return WorkerExecutor(partial(self._on, self._unhurried if unhurried else self._snapshots), on_error)
 
     def close(self) -> None:
-        """Does not wait: running work is decided or harmless, and the process may soon exit."""
+        """Does not wait: running work is decided or harmless."""
         self._closed = True
         for threads in self._all:
             threads.close()
@@ -88,14 +86,12 @@ class Workers:
 
 
 class WorkerExecutor:
-    """`retire` drops queued work and ignores the results of running work."""
-
     def __init__(self, submit: Submit, on_error: Callable[[Exception], None]) -> None:
         self._submit = submit
         self._on_error = on_error
         self._waiting: deque[tuple[Callable[[], Any], Done]] = deque()
         self._running = False
-        self._done: Done | None = None  # of running work; None: results are ignored
+        self._done: Done | None = None
         self._retired = False
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
@@ -109,7 +105,7 @@ class WorkerExecutor:
         return self._running or bool(self._waiting)
 
     def retire(self) -> None:
-        """Work that never ends keeps this executor in memory, but not the user of it."""
+        """Work that never ends keeps only this executor in memory."""
         self._retired = True
         self._waiting.clear()
         self._done = None

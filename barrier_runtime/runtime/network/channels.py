@@ -1,8 +1,4 @@
-"""Both ends of a channel inside a slot, as bounded queues; and `DataPlane`, which connects slots.
-
-A sender stops when the window of the channel (see `flow_control`) is full, until the channel grants credit. A
-`ResultPartition` partitions rows over the `OutputChannel`s of an edge and sends control elements to all of them.
-"""
+"""Both ends of a channel inside a slot, and `DataPlane`, which connects slots."""
 
 from collections import deque
 from collections.abc import Callable
@@ -42,10 +38,10 @@ class PeerLost(ConnectionError):
 
 
 class InputChannel:
-    """Input channel of a subtask.
+    """Input channel of a subtask; the sender stops when the window is full.
 
-    A channel that is `blocked` by alignment still fills up to the window. An `empty` channel never has rows. Barriers,
-    cancels and the end are also appended on arrival to `announcements`, shared by all channels of a subtask.
+    An `empty` channel never has rows, a `timeless` channel has rows without event time. Barriers, cancels and the end
+    are also appended on arrival to the subtask's `announcements`.
     """
 
     __slots__ = (
@@ -64,6 +60,7 @@ class InputChannel:
         "empty",
         "index",
         "port",
+        "timeless",
         "together",
         "window",
     )
@@ -71,7 +68,7 @@ class InputChannel:
     def __init__(self, index: int, port: int, wake: Callable[[], None], window: int = MAX_WINDOW_BYTES) -> None:
         self.index = index
         self.port = port
-        self.blocked = self.empty = False
+        self.blocked = self.empty = self.timeless = False
         self.together: int | None = None  # id of the edge whose channels are idle all at once or not at all
         self.bytes = 0
         self.window = Window(window)
@@ -99,7 +96,7 @@ class InputChannel:
         return max(0, self.window.bytes - self.bytes)
 
     def when_credit(self, callback: Callable[[], None]) -> None:
-        """Sets the callback for each quarter of the window that has been taken, and for growth of the window."""
+        """Sets the callback for each taken quarter of the window, and for growth of the window."""
         self._on_credit = callback
 
     def push(self, element: Element, size: int) -> None:
@@ -116,7 +113,7 @@ class InputChannel:
     def pop(self, ahead: bool = False) -> Element:
         """Takes the next element, or the first rows of a large batch.
 
-        `ahead`: the reader has no room; the sender gets credit for this element at `settle`.
+        `ahead`: the reader has no room; the sender gets credit at `settle`.
         """
         element, size = self._elements.popleft()
         if isinstance(element, Batch):
@@ -132,9 +129,9 @@ class InputChannel:
         return element
 
     def pop_along(self, with_batch: Batch, rows: int) -> Batch | None:
-        """Takes the next element if `with_batch` and the element can be processed together, else None.
+        """Takes the next element if it can be processed together with `with_batch`, else None.
 
-        That is a readable small batch of at most `rows` rows and the same schema, without event times within.
+        That is a small batch of at most `rows` rows and the same schema, without event times.
         """
         if self.blocked or not self._elements:
             return None
@@ -192,10 +189,7 @@ class InputChannel:
     # ------------------------------------------------------------ in-flight data
 
     def record(self, checkpoint: int) -> list[Batch]:
-        """Batches before the barrier of `checkpoint`.
-
-        Arriving batches are appended to the returned list until that barrier, the end or `stop_recording`.
-        """
+        """Batches before the barrier of `checkpoint`; grows until that barrier, the end or `stop_recording`."""
         recorded: list[Batch] = []
         for element, _ in self._elements:
             if isinstance(element, Batch):
@@ -217,7 +211,6 @@ class InputChannel:
 
 
 def _ends_recording(element: Element, checkpoint: int) -> bool:
-    """True for the end, and for a barrier or cancel of `checkpoint` or later: that barrier never arrives any more."""
     if isinstance(element, Barrier | CancelBarrier):
         return element.id >= checkpoint
     return isinstance(element, EndOfInput)
@@ -248,7 +241,7 @@ class LocalOutput:
 
 
 def _size(element: Element) -> int:
-    """Approximate bytes: Arrow's exact size costs as much as the whole hand-over of a small batch."""
+    """Approximate bytes: Arrow's exact size costs as much as handing over a small batch."""
     if not isinstance(element, Batch):
         return _CONTROL_BYTES
     count = element.count
@@ -257,12 +250,9 @@ def _size(element: Element) -> int:
 
 
 class ResultPartition:
-    """All channels of an outgoing edge of a subtask, in the order of the downstream subtasks."""
-
     def __init__(
         self, edge: Edge, channels: list[OutputChannel], subtask: int, max_parallelism: int, operator: str = ""
     ) -> None:
-        """`operator`: producer of the rows, for errors."""
         self._edge = edge
         self.tag = edge.tag
         self._channels = channels
@@ -295,7 +285,7 @@ class ResultPartition:
             parts = [(0, batch)]
         elif partitioning == "same":
             parts = [(self._subtask, batch)]
-        else:  # forward: one channel; broadcast: all of them
+        else:
             parts = [(target, batch) for target in range(len(self._channels))]
         try:
             for target, part in parts:

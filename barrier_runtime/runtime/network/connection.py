@@ -1,11 +1,9 @@
-"""End of a data connection: connecting, bytes after the handshake, encrypted or not, signs of life, and loss.
-
-An encrypted connection carries the same bytes in frames of `wire/sealing`; credit counts sizes before encryption.
-"""
+"""End of a data connection: connecting, bytes, signs of life, and loss."""
 
 import asyncio
 import errno
 import secrets
+import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Protocol, TypeVar, cast
 
@@ -15,18 +13,19 @@ from barrier_runtime.coordinator.wire.framing import Framing
 from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, PeerSession
 from barrier_runtime.coordinator.wire.peers import Policy
 from barrier_runtime.runtime.network.channels import ChannelId
-from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.interfaces import unheard
 from barrier_runtime.state.ports import PortRange
-from barrier_runtime.state.sockets import end_when_unanswered
+from barrier_runtime.state.sockets import end_when_unanswered, listening_on
+from barrier_runtime.state.tls import PeerTls, TlsListener
 
 T = TypeVar("T")
 
 
 async def within(seconds: float, awaitable: Awaitable[T]) -> T:
-    """Result of `awaitable`. Raises `asyncio.TimeoutError` after `seconds`, and never loses a cancellation.
+    """Raises `asyncio.TimeoutError` after `seconds`, and never loses a cancellation.
 
-    `asyncio.wait_for` of Python 3.10 and 3.11 forgets a cancellation at the moment of the result (CPython issue 86296):
-    a cancelled deployment would go on connecting for ever.
+    `asyncio.wait_for` of Python 3.10 and 3.11 forgets a cancellation at the moment of the result (CPython issue 86296).
     """
     waited = asyncio.ensure_future(awaitable)
     try:
@@ -39,23 +38,27 @@ async def within(seconds: float, awaitable: Awaitable[T]) -> T:
             waited.cancel()
             await asyncio.wait({waited})
         if waited.done() and not waited.cancelled():
-            waited.exception()  # marks the exception as retrieved, also if the caller was cancelled
+            waited.exception()  # marks the exception as retrieved
 
 
 _CONNECT_TIMEOUT_S = 2.0  # the kernel would repeat a lost request after 1, 3 and 7 s
+_TLS_TIMEOUT_S = 10.0
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
-_NO_ROUTE_S = 0.5  # after an attempt without a route, which fails at once
+_HANDSHAKES = 1_024
+_NO_ROUTE_S = 0.5  # pause: an attempt without a route fails at once
 
 
 class PacketsLost(Exception):
     """A host answered neither with a connection nor with a refusal."""
 
 
-async def reach(protocol: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
+async def reach(protocol: Callable[[], asyncio.Protocol], host: str, port: int, tls: PeerTls | None = None) -> None:
     """Raises `PacketsLost`, or `OSError` for a refusal."""
     loop = asyncio.get_running_loop()
+    context = None if tls is None else tls.connecting.context()
+    timeout_s = _CONNECT_TIMEOUT_S if tls is None else _TLS_TIMEOUT_S
     try:
-        await within(_CONNECT_TIMEOUT_S, loop.create_connection(protocol, host, port))
+        await within(timeout_s, loop.create_connection(protocol, host, port, ssl=context))
     except asyncio.TimeoutError as error:
         raise PacketsLost from error
     except OSError as error:
@@ -65,12 +68,29 @@ async def reach(protocol: Callable[[], asyncio.Protocol], host: str, port: int) 
         raise PacketsLost from error
 
 
-async def listen_on_one_of(host: str, ports: PortRange, protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.Server:
-    """Raises `Unavailable` if all ports are in use."""
+async def listen_on_one_of(
+    host: str,
+    ports: PortRange,
+    protocol: Callable[[], asyncio.BaseProtocol],
+    tls: PeerTls | None,
+    refused: Callable[[object, str], None],
+) -> asyncio.Server | TlsListener:
+    """Raises `InvalidJob` for an unknown host, `Unavailable` if all ports are in use.
+
+    `refused(peer, reason)`: called for peers that TLS refuses.
+    """
     loop = asyncio.get_running_loop()
     for wanted in ports:
         try:
-            return await loop.create_server(protocol, host, wanted)
+            if tls is None:
+                return await loop.create_server(protocol, host, wanted)
+            listening = listening_on(host, wanted, reuse=wanted != 0)
+            return TlsListener(listening, tls.accepting, protocol, refused, timeout_s=_TLS_TIMEOUT_S, most=_HANDSHAKES)
+        except socket.gaierror as error:
+            passing = error.errno == socket.EAI_AGAIN  # the name service does not answer
+            raise (Unavailable if passing else InvalidJob)(
+                f"the slot cannot listen on {host!r} ({unheard(error)}): give one of these, a network or an address"
+            ) from error
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -92,7 +112,7 @@ class Plane(Protocol):
 
 class DataConnection(asyncio.Protocol):
     transport: asyncio.Transport
-    _write: Callable[[Chunks], None]  # replaced when the handshake has agreed on keys
+    _write: Callable[[Chunks], None]
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
@@ -113,7 +133,6 @@ class DataConnection(asyncio.Protocol):
         return self._plane.encrypts(self.transport.get_extra_info("peername"))
 
     def _agreed(self, session: PeerSession) -> None:
-        """Encrypts from now on if the handshake agreed on keys. Raises `FrameRejected` for changed bytes."""
         if session.encrypted:
             framing = session.framing(PART_BYTES)
             writelines = self.transport.writelines
@@ -121,7 +140,7 @@ class DataConnection(asyncio.Protocol):
             self._read = lambda data: b"".join(framing.feed(data))
 
     def beat(self) -> int:
-        """Sends a sign of life if nothing else was sent. Returns the number of calls since bytes came."""
+        """Sends a sign of life on an idle connection. Returns the number of calls since bytes came."""
         if self._finished or self.transport.is_closing():
             return 0
         if self._idle and not self.transport.get_write_buffer_size():
@@ -153,7 +172,6 @@ def new_private_key() -> bytes:
 
 
 def encrypted(framing: Framing, chunks: Chunks) -> list[bytes]:
-    """Encrypted frames of `chunks`: a frame for small chunks, parts without a copy for large chunks."""
     known = list(chunks)
     if sum(map(len, known)) <= _TOGETHER:
         return [framing.frame(b"".join(known))]

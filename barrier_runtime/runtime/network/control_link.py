@@ -1,14 +1,14 @@
-"""Slot's end of the control connection: connects, authenticates, registers, reconnects after a loss.
+"""Slot's end of the control connection.
 
-The link stays with the daemon that serves the job, and tries all in turn if that daemon is gone, silent, or a standby.
-Messages sent without a connection are dropped: after every registration the slot sends again the state that matters
-(unresolved acks, phase, commits).
+Messages sent without a connection are dropped: the slot sends the state that matters after every registration.
 """
 
 import asyncio
 import logging
 import secrets
+import ssl
 import time
+import zlib
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -21,10 +21,12 @@ from barrier_runtime.coordinator.wire.peers import Policy, across_hosts
 from barrier_runtime.runtime.network.connection import within
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
 from barrier_runtime.state.sockets import end_when_unanswered
+from barrier_runtime.state.tls import PeerTls, reason
 
 log = logging.getLogger("barrier_runtime.control")
 
-_CONNECT_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 2.0  # the kernel would repeat a lost request after 1, 3 and 7 s
+_HANDSHAKE_TIMEOUT_S = 5.0
 _SILENT_S = 3.0  # without an answer to a heartbeat; only if there is another daemon
 _LASTING_S = 5.0  # silence that is logged; a restarted coordinator is back sooner
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # then the last value, for as long as the slot lives
@@ -54,9 +56,9 @@ class TcpControlLink:
         now_s: Callable[[], float] = time.monotonic,
         timeout_s: float = OPTIONS["slot_timeout"].default,
     ) -> None:
-        """`timeout_s`: an unanswered connection ends after this time."""
         self.timeout_s = timeout_s
         self.encrypts: Policy = across_hosts
+        self.tls: PeerTls | None = None
         if not addresses:
             raise InvalidJob(f"job {job}: no coordinator address was given to the slot: give at least one")
         self._addresses = addresses
@@ -79,14 +81,14 @@ class TcpControlLink:
             self._connection.send(encode(message))
 
     async def run(self) -> None:
-        failures = 0  # consecutive connections without any message
+        failures = 0
         while not self._closed:
             connection = _ControlConnection(self)
             stay = False
             try:
                 stay = await self._serve(connection)
             except (OSError, asyncio.TimeoutError) as error:
-                self._note(f"{type(error).__name__}: {error}")
+                self._note(reason(error) if isinstance(error, ssl.SSLError) else f"{type(error).__name__}: {error}")
             finally:
                 self._connection = None
                 connection.abort()
@@ -97,15 +99,21 @@ class TcpControlLink:
                 await asyncio.sleep(self._pause_s(failures))
 
     def _pause_s(self, failures: int) -> float:
-        """Seconds until the next attempt; every address is tried before the pauses grow."""
+        """Seconds until the next attempt; every address is tried before the pauses grow.
+
+        Pauses differ, so that slots do not all come back together.
+        """
         rounds, position = divmod(failures, len(self._addresses))
-        return _RETRY_S[0 if position else min(rounds, len(_RETRY_S) - 1)]
+        spread = zlib.crc32(b"%d" % failures, zlib.crc32(self._claims)) / 2**32
+        return _RETRY_S[0 if position else min(rounds, len(_RETRY_S) - 1)] * (1 + spread / 2)
 
     async def _serve(self, connection: "_ControlConnection") -> bool:
-        """Runs a connection to the end; True if the coordinator served and may be back at once."""
+        """True if the coordinator served and may be back at once."""
         loop = asyncio.get_running_loop()
-        await within(_CONNECT_TIMEOUT_S, loop.create_connection(lambda: connection, *self._addresses[self._at]))
-        await within(_CONNECT_TIMEOUT_S, connection.proven)
+        context = None if self.tls is None else self.tls.connecting.context()
+        connecting = loop.create_connection(lambda: connection, *self._addresses[self._at], ssl=context)
+        await within(_CONNECT_TIMEOUT_S if context is None else _HANDSHAKE_TIMEOUT_S, connecting)
+        await within(_HANDSHAKE_TIMEOUT_S, connection.proven)
         self._connection = connection
         self._on_connected()
         if len(self._addresses) == 1:
@@ -122,7 +130,7 @@ class TcpControlLink:
         return connection.heard_s is not None
 
     def _note(self, trouble: str) -> None:
-        """Logs in the executor's log, where a person looks for the reason of a missing slot."""
+        """Logs in the executor's log, where people look for a missing slot."""
         self.last_trouble = trouble
         if self._now_s() - self.last_contact >= _LASTING_S and trouble != self._logged:
             self._logged = trouble
@@ -141,7 +149,7 @@ class TcpControlLink:
             purpose="control",
             claims=self._claims,
             nonce=secrets.token_bytes(NONCE_BYTES),
-            private=secrets.token_bytes(KEY_BYTES) if self.encrypts(peer) else b"",
+            private=secrets.token_bytes(KEY_BYTES) if self.tls is None and self.encrypts(peer) else b"",
         )
 
     def received(self, connection: "_ControlConnection", payloads: list[bytes]) -> None:
@@ -166,7 +174,7 @@ class _ControlConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.proven: asyncio.Future[None] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
-        self.heard_s: float | None = None  # on the loop's clock
+        self.heard_s: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
@@ -181,8 +189,8 @@ class _ControlConnection(asyncio.Protocol):
                 if self._handshake.session is None:
                     return
                 self._framing = self._handshake.session.framing()
-                if self.proven.done():
-                    return  # `_serve` has given up this connection
+                if self.proven.done():  # `_serve` has given up this connection
+                    return
                 self.proven.set_result(None)
                 data = self._handshake.unread()
             if data:
@@ -193,7 +201,7 @@ class _ControlConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.proven.done():
-            self.proven.set_exception(ConnectionError(self._trouble or f"closed by the coordinator ({error})"))
+            self.proven.set_exception(ConnectionError(self._trouble or f"closed by the coordinator ({reason(error)})"))
             self.proven.exception()  # marks the exception as retrieved: the waiter may have given up
         if not self.lost.done():
             self.lost.set_result(None)

@@ -1,13 +1,8 @@
-"""Limits of the bytes in flight on a channel, and of the bytes processed at once. Pure.
+"""Limits of the bytes in flight on a channel, and processed at once. Pure.
 
-Bytes in flight are sent and not yet taken by the reading subtask. Their limit, the *window*, follows throughput
-(FLIP-183, buffer debloating): while the reader cannot keep up, the window holds the bytes taken in `DRAIN_S`, so that a
-barrier is never far behind. A reader that keeps up gets the largest window, which costs nothing while the queue is
-empty. The first window lies in between: a slow reader must not start with a minute's work.
-
-A *chunk* is the part of a batch that is processed at once: about `CHUNK_NS` of work, so that a slow operator does not
-hold up barriers, sockets and timers. Time without a processor and the fixed cost of a chunk do not count: two long
-chunks of different sizes show the cost per byte.
+The *window* of a channel follows throughput (FLIP-183, buffer debloating): while the reader cannot keep up, the window
+holds the bytes taken in `DRAIN_S`. A *chunk*, processed at once, is about `CHUNK_NS` of work. Design:
+docs/design/scheduling-of-a-slot.md.
 """
 
 from collections.abc import Callable
@@ -20,11 +15,11 @@ _LONG_NS = CHUNK_NS // 10
 MIN_CHUNK_BYTES = 1024
 _FIRST_BYTES = 256 * 1024
 _FIRST_ROWS = 128
-_ROW_BYTES = MIN_CHUNK_BYTES  # that a source's row counts, so that the smallest batch has one row
+_ROW_BYTES = MIN_CHUNK_BYTES  # bytes that a source's row counts for, so that the smallest batch has one row
 # Caches are cold after a restore, but the first rows must leave soon.
 _FIRST_CHUNK_BYTES = 16 * 1024
 _GROWTH = 4
-_LEAST_IN_A_ROW = 16  # smallest chunks, each long; then a larger chunk shows whether size matters
+_LEAST_IN_A_ROW = 16  # long chunks of the smallest size; then a larger chunk shows whether size matters
 
 
 class Window:
@@ -37,10 +32,7 @@ class Window:
         self.bytes = min(_FIRST_BYTES, most)
 
     def adapt(self, taken: int, waiting: bool, elapsed_s: float) -> None:
-        """Adapts the window, by a factor of two at most.
-
-        `taken`: bytes since the beginning; `waiting`: the queue is not empty; `elapsed_s`: since the last call.
-        """
+        """`taken`: bytes since the beginning; `waiting`: rows are queued; `elapsed_s`: since the last call."""
         per_s = (taken - self._taken) / max(elapsed_s, 1e-3)
         self._taken = taken
         wanted = int(per_s * DRAIN_S) if waiting else self._most
@@ -58,11 +50,11 @@ class Chunk:
 
     def __init__(self, first: int = _FIRST_CHUNK_BYTES) -> None:
         self.bytes = first
-        self._is_long = False  # the last batch; only then is reading the starved time worth its cost
+        self._is_long = False  # the last batch was long; only then is reading the starved time worth its cost
         self._starved_ns = 0
         self._last = 0
         self._long: tuple[int, int] | None = None  # size and duration of an earlier batch, if all since took too long
-        self._least = 0  # smallest chunks since
+        self._least = 0
 
     def begin(self, starved_ns: Callable[[], int]) -> None:
         if self._is_long:
@@ -76,7 +68,6 @@ class Chunk:
 
     @property
     def left(self) -> int:
-        """Bytes that may be processed together with the current batch."""
         return self.bytes - self._last
 
     def worked(self, took_ns: int, starved_ns: Callable[[], int]) -> None:
@@ -92,7 +83,7 @@ class Chunk:
             self.bytes = max(MIN_CHUNK_BYTES, min(wanted, self.bytes * _GROWTH))
 
     def _without_fixed_cost(self, took_ns: int, wanted: int) -> int:
-        """Bytes whose own cost is `CHUNK_NS`; `wanted` until batches of two sizes have been measured."""
+        """Bytes that take `CHUNK_NS` beyond the fixed cost; `wanted` until two sizes are measured."""
         size, duration_ns = self._long or (self._last, took_ns)
         more = self._last - size
         if abs(more) * _GROWTH >= max(self._last, size):  # else the difference would be chance
@@ -108,8 +99,6 @@ class Chunk:
 
 
 class SourceChunk(Chunk):
-    """The first batch is small, since rows may be slow."""
-
     __slots__ = ()
 
     def __init__(self) -> None:

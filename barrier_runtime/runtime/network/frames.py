@@ -1,19 +1,15 @@
-"""Frames of a data connection, sans-io: elements to bytes and bytes to elements.
+"""Frames of a data connection, sans-io.
 
     header (29 bytes, big endian): payload length u32 · kind u8 · sequence u64 · emit_ns i64 · crc32 u32 of all the rest
                                    · version u8 · reserved, 3 bytes
     payload: Arrow IPC bytes for SCHEMA and BATCH, fixed structs for control elements; REACHED, before rows, has the
              event time at each of them (int64, little endian); FEW_ROWS is a small batch as `data/few_rows` has it:
-             MessagePack, a list of values per column; ALIVE is empty and no element: a sign of life. A further SCHEMA
+             MessagePack, a list of values per column; ALIVE is an empty sign of life, no element. A further SCHEMA
              adds or removes columns of partial aggregates (`aggregation/partial_schema`)
 
-The reader checks the length against the cap before allocating memory. A gap in the sequence or a wrong checksum raises
-`FrameError`: the connection is closed and the generation fails. The checksum catches accidents; the handshake decides
-which peers may connect.
-
-Checkpoints store in-flight rows as frames, so frames outlive the release that wrote them: every change of the format
-needs a new `FRAME_VERSION`, and readers keep reading older versions. The version stays at byte 25. The checksum begins
-with the version.
+The checksum begins with the version, and catches accidents only; the handshake decides which peers may connect.
+Checkpoints store in-flight rows as frames: every change of the format needs a new `FRAME_VERSION`, and readers keep
+reading older versions. The version stays at byte 25.
 """
 
 import struct
@@ -43,7 +39,7 @@ FRAME_VERSION = 2  # of a further SCHEMA; FEW_ROWS has version 1, all other fram
 _FEW_ROWS_VERSION = 1
 _FIRST_VERSION = 0
 _HEADER = struct.Struct(">IBQqIB3x")
-_CRC_PART = struct.Struct(">IBQq")  # the first fields of the header
+_CRC_PART = struct.Struct(">IBQq")
 _CRC_PART_SIZE = _CRC_PART.size
 _WATERMARK = struct.Struct(">q")
 _BARRIER = struct.Struct(">QQqq")  # the last field is -1 for None
@@ -52,7 +48,7 @@ _CANCEL = struct.Struct(">QQ")
 SCHEMA, BATCH, WATERMARK, IDLE, BARRIER, CANCEL, END, REACHED, FEW_ROWS, ALIVE = range(1, 11)
 HEADER_SIZE = _HEADER.size
 MAX_PAYLOAD = 64 * 1024 * 1024  # bytes
-_BYTES_PER_FRAME_TARGET = 16 * 1024 * 1024  # larger batches are cut
+_BYTES_PER_FRAME_TARGET = 16 * 1024 * 1024
 _SMALL = 4 * 1024  # payload bytes below which copying costs less than a second write
 
 
@@ -72,14 +68,12 @@ _FORMAT = Format(
     "a frame",
     FRAME_VERSION,
     damaged="run the same release of barrier-runtime in all slots",
-    oldest=0,  # frames of releases that wrote no version
+    oldest=0,
     refusal=UnknownFrames,
 )
 
 
 class FrameWriter:
-    """For a single connection, in order."""
-
     def __init__(self) -> None:
         self._sequence = 0
         self._schema: pa.Schema | None = None
@@ -157,11 +151,11 @@ class FrameReader:
         self._buffer = bytearray()
         self._sequence = 0
         self._schema: pa.Schema | None = None
-        self._reached: npt.NDArray[np.int64] | None = None  # of the next batch
-        self._ahead = 0  # of frames that belong to the next batch
+        self._reached: npt.NDArray[np.int64] | None = None
+        self._ahead = 0
 
     def feed(self, data: bytes) -> list[tuple[Element, int]]:
-        """Returns all complete elements, each with the size on the wire, including preceding schema and event times."""
+        """Complete elements with sizes on the wire, which include preceding schemas and event times."""
         buffer: bytes | bytearray = data
         if self._buffer:
             self._buffer += data
@@ -242,7 +236,6 @@ class FrameReader:
 
 
 def _payloads(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:
-    """Chunks below the cap, whatever the sizes of single rows; each with a row count."""
     if rows.num_rows <= 1 or rows.nbytes <= _BYTES_PER_FRAME_TARGET:
         payload = rows.serialize()
         if payload.size <= MAX_PAYLOAD:

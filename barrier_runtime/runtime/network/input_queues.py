@@ -1,4 +1,4 @@
-"""Input channels of a subtask: order of reading, barriers in queues, common watermark, joined small batches."""
+"""Input channels of a subtask: reading order, queued barriers, joined small batches."""
 
 from collections import deque
 
@@ -10,13 +10,12 @@ from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES, InputChann
 
 
 class InputQueues:
-    """`index` of a channel is the position in `channels`."""
-
     def __init__(self, channels: list[InputChannel]) -> None:
         self.channels = channels
-        self.live = len(channels)  # channels whose end was not read
+        self.live = len(channels)
         self.merger = _merger_of(channels)
-        self.announcements: deque[tuple[int, Announced]] = deque()  # barriers, cancels and ends on arrival
+        self.timeless = frozenset(channel.port for channel in channels if channel.timeless)
+        self.announcements: deque[tuple[int, Announced]] = deque()
         self._barrier_behind = [0] * len(channels)  # per channel, the last barrier in the queue
         self._end_behind: set[int] = set()  # channels whose end is in the queue
         self._next = 0
@@ -39,21 +38,17 @@ class InputQueues:
         return self._barrier_behind[channel.index] == checkpoint or channel.index in self._end_behind
 
     def is_awaited(self, channel: InputChannel, done: int, wanted: int) -> bool:
-        """True if a checkpoint after `done` waits for `channel` to be read.
-
-        The queue holds a barrier of such a checkpoint; or holds the end while `wanted` is such a checkpoint.
-        """
+        """True if a checkpoint after `done` waits for `channel` to be read."""
         return self._barrier_behind[channel.index] > done or (wanted > done and channel.index in self._end_behind)
 
     def read_in_turn(self, first: int) -> None:
-        """Declares that channels of other ports have no rows before the channels of port `first` have ended."""
+        """Declares that other ports' channels have no rows before the channels of port `first` have ended."""
         self.merger.count_later([channel.index for channel in self.channels if channel.port != first])
 
     def has_ended(self, port: int) -> bool:
         return all(self.merger.is_over(channel.index) for channel in self.channels if channel.port == port)
 
     def next_readable(self) -> InputChannel | None:
-        """Next readable channel, round robin, so that no input starves another."""
         channels, count = self.channels, len(self.channels)
         for offset in range(count):
             channel = channels[(self._next + offset) % count]
@@ -72,7 +67,7 @@ class InputQueues:
         return None
 
     def gathered(self, batch: Batch, count: int, channel: InputChannel) -> Batch:
-        """Joins `batch` with the next batches of the port, up to a small batch: operators cost the same per batch."""
+        """Joins `batch` with the next small batches of the port: operators cost the same per batch."""
         parts, emit_ns = [batch], batch.emit_ns
         most = min(MOST_ROWS, count + channel.chunk.left // SMALL_ROW_BYTES)
         for other in self.channels:
@@ -92,4 +87,7 @@ class InputQueues:
 def _merger_of(inputs: list[InputChannel]) -> WatermarkMerger:
     edges = sorted({channel.together for channel in inputs if channel.together is not None})
     together = [[channel.index for channel in inputs if channel.together == edge] for edge in edges]
-    return WatermarkMerger(len(inputs), [channel.index for channel in inputs if channel.empty], together)
+    empty = [channel.index for channel in inputs if channel.empty]
+    return WatermarkMerger(
+        len(inputs), empty, together, timeless=[channel.index for channel in inputs if channel.timeless]
+    )

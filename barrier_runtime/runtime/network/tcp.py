@@ -1,19 +1,17 @@
-"""TCP mesh between slots: a connection per channel, both ends. The only folder with data sockets.
+"""TCP mesh between slots: a connection per channel. The only folder with data sockets.
 
 A connection begins with a mutual HMAC challenge on the job's secret; the claims name generation and channel. The
-receiver refuses an old token or an unexpected channel; a connection of a later generation waits for this slot. Frames
-follow (see `frames`), encrypted unless the peer is on loopback (see `connection`). A running generation fails if a
-connection breaks or carries a wrong frame. An idle connection carries a sign of life in each interval of `beat`: a
-frame, or a repeated credit.
+receiver refuses an older token; a later generation's connection waits for this slot. A running generation fails if a
+connection breaks or carries a wrong frame.
 
-The receiver reads all data at once and grants credit: the number of bytes that the sender may have sent since the
-beginning, which rises as the subtask takes elements. So at most the window and a step's output are in flight, and a
-barrier is never stuck in a socket behind rows that nobody takes.
+The receiver grants credit, the number of bytes that may have been sent since the beginning: a barrier is never stuck in
+a socket behind rows that nobody takes.
 """
 
 import asyncio
 import logging
 import secrets
+import ssl
 import struct
 from collections.abc import Callable
 
@@ -23,7 +21,7 @@ from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.wire.framing import FrameRejected
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, HandshakeFailed, Initiator
 from barrier_runtime.coordinator.wire.messages import Peer
-from barrier_runtime.coordinator.wire.peers import LineLimit, Policy, across_hosts
+from barrier_runtime.coordinator.wire.peers import LineLimit, Policy, across_hosts, never
 from barrier_runtime.data.elements import Element, EndOfInput
 from barrier_runtime.runtime.network.channels import Broken, ChannelId, InputChannel, OutputChannel
 from barrier_runtime.runtime.network.connection import (
@@ -38,18 +36,19 @@ from barrier_runtime.runtime.network.frames import FrameError, FrameReader, Fram
 from barrier_runtime.state.descriptors import remedy_if_exhausted
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
 from barrier_runtime.state.ports import ANY_PORT, PortRange
+from barrier_runtime.state.tls import PeerTls, TlsListener, reason
 
 log = logging.getLogger("barrier_runtime.network")
 
 HANDSHAKE_TIMEOUT_S = 10.0
 DEFAULT_TIMEOUT_S: float = OPTIONS["slot_timeout"].default
 _HEARD = 2  # calls of `beat` without a sign of life that are not reported
-_CREDIT = struct.Struct(">Q")  # bytes that may have been sent since the beginning
+_CREDIT = struct.Struct(">Q")  # bytes
 MAX_UNPROVEN = 4_096  # unauthenticated connections; every slot opens one at a time
 _MOST_WAITING = 16_384  # authenticated, of later generations; a slow slot of a large job has thousands
 _CHECK_NETWORK = "a replacement will be tried; check the network between executors if this repeats"
 _NOT_YET = b"\x02"  # the channel belongs to a later generation
-_ADMITTED = b"\x01"  # ready for frames
+_ADMITTED = b"\x01"
 
 
 _CHANNEL_ID = msgspec.msgpack.Decoder(ChannelId)
@@ -65,15 +64,17 @@ class TcpDataPlane:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         ports: PortRange = ANY_PORT,
         encrypts: Policy = across_hosts,
+        tls: PeerTls | None = None,
     ) -> None:
-        """`timeout_s`: an unanswered connection ends after this time. `ports`: of `host`, to listen on one of them."""
+        """`timeout_s`: of an unanswered connection. `tls`: instead of encryption by `encrypts`."""
         self.timeout_s = timeout_s
-        self.encrypts = encrypts
+        self.encrypts = encrypts if tls is None else never
+        self._tls = tls
         self.secret = secret
         self.job = job
         self.run_id = run_id
         self._host, self._ports = host, ports
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._token = 0
         self._expected: dict[ChannelId, InputChannel] = {}
         self._missing: set[ChannelId] = set()
@@ -82,14 +83,14 @@ class TcpDataPlane:
         self._waiting: dict[ChannelId, _Incoming] = {}
         self._lost: dict[ChannelId, str] = {}  # why waiting connections broke, for senders that did not notice
         self._lines = LineLimit()
-        self._unproven: dict[_Incoming, None] = {}  # unauthenticated, in the order of arrival
-        # In the order of arrival, because aborts happen in that order.
-        self._connecting: dict[_Outgoing, None] = {}  # not admitted yet
+        self._unproven: dict[_Incoming, None] = {}
+        # Dicts, because aborts happen in the order of arrival.
+        self._connecting: dict[_Outgoing, None] = {}
         self._open: dict[DataConnection, None] = {}
         self._unreached: dict[int, int] = {}  # slot -> calls of `beat` since the first attempt
 
     async def listen(self) -> tuple[str, int]:
-        self._server = await listen_on_one_of(self._host, self._ports, lambda: _Incoming(self))
+        self._server = await listen_on_one_of(self._host, self._ports, lambda: _Incoming(self), self._tls, self.refused)
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 
@@ -105,17 +106,17 @@ class TcpDataPlane:
             if channel.token <= token:
                 del self._waiting[channel]
                 self._admit(incoming, channel)
-        for channel, reason in list(self._lost.items()):
+        for channel, why in list(self._lost.items()):
             if channel.token <= token:
                 del self._lost[channel]
                 if channel in self._missing:
-                    asyncio.get_running_loop().call_soon(broken, channel, reason)
+                    asyncio.get_running_loop().call_soon(broken, channel, why)
 
     async def all_connected(self) -> None:
         await self._complete.wait()
 
     async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel:
-        """Connects to a peer, and tries without end while packets are lost: the coordinator ends the generation."""
+        """Tries without end while packets are lost: the coordinator ends the generation."""
         try:
             while True:
                 try:
@@ -129,18 +130,20 @@ class TcpDataPlane:
         outgoing = _Outgoing(self, channel, wake_writer)
         self._connecting[outgoing] = None
         try:
-            await reach(lambda: outgoing, peer.host, peer.port)
+            await reach(lambda: outgoing, peer.host, peer.port, self._tls)
             await within(HANDSHAKE_TIMEOUT_S, outgoing.proven)
-            await outgoing.ready  # as long as the peer restores; the coordinator notices a lost peer
+            await outgoing.ready  # as long as the peer restores; the coordinator notices its loss
         except (OSError, asyncio.TimeoutError) as error:
-            remedy = remedy_if_exhausted(error) or _CHECK_NETWORK
+            remedy = remedy_if_exhausted(error) or (
+                reason(error) if isinstance(error, ssl.SSLError) else _CHECK_NETWORK
+            )
             raise Unavailable(
                 f"slot {channel.source_slot} cannot reach slot {peer.slot} at {peer.host}:{peer.port} ({error!r}): "
                 f"{remedy}"
             ) from error
         finally:
             self._connecting.pop(outgoing, None)
-            if not outgoing.admitted:  # also if the deployment was cancelled meanwhile
+            if not outgoing.admitted:
                 outgoing.abort()
         return outgoing
 
@@ -195,9 +198,9 @@ class TcpDataPlane:
         return len(self._unproven)
 
     def came(self, incoming: "_Incoming") -> None:
-        """Registers an unauthenticated connection; aborts the oldest at `MAX_UNPROVEN`.
+        """Registers an unauthenticated connection.
 
-        A slot authenticates within milliseconds, so the oldest connection is hardly a slot's.
+        A slot authenticates within milliseconds: the oldest connection is hardly a slot's.
         """
         while len(self._unproven) >= MAX_UNPROVEN:
             oldest = next(iter(self._unproven))
@@ -252,8 +255,6 @@ class TcpDataPlane:
 
 
 class _Incoming(DataConnection):
-    """Downstream end: handshake, then frames into an input channel within the credit."""
-
     _plane: TcpDataPlane
     _handshake: Acceptor
 
@@ -361,9 +362,9 @@ class _Outgoing(DataConnection):
         self._wake_writer = wake_writer
         self._sent = 0
         self._credit = 0
-        self._credit_bytes = b""  # incomplete bytes of a credit
+        self._credit_bytes = b""
         loop = asyncio.get_running_loop()
-        self.proven: asyncio.Future[None] = loop.create_future()  # the peer knows the channel
+        self.proven: asyncio.Future[None] = loop.create_future()
         self.ready: asyncio.Future[None] = loop.create_future()  # the peer has reached this generation
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -398,8 +399,8 @@ class _Outgoing(DataConnection):
     def connection_lost(self, error: Exception | None) -> None:
         for step in (self.proven, self.ready):
             if not step.done():
-                step.set_exception(ConnectionError(self._reason or f"refused by the other slot ({error})"))
-                step.exception()  # marks the exception as retrieved: the waiter may have given up
+                step.set_exception(ConnectionError(self._reason or f"refused by the other slot ({reason(error)})"))
+                step.exception()  # marks the exception as retrieved
         super().connection_lost(error)
 
     @property

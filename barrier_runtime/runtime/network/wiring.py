@@ -1,4 +1,4 @@
-"""Channels of a generation in a slot, along the graph's edges, and the order of sources of `Stream.followed_by`."""
+"""Channels of a generation in a slot, and the order of sources of `Stream.followed_by`."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,7 +35,6 @@ class Wiring:
         local_output: type[LocalOutput],
         wake_by_input: Callable[[], None] | None = None,
     ) -> None:
-        """`wake` wakes the slot for credit, `wake_by_input` for arriving elements (None: `wake`)."""
         self._graph = graph
         self._token = token
         self._slot = slot
@@ -44,7 +43,7 @@ class Wiring:
         self._wake_by_input = wake_by_input or wake
         self._window_bytes = window_bytes
         self._local_output = local_output
-        self.inputs: dict[int, list[InputChannel]] = {}  # by chain
+        self.inputs: dict[int, list[InputChannel]] = {}
         self._channel_of: dict[tuple[int, int], InputChannel] = {}  # (edge, upstream slot) -> input
 
     def make_inputs(self) -> None:
@@ -55,6 +54,7 @@ class Wiring:
                 for slot in upstream:
                     channel = InputChannel(len(channels), edge.port, self._wake_by_input, self._window_bytes)
                     channel.empty = self._never_has_rows(edge.source_chain, slot)
+                    channel.timeless = edge.timeless
                     channel.together = edge.id if self._hear_the_same(edge.source_chain) else None
                     channels.append(channel)
                     self._channel_of[(edge.id, slot)] = channel
@@ -72,7 +72,7 @@ class Wiring:
         return source is not None and never_has_rows(source.source, source.splits, slot)
 
     def aligned_only(self, chain: int) -> list[int]:
-        """Inputs of `chain` whose rows cannot be distributed again, or must precede the barrier: never recorded."""
+        """Inputs that are never recorded: their rows cannot be distributed again, or must precede the barrier."""
         aligned = [edge.id for edge in self._graph.inputs(chain) if edge.aligned or edge.partitioning in _ALIGNED]
         return [channel.index for (edge, _), channel in self._channel_of.items() if edge in aligned]
 
@@ -116,9 +116,7 @@ _EARLIER = 0  # port of the input that is read first
 def connect_followers(subtasks: Sequence[Subtask]) -> None:
     """Connects the sources of a slot to the steps whose first input ends before these sources are read.
 
-    A step has a channel from every subtask of the earlier source, so the end in all slots is known without a message,
-    also after a restore. Event time follows the first input until its end. Then the later channels count, also before
-    their first row: the first rows of a slow source would be late otherwise.
+    A step has a channel from every subtask of the earlier source, so no message has to report the end.
     """
     inputs = {name: subtask.queues for subtask in subtasks for name, _ in subtask.chain.operators}
     for subtask in subtasks:

@@ -1,1 +1,1 @@
-"""Two-phase commit of a sink subtask: the driver decides, the operator acts."""
+"""Two-phase commit of a sink subtask."""

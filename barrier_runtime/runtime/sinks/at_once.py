@@ -1,19 +1,7 @@
-"""Writing at once: rows leave as they arrive, a write at a time, and the next write takes the newer rows.
+"""Writing at once: rows leave as they arrive, a write at a time.
 
-| rows                | event                               | next         | effect                                    |
-|---------------------|-------------------------------------|--------------|-------------------------------------------|
-| waiting             | no write is running, no pause       | writing      | work of `stage_now` on the writer         |
-| waiting             | they fill a part, or a barrier came | queued       | runs after the earlier work               |
-| queued              | the earlier work returned           | writing      |                                           |
-| writing             | the work returned a call            | sent         | the listener waits for the acknowledgement|
-| writing             | … None                              | visible      | latency                                   |
-| sent                | the target acknowledged             | visible      | latency                                   |
-| writing             | raised an error that may pass       | writing      | the same work again, after a growing delay|
-| writing, sent       | raised an error to be mended        | failed       | the next rows, or the barrier, end the job|
-
-A barrier queues the rest, and never waits on the loop: pre-commit, on its own executor, writes the unwritten rows and
-waits for the target, while the writer continues with later rows. If two writes are under way, the operator has no room,
-so memory is bounded by two parts and the client's own queue.
+Pre-commit, on another executor, writes the unwritten rows and waits for the target. Design:
+docs/design/writing-at-once.md.
 """
 
 from collections import deque
@@ -63,8 +51,8 @@ class AtOnce:
         self._context = context
         self._writer = context.new_awaited_executor()
         self._listener = context.new_executor()
-        self._open: SinkTransaction | None = None  # of the newest rows; None after a barrier
-        self._queued: deque[_Write] = deque()  # the first is running, or waits for its next attempt
+        self._open: SinkTransaction | None = None
+        self._queued: deque[_Write] = deque()
         self._sent: deque[_Write] = deque()
         self._heard = 0  # number of the first of `_sent` that the listener waits for; 0: idle
         self._attempts = 0
@@ -148,7 +136,7 @@ class AtOnce:
         return False
 
     def _listen(self) -> None:
-        """Waits for the newest acknowledgement, which covers all earlier writes. A single call waits at a time."""
+        """Waits for the newest acknowledgement, which covers earlier writes."""
         while self._sent and self._sent[0].acknowledgement is None:
             self._show(self._sent.popleft())
         if self._sent and not self._heard:

@@ -1,37 +1,31 @@
-"""Two-phase commit driver of a sink subtask: decides commits and their order, and what snapshots list.
+"""Two-phase commit driver of a sink subtask: decides commits, their order, and contents of snapshots.
 
-Pure: events and `now` (seconds, any steady clock) in, effects out. `sinks/operator` and the simulation use this class.
+Pure: events and `now` (seconds, any steady clock) in, effects out. Life of a transaction (the table `_MOVES`):
 
-Life of a transaction (the table `_MOVES`):
-
-| stage      | event                            | next       | effect                                       |
-|------------|----------------------------------|------------|----------------------------------------------|
-| OPEN       | barrier n                        | SEALING    | PreCommit(txn, n); the next one is OPEN      |
-| SEALING    | its committable is durable       | SEALED     |                                              |
-| SEALED     | decided, oldest, executor free       | COMMITTING | Commit (none for an empty transaction), or   |
-|            |                                  |            | CommitTogether with those behind it          |
-|            | … by a sink that commits only    | COMMITTED  | ReportCommitted when all ≤ n                 |
-|            | globally                         |            |                                              |
-| COMMITTING | the sink says done               | gone       | TransactionVisible(txn); ReportCommitted when all ≤ n   |
-|            | … of a sink with global committer| COMMITTED  | ReportCommitted when all ≤ n                 |
-| COMMITTED  | the global committer is through  | gone       | TransactionVisible(txn)                                 |
-| COMMITTING | the sink raised                  | BACKOFF    | ReportFailing, RetryAt                       |
-|            | … and it is not the oldest       | SEALED     |                                              |
-| BACKOFF    | the time has come                | COMMITTING | Commit with the same committable             |
+| stage      | event                           | next       | effect                                       |
+|------------|---------------------------------|------------|----------------------------------------------|
+| OPEN       | barrier n                       | SEALING    | PreCommit; the next transaction is OPEN      |
+| SEALING    | its committable is durable      | SEALED     |                                              |
+| SEALED     | decided, oldest, executor free  | COMMITTING | Commit (none if empty), or CommitTogether    |
+|            | … sink commits only globally    | COMMITTED  | ReportCommitted when all ≤ n                 |
+| COMMITTING | the sink committed              | gone       | TransactionVisible; ReportCommitted when all ≤ n |
+|            | … with a global committer       | COMMITTED  | ReportCommitted when all ≤ n                 |
+| COMMITTED  | the global committer committed  | gone       | TransactionVisible                           |
+| COMMITTING | the sink raised                 | BACKOFF    | ReportFailing, RetryAt                       |
+|            | … and it is not the oldest      | SEALED     |                                              |
+| BACKOFF    | the retry is due                | COMMITTING | Commit with the same committable             |
 
 Laws
-- `complete(n)` decides *every* transaction closed at or before barrier n, including transactions of checkpoints that
-  failed in this generation: their rows are committed with n. So `abort(n)` drops nothing.
-- Commits happen one at a time, oldest first. A failing commit is retried for ever and holds back later commits.
-- `together`: all transactions that may be committed are committed at once. If that commit fails, the oldest transaction
-  is retried alone, so an uncommittable transaction never holds back an older transaction.
+
+- `complete(n)` decides *every* transaction closed at or before barrier n, also those of failed checkpoints. So
+  `abort(n)` drops nothing.
+- Commits happen one at a time, oldest first; with `together`, all that may be committed at once. After a failure the
+  oldest transaction is retried alone, for ever, and holds back later commits, never an older transaction.
 - A snapshot at n lists every transaction that is not known to be visible. Listing a visible transaction is harmless
-  (commit is idempotent); omitting an invisible transaction would lose its rows. With a global committer, which works
-  from the manifest, a snapshot lists all transactions that the committer has not reported.
+  (commit is idempotent); omitting an invisible transaction would lose its rows.
 - After a restore every transaction in the manifest is decided, and is committed before anything new (`recover`). In the
   same step the sink aborts transactions that older generations left undecided.
-- A decided checkpoint is never aborted, nor an aborted checkpoint decided: either is a bug in the coordinator, and
-  raises `ProtocolViolation`.
+- Deciding an aborted checkpoint, or aborting a decided checkpoint, raises `ProtocolViolation`.
 """
 
 import enum
@@ -55,7 +49,7 @@ class PreCommit:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Makes a transaction visible; answered by `committed(checkpoint)` or `commit_failed(checkpoint, error, now)`."""
+    """Makes a transaction visible; answered by `committed` or `commit_failed`."""
 
     checkpoint: int
     committable: bytes
@@ -63,7 +57,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CommitTogether:
-    """Makes transactions visible, oldest first; answered like `Commit`, for the last `checkpoint`."""
+    """Makes transactions visible, oldest first; answered like `Commit`."""
 
     checkpoint: int
     committables: tuple[bytes, ...]
@@ -71,7 +65,7 @@ class CommitTogether:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Commits the transactions, then drops those that older generations left undecided. Answered like `Commit`."""
+    """Commits, then aborts transactions that older generations left undecided. Answered like `Commit`."""
 
     checkpoint: int
     committables: tuple[bytes, ...]
@@ -147,8 +141,6 @@ _MOVES: dict[tuple[Stage, Move], Stage] = {
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Closed transaction, or (number 0) all transactions of the restored checkpoint."""
-
     number: int
     checkpoint: int
     stage: Stage
@@ -168,10 +160,9 @@ class Backoff:
 
 
 class SinkDriver:
-    """State machine of the table above.
+    """`name` is for messages. `part_of_whole`: a global committer makes transactions visible.
 
-    `name` (job, sink, subtask) is for messages. `part_of_whole`: a global committer makes committed transactions
-    visible. `together`: the sink can commit several at once. `only_globally`: a subtask only recovers.
+    `together`: the sink can commit several at once. `only_globally`: a subtask only recovers.
     """
 
     def __init__(
@@ -196,9 +187,9 @@ class SinkDriver:
         self._open_txn = 1
         self._last_barrier = 0
         self._decided_through = 0
-        self._to_report: deque[int] = deque()  # decided checkpoints whose commit has not been reported
+        self._to_report: deque[int] = deque()
         self._committed_through = 0
-        self._aborted: set[int] = set()  # aborted checkpoints above `_decided_through`
+        self._aborted: set[int] = set()
         self._history: deque[str] = deque(maxlen=16)
 
     # ------------------------------------------------------------ facts
@@ -213,12 +204,10 @@ class SinkDriver:
 
     @property
     def committed_through(self) -> int:
-        """Checkpoint up to which all transactions are committed (visible, without a global committer)."""
         return self._committed_through
 
     @property
     def decided(self) -> int:
-        """Number of decided, uncommitted transactions with rows, or not sealed yet."""
         return sum(
             len(transaction.entries) or transaction.stage is Stage.SEALING
             for transaction in self._pending
@@ -259,7 +248,7 @@ class SinkDriver:
         return [PreCommit(txn, checkpoint)]
 
     def precommitted(self, checkpoint: int, committable: bytes | None) -> list[Effect]:
-        """Notes that the transaction of `checkpoint` is durable; None as `committable` means no rows."""
+        """Notes that the transaction of `checkpoint` is durable; `committable` None: no rows."""
         self._note(f"precommitted({checkpoint})")
         for index, transaction in enumerate(self._pending):
             if transaction.number != RECOVERY_TXN and transaction.checkpoint == checkpoint:
@@ -270,7 +259,7 @@ class SinkDriver:
         raise self._violation(f"a committable for checkpoint {checkpoint}, of which no transaction is pending")
 
     def complete(self, checkpoint: int) -> list[Effect]:
-        """Decides `checkpoint`: commits all transactions closed by then. A repeated call only repeats the report."""
+        """Decides `checkpoint`. A repeated call only repeats the report."""
         self._note(f"complete({checkpoint})")
         if checkpoint in self._aborted:
             raise self._violation(f"checkpoint {checkpoint} was aborted and is now reported as decided")
@@ -285,7 +274,6 @@ class SinkDriver:
         return self._advance()
 
     def abort(self, checkpoint: int) -> list[Effect]:
-        """Notes that `checkpoint` is never decided. The rows stay pending, for the next decided checkpoint."""
         self._note(f"abort({checkpoint})")
         if checkpoint == self._decided_through and checkpoint > 0:
             raise self._violation(f"checkpoint {checkpoint} is decided and is now reported as aborted")
@@ -294,7 +282,7 @@ class SinkDriver:
         return []
 
     def committed(self, checkpoint: int) -> list[Effect]:
-        """Ends a commit, also a commit that found the transactions already committed."""
+        """Ends a commit, also of transactions that were already committed."""
         self._note(f"committed({checkpoint})")
         effects: list[Effect] = []
         for transaction in self._under_way(checkpoint, self._move_when_done()):
@@ -302,7 +290,7 @@ class SinkDriver:
         return effects + self._advance()
 
     def visible(self, checkpoint: int) -> list[Effect]:
-        """Notes that the global committer made everything up to `checkpoint` visible. May be repeated."""
+        """Notes that the global committer made everything up to `checkpoint` visible. Repeatable."""
         self._note(f"visible({checkpoint})")
         self._visible_through = max(self._visible_through, checkpoint)
         effects: list[Effect] = []
@@ -312,7 +300,6 @@ class SinkDriver:
         return effects
 
     def commit_failed(self, checkpoint: int, error: str, now: float) -> list[Effect]:
-        """The oldest transaction is retried first, for ever."""
         self._note(f"commit_failed({checkpoint}, {error})")
         oldest, *others = self._under_way(checkpoint, Move.COMMIT_FAILED)
         attempts = oldest.attempts + 1
@@ -322,7 +309,6 @@ class SinkDriver:
         return [ReportFailing(oldest.checkpoint, attempts, error), RetryAt(now + self._backoff.delay(attempts))]
 
     def retry(self) -> list[Effect]:
-        """Has no effect if no transaction waits for a retry."""
         self._note("retry()")
         if self._pending and self._pending[0].stage is Stage.BACKOFF:
             return self._start(1)
@@ -358,7 +344,7 @@ class SinkDriver:
         return [TransactionVisible(transaction.number)]
 
     def _ready(self) -> int:
-        """Number of the oldest transactions that may be committed at once; the last of these is not empty."""
+        """Number of the oldest transactions to commit at once; the last of these is not empty."""
         ready = 1
         if self._together and self._pending[0].number != RECOVERY_TXN:
             for index, transaction in enumerate(self._pending):
@@ -380,7 +366,6 @@ class SinkDriver:
         return [Commit(checkpoint, *committables)] if count == 1 else [CommitTogether(checkpoint, committables)]
 
     def _reports(self) -> list[Effect]:
-        """Reports the newest decided checkpoint at or below which nothing is pending, once."""
         visible_through = 0
         while self._to_report and not (self._pending and self._pending[0].checkpoint <= self._to_report[0]):
             visible_through = self._to_report.popleft()
@@ -390,7 +375,6 @@ class SinkDriver:
         return [ReportCommitted(visible_through)]
 
     def _under_way(self, checkpoint: int, move: Move) -> list[Transaction]:
-        """Transactions being committed; `checkpoint` closed the last of them."""
         under_way = list(itertools.takewhile(lambda each: each.stage is Stage.COMMITTING, self._pending))
         if not under_way or under_way[-1].checkpoint != checkpoint:
             raise self._violation(f"an answer for the commit of checkpoint {checkpoint}, which is not under way")

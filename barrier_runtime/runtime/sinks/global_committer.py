@@ -1,7 +1,6 @@
-"""Driver of a sink's global committer, in subtask 0. Pure: events in, effects out.
+"""Driver of a sink's global committer, in subtask 0. Pure.
 
-For rising checkpoints, the coordinator requests a global commit when every subtask has committed, and passes the
-committables of the manifest. Only the newest request counts: a manifest lists everything that is not visible yet.
+Only the newest request counts: a manifest lists everything not visible yet.
 
 | state   | event                      | next    | effect                                    |
 |---------|----------------------------|---------|-------------------------------------------|
@@ -21,7 +20,7 @@ from barrier_runtime.runtime.sinks.driver import Backoff, ReportFailing, RetryAt
 from barrier_runtime.runtime.sinks.pending_set import PendingEntry, PendingSet, pending_sets
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
-ReadEntries: TypeAlias = Callable[[], tuple[PendingEntry, ...]]  # may block to fetch the entries
+ReadEntries: TypeAlias = Callable[[], tuple[PendingEntry, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,6 @@ GlobalEffect: TypeAlias = CommitAll | ReportGlobally | ReportFailing | RetryAt
 
 
 def entries_of_all(sets: Iterable[PendingSet]) -> tuple[PendingEntry, ...]:
-    """Entries that are not visible yet, in the order in which they were written."""
     return tuple(
         sorted((entry for each in sets for entry in each.entries), key=lambda entry: (entry.checkpoint, entry.subtask))
     )

@@ -1,7 +1,4 @@
-"""Rows that a sink keeps past a checkpoint, as values of the operator's snapshots.
-
-Snapshots refer to values that a decided checkpoint has stored; see `Capture`.
-"""
+"""Rows that a sink keeps past a checkpoint, as values of the operator's snapshots."""
 
 from collections.abc import Container, Mapping, Sequence
 
@@ -13,12 +10,12 @@ KEPT = f"{OWN}kept-"  # subtask i of P takes over the values of i % P
 
 
 class KeptRows:
-    """Kept rows of a sink: `values` runs on the pre-commit thread, everything else on the loop."""
+    """Kept rows of a sink: `values` runs on the pre-commit thread, all else on the loop."""
 
     def __init__(self, sink: TwoPhaseCommitSink, where: str) -> None:
         self._sink = sink
         self._where = where
-        self._stored: Mapping[str, FileRef] = {}  # of the decided checkpoint
+        self._stored: Mapping[str, FileRef] = {}
 
     def restore(self, snapshots: Sequence[OperatorSnapshot], subtask: int, parallelism: int) -> None:
         """Raises `InvalidJob` if the sink would lose rows."""

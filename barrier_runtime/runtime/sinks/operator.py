@@ -1,12 +1,8 @@
 """Operator around a `TwoPhaseCommitSink` that applies the effects of `SinkDriver`.
 
 `write` runs on the loop; early encoding, early staging and `pre_commit` run on the snapshot executor; `commit` runs on
-another executor, so that a slow commit delays neither barriers nor the next pre-commit: two threads use the sink at the
-same time. If rows arrive faster than they can be staged, the operator has no room, so memory stays bounded. Sinks with
-`writes_at_once` write on a further executor (`sinks/at_once`).
-
-A pre-commit that failed, or never ran because its checkpoint was aborted, loses nothing: the next snapshot first
-pre-commits every older transaction that is not durable yet.
+another executor: two threads use the sink at once. If rows arrive faster than they are staged, the operator has no
+room, so memory is bounded.
 """
 
 import threading
@@ -67,8 +63,6 @@ _MOST_STAGINGS = 2  # one running and one waiting, beside the filling buffer
 
 
 class SinkOperator(Operator):
-    """`make_sink` makes an unopened sink; `open` calls it once."""
-
     def __init__(self, name: str, make_sink: Callable[[], TwoPhaseCommitSink]) -> None:
         self._name = name
         self._make_sink = make_sink
@@ -80,9 +74,8 @@ class SinkOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         """Checks the target, then commits the transactions that the restored checkpoint decided.
 
-        If the target cannot be reached, the job continues: commits are retried in order, before anything newer. After
-        rescaling the generation starts only when all decided transactions are committed: those of another subtask may
-        hold older rows of keys that this subtask now owns.
+        If the target cannot be reached, the job continues and retries the commits. After rescaling, `open` raises
+        `Unavailable` instead: commits of another subtask may hold older rows of keys that this subtask now owns.
         """
         where = f"job {context.job!r}, sink {self._name!r}, subtask {context.subtask}"
         self._context = context
@@ -123,9 +116,9 @@ class SinkOperator(Operator):
         self._encoding = False
         self._refused: Exception | None = None  # error of early encoding that a person must mend
         self._at_once = AtOnce(self._sink, context) if self._sink.writes_at_once else None
-        self._staged: dict[int, SinkTransaction] = {}  # by transaction number, with the open transaction
+        self._staged: dict[int, SinkTransaction] = {}
         self._sealing = threading.Lock()
-        self._recovered: tuple[int, BaseException | None] | None = None  # until the loop handles it
+        self._recovered: tuple[int, BaseException | None] | None = None  # the outcome, until the loop handles it
         self._begin()
         sets = pending_sets(context.restored, where)
         checkpoint = max((each.checkpoint for each in sets), default=0)
@@ -135,7 +128,7 @@ class SinkOperator(Operator):
         self._recover_now(self._driver.recover(checkpoint, entries), rescaled)
 
     def _was_written(self, context: OperatorContext) -> bool:
-        """True if an equal sink staged rows of the restored checkpoint: this sink may write to the target."""
+        """True if an equal sink staged rows of the restored checkpoint (`SinkContext.known_target`)."""
         same = any(each.values.get(SINK_VALUE) == self._description for each in context.restored)
         return same and any(each.entries for each in pending_sets(context.restored, self._where))
 
@@ -185,7 +178,7 @@ class SinkOperator(Operator):
         if self._stagings >= _MOST_STAGINGS or (self._at_once is not None and not self._at_once.has_room):
             return False
         most = self._sink.most_decided
-        # the loop handles the outcome of the recovery with the next element: let it through
+        # the loop handles the recovery's outcome with the next element: let it through
         return most is None or self._recovered is not None or self._driver.decided < most
 
     def snapshot(self, checkpoint: int) -> Capture:
@@ -235,7 +228,7 @@ class SinkOperator(Operator):
     def close(self) -> None:
         if not self._closed:
             self._end()
-            sink = getattr(self, "_sink", None)  # `open` may have failed before setting the sink
+            sink = getattr(self, "_sink", None)  # `open` may have failed before
             if sink is not None:
                 sink.close()
 
@@ -247,7 +240,7 @@ class SinkOperator(Operator):
 
     def _end(self) -> None:
         self._closed = True
-        at_once = getattr(self, "_at_once", None)  # `open` may have failed before
+        at_once = getattr(self, "_at_once", None)
         if at_once is not None:
             at_once.close()
 
@@ -256,9 +249,9 @@ class SinkOperator(Operator):
     def _seal(
         self, checkpoint: int, listed: tuple[Transaction, ...], unsealed: list[SinkTransaction], stored: Container[str]
     ) -> dict[str, bytes]:
-        """Makes every closed transaction durable, oldest first.
+        """Makes every closed transaction durable, oldest first, also those of failed or aborted checkpoints.
 
-        Returns the pending set as of `checkpoint` and the rows that the sink keeps, without values in `stored`.
+        Returns the pending set as of `checkpoint`, and the rows that the sink keeps, except values in `stored`.
         """
         with self._sealing:
             for staged in unsealed:
@@ -278,7 +271,7 @@ class SinkOperator(Operator):
         return {PENDING_VALUE: encode_pending(checkpoint, entries), **kept}
 
     def _look_for_sealed(self) -> None:
-        """Reports finished pre-commits to the driver, since the sealing thread never calls into the loop."""
+        """Reports finished pre-commits to the driver: the sealing thread never calls into the loop."""
         for transaction in self._driver.pending:
             if transaction.stage is Stage.SEALING:
                 staged = self._staged[transaction.number]
@@ -308,7 +301,7 @@ class SinkOperator(Operator):
             elif isinstance(effect, Recover):
                 self._recover_on_executor(effect)
             elif isinstance(effect, TransactionVisible):
-                staged = self._staged.pop(effect.txn, None)  # recovered transactions have no rows of this incarnation
+                staged = self._staged.pop(effect.txn, None)  # recovered transactions are not in `_staged`
                 for emit_ns, rows in staged.emitted.pairs() if staged is not None else ():
                     metrics.latency(VISIBLE, emit_ns, rows)
             elif isinstance(effect, ReportCommitted):
@@ -324,7 +317,6 @@ class SinkOperator(Operator):
         )
 
     def _tell_transactions(self) -> None:
-        """Sets gauges a few times per checkpoint; readers compute ages."""
         metrics, pending = self._context.metrics, self._driver.pending
         oldest = min((self._staged[each.number].began_ms for each in pending if each.number in self._staged), default=0)
         metrics.gauge(TRANSACTIONS_UNDECIDED, self._driver.undecided)
@@ -342,7 +334,7 @@ class SinkOperator(Operator):
         self._on_executor(effect.checkpoint, partial(self._sink.recover, effect.committables))
 
     def _on_executor(self, checkpoint: int, work: Callable[[], None]) -> None:
-        """Runs `work`, which may hang for longer than this generation lives and then holds only the sink."""
+        """`work` may hang beyond this generation's life, and then holds only the sink."""
 
         def done(_: Any, error: BaseException | None) -> None:
             if not self._closed:
@@ -358,7 +350,7 @@ class SinkOperator(Operator):
             self._do(self._driver.retry())
 
     def _staged_early(self, _: Any, error: BaseException | None) -> None:
-        """Failures are only counted: pre-commit stages the rest, and reports failures."""
+        """Only counts failures: pre-commit stages the rest, and reports failures."""
         self._stagings -= 1
         self._context.wake()
         if error is not None and not self._closed:
@@ -402,12 +394,11 @@ class SinkOperator(Operator):
     # ------------------------------------------------------------ recovery
 
     def _recover_now(self, effects: list[Effect], rescaled: bool) -> None:
-        """Runs in `open`, which may block: usually a request per decided file."""
         for effect in effects:
             assert isinstance(effect, Recover), effect  # an empty driver has no other effects
             try:
                 self._sink.recover(effect.committables)
-            except Exception as error:  # any error of the target's library
+            except Exception as error:
                 if must_be_mended(error):
                     self._trouble.raise_named(error, COMMITTING)
                 if rescaled and effect.committables and not self._sink.global_committer:
@@ -419,9 +410,11 @@ class SinkOperator(Operator):
                 self._recovered = (effect.checkpoint, error)
             else:
                 self._recovered = (effect.checkpoint, None)
+        # the loop may get no other call: no rows, and no checkpoints while commits are behind
+        self._context.executor.submit(_nothing, lambda _, error: self._hear_of_recovery())
 
     def _hear_of_recovery(self) -> None:
-        if self._recovered is not None:
+        if self._recovered is not None and not self._closed:
             checkpoint, error = self._recovered
             self._recovered = None
             self._settled(checkpoint, error)
@@ -438,6 +431,10 @@ class SinkOperator(Operator):
         else:
             self._do(self._driver.commit_failed(checkpoint, self._trouble.commit_failed(error), self._context.now_s()))
         self._tell_transactions()
+
+
+def _nothing() -> None:
+    """Work whose end is reported on the loop."""
 
 
 def _commit_globally(sink: TwoPhaseCommitSink, effect: CommitAll) -> None:

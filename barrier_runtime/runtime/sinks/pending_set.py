@@ -1,13 +1,8 @@
 """Pending set of a sink subtask in a snapshot: committables not known to be visible, with checkpoints.
 
-Whichever process restores a decided checkpoint commits all listed entries. Versioned msgspec data, never pickle; an
-unknown version is refused.
-
-An entry keeps the index of the subtask that *wrote* it. After rescaling, entry e belongs to subtask `e.subtask % P`,
-and so do orphans with that index in their names: the subtask that deletes orphans must know which transactions are
-decided.
-
-Many entries are packed (version 2): with `commit_every`, up to a thousand checkpoints store the same names.
+Whichever process restores a decided checkpoint commits all entries. An entry keeps the index of the subtask that wrote
+it. After rescaling, entry e and orphans of that writer belong to subtask `e.subtask % P`: deleting orphans requires the
+decided transactions.
 """
 
 import zlib
@@ -25,14 +20,14 @@ PENDING_VALUE = PENDING
 
 
 class PendingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    checkpoint: int  # the barrier that closed this transaction
-    subtask: int  # that wrote this transaction
+    checkpoint: int
+    subtask: int
     committable: bytes
 
 
 class PendingSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     version: int
-    checkpoint: int  # the barrier of the snapshot
+    checkpoint: int
     entries: tuple[PendingEntry, ...] = ()
     packed: bytes = b""  # instead of `entries`: MessagePack, compressed
 
@@ -66,7 +61,6 @@ def decode_pending(data: bytes, where: str) -> PendingSet:
 
 
 def entries_of_subtask(sets: Iterable[PendingSet], subtask: int, parallelism: int) -> tuple[PendingEntry, ...]:
-    """Entries that a subtask has to finish, oldest checkpoint first."""
     mine = [entry for each in sets for entry in each.entries if entry.subtask % parallelism == subtask]
     return tuple(sorted(mine, key=lambda entry: (entry.checkpoint, entry.subtask)))
 

@@ -1,9 +1,7 @@
-"""Transactions that a job's last decided checkpoint leaves to commit, read from the checkpoints alone.
+"""Transactions left to commit by a job's last decided checkpoint, read from checkpoints alone.
 
-The code of `barrier-runtime transactions`, without flow and coordinator: makes the sinks from their descriptions in
-snapshots. A commit is what a stalled process of the last generation might do at any time: idempotent, and harmless to a
-job that starts meanwhile. Dropping needs a separate generation (`coordinator.maintenance.in_doubt`): out of reach of
-the previous run, and older than the next run.
+A commit is idempotent, and harmless to a job that starts meanwhile. Dropping needs a separate generation
+(`coordinator.maintenance.in_doubt`).
 """
 
 import time
@@ -36,16 +34,16 @@ from barrier_runtime.state.store.paths import Paths
 
 _POLL_S = 0.1
 _READS_AT_ONCE = 8
-_WATCH_S = 2.0  # minimum, for a run without a lease, whose log should get two checkpoints by then
+_WATCH_S = 2.0  # minimum, for a run without a lease: its log should get two checkpoints by then
 
 
 @dataclass(frozen=True)
 class PendingSink:
-    """Pending transactions of a sink, all decided and not known to be visible."""
+    """Decided transactions of a sink, not known to be visible."""
 
     name: str
     value: SinkValue | None  # None: written by a release that did not describe sinks
-    entries: tuple[PendingEntry, ...]  # oldest first
+    entries: tuple[PendingEntry, ...]
 
     @property
     def kind(self) -> str:
@@ -55,10 +53,10 @@ class PendingSink:
 @dataclass(frozen=True)
 class PendingJob:
     job: str
-    checkpoint: int  # the newest decided checkpoint; 0: none
+    checkpoint: int  # newest decided; 0: none
     lineage: str
-    token: int  # of the last generation
-    log: LogView  # as read, not empty
+    token: int
+    log: LogView
     ended: str  # outcome of the last run; "" if the log has none
     interval_s: float  # between checkpoints
     sinks: tuple[PendingSink, ...]
@@ -70,7 +68,7 @@ class PendingJob:
 
 
 def read_pending(store: ObjectStore, job: str) -> PendingJob:
-    """Raises `InvalidJob` for an unknown job or a newer release's, and `Corrupt` if log or manifest are damaged."""
+    """Raises `InvalidJob` for an unknown job or newer format, `Corrupt` for a damaged log or manifest."""
     paths = Paths(job)
     view = _read_log(store, paths)
     if view.head is None or view.fence is None:
@@ -115,10 +113,9 @@ def _read_log(store: ObjectStore, paths: Paths) -> LogView:
 
 
 def _outcome(store: ObjectStore, paths: Paths, view: LogView) -> str:
-    """Outcome of the last run, from the log or, after a stop at once, from the history; "" if neither has an end."""
     stored, history = get_or_none(store, paths.history), None
     if stored is not None:
-        with suppress(Corrupt, InvalidJob):  # only figures are lost
+        with suppress(Corrupt, InvalidJob):
             history = decode_history(paths.history, stored)
     past = past_status(view, history, None)
     return "" if past is None else past.outcome or ""
@@ -150,11 +147,8 @@ def _tells_rows(part: object) -> bool:
     return isinstance(part, dict) and isinstance(part.get("rows"), int)
 
 
-# ---------------------------------------------------------------- who is running
-
-
 def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], None] = time.sleep) -> str:
-    """Leader of the job, found by watching log and lease for a while; "" if nobody seems to lead.
+    """Leader of the job, found by watching log and lease; "" if nobody seems to lead.
 
     Misses a job that takes no checkpoints and only waits for the last commits.
     """
@@ -180,12 +174,9 @@ def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], No
     return ""
 
 
-# ---------------------------------------------------------------- resolving
-
-
 @dataclass(frozen=True)
 class InDoubtResolver:
-    """`factories`: by name, for users' own sinks. `overrides`: settings by sink, beside those of the snapshot."""
+    """`factories`: by name, for users' sinks. `overrides`: settings by sink, over the snapshot's."""
 
     store: ObjectStore
     pending: PendingJob
@@ -231,9 +222,10 @@ class InDoubtResolver:
             made.close()
 
     def clean_up(self, sink: PendingSink, token: int) -> None:
-        """Commits all decided entries and drops undecided ones, as the job's next generation would.
+        """Commits all decided entries and drops undecided entries.
 
-        `token`: of a generation that fenced the last generation."""
+        `token`: of a generation that fenced the last generation.
+        """
         made = self.opened(sink, token)
         try:
             made.recover([entry.committable for entry in sink.entries])

@@ -1,1 +1,1 @@
-"""Source subtasks: split assignment, positions, and names of finished splits."""
+"""Source subtasks."""

@@ -1,10 +1,6 @@
-"""Preparation of readers on a few threads before their turn, so that the loop waits for no request.
+"""Preparation of remote readers on threads: the loop waits for no request.
 
-Prepares the readers whose `prepare` sends requests to a store (`RemoteReader`). A split is not polled meanwhile; the
-slot is woken afterwards. The prepared splits, and the bytes of the subtask's `PartFetcher`, are bounded.
-
-Also logs rows whose event time is far ahead of this machine's clock: later rows are late. Only the user knows whether
-the time is right, so this is no error.
+Also logs event times far ahead of this machine's clock, which make later rows late, or like seconds.
 """
 
 import logging
@@ -20,11 +16,11 @@ import pyarrow as pa
 from barrier_runtime.connectors.source import RemoteReader, SplitReader
 from barrier_runtime.connectors.source_bases.ranges import PartFetcher
 from barrier_runtime.coordinator.metric_table import FAR_EVENT_TIMES
-from barrier_runtime.data.event_time import event_times_ms
+from barrier_runtime.data.event_time import doubt_of_unit, event_times_ms
 from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.runtime.sources.split_state import OpenSplit
 
-_MOST = 64  # prepared, or being prepared, before their turn
+_MOST = 64
 
 
 class Ahead:
@@ -40,9 +36,9 @@ class Ahead:
             self._fill()
 
     def has_come(self, split: OpenSplit) -> bool:
-        """True if `split` can be polled. Raises the error of the preparation."""
+        """Raises the error of the preparation."""
         if split.id in self._later and all(future.done() for _, future in self._begun.values()):
-            self._begin(split)  # despite `_MOST`: the turns of the prepared splits may come later
+            self._begin(split)  # despite `_MOST`: prepared splits may have later turns
         if split.id not in self._begun or not self._begun[split.id][1].done():
             return False
         future = self._begun.pop(split.id)[1]
@@ -55,7 +51,6 @@ class Ahead:
         return split.id in self._begun
 
     def close(self) -> None:
-        """Closes the fetcher at once, and each reader under preparation when the thread is done."""
         for split, future in self._begun.values():
             reader, split.reader = split.reader, None
             if reader is not None:
@@ -89,10 +84,15 @@ DAY_MS = 86_400_000
 FAR_MS = DAY_MS  # ahead of the clock
 
 
+def look_at_unit(where: str, column: str, rows: pa.RecordBatch) -> bool:
+    if doubt := doubt_of_unit(rows.column(column), column, where):
+        log.warning("%s", doubt)
+    return True
+
+
 def tell_of_far_row(
     context: OperatorContext, where: str, split: OpenSplit, column: str, times: pa.Array, now_ms: int
 ) -> None:
-    """Logs and counts the first far event time in `times`, of the last rows of `split`."""
     known = event_times_ms(times.drop_null())
     first = int(np.argmax(known > now_ms + FAR_MS))
     at = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))[first]

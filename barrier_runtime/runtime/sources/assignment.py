@@ -1,11 +1,6 @@
-"""Assignment of splits to a subtask at the start, from the listed splits and the restored snapshot.
+"""Assignment of splits to a subtask, and names of finished splits in snapshots.
 
-Every split is read exactly once. The splits of a fixed list are assigned in turn; for a source that stages rows the
-list in the snapshot counts. A discovering source determines the owner of a split. See
-docs/design/splits-and-discovery.md.
-
-Snapshots store the names of finished splits (`FinishedSplits`) in runs, refer to runs that a decided checkpoint has
-stored, and merge runs off the loop.
+Every split is read exactly once. Design: docs/design/splits-and-discovery.md.
 """
 
 import zlib
@@ -40,11 +35,11 @@ from barrier_runtime.runtime.sources.progress import (
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import FileRef
 
-_SMALL_VALUE = 4_096 // RECORD_BYTES  # names in a value inside the manifest
+_SMALL_VALUE = 4_096 // RECORD_BYTES
 
 
 class FinishedSplits:
-    """Names as values of snapshots, on the slot's loop; only merging runs elsewhere."""
+    """Names in sorted runs. Snapshots refer to runs that a decided checkpoint stored."""
 
     def __init__(self, names: NameSet, executor: SequentialExecutor) -> None:
         self._names = names
@@ -104,7 +99,7 @@ class Assignment:
 
 
 def under_known_ids(listed: Sequence[Split], restored: RestoredSource, where: str) -> list[Split]:
-    """`listed` with the former id of each split that the snapshot knows only by that id."""
+    """`listed` with the former id of each split that the snapshot knows only by that."""
     if not any(split.formerly for split in listed):
         return list(listed)
 
@@ -149,7 +144,7 @@ def assign_listed(
 
 
 def never_has_rows(source: Source, listed: Sequence[Split], subtask: int) -> bool:
-    """True if the list is fixed and has no split for this subtask, whatever a snapshot contains."""
+    """True if the list is fixed and has no split for this subtask, whatever a snapshot has."""
     return not isinstance(source, DiscoveringSource | StagedSource) and subtask >= len(listed)
 
 
@@ -165,11 +160,7 @@ def has_finished(split: Split, finished: NameSet | FinishedSplits, where: str) -
 def compare_finished(
     source: MarkingSource, listed: Sequence[Split], assignment: Assignment, subtask: int, parallelism: int
 ) -> None:
-    """Compares finished splits of this subtask, of a fixed list, with their content at their end.
-
-    Raises `InvalidJob` for other content, else renews the mark. A source may leave splits for a later start; see
-    `MarkingSource.renewed_marks`.
-    """
+    """Raises `InvalidJob` if a finished split's content changed. See `MarkingSource.renewed_marks`."""
     marked = []
     for split in listed[subtask::parallelism]:
         known = assignment.finished.find(split.id)
@@ -182,10 +173,7 @@ def compare_finished(
 def assign_staged(
     listed: Sequence[Split], restored: RestoredSource, subtask: int, parallelism: int, where: str
 ) -> Assignment:
-    """Assigns the splits of a staged source: those of a checkpoint with positions, which contains all splits.
-
-    The listed splits may be of a later run that never took over the job.
-    """
+    """Assigns the checkpoint's splits: listed splits may be of a run that never took over the job."""
     if not restored.any:
         return assign_listed(listed, restored, subtask, parallelism, where)
     _require_complete(restored, where)
@@ -206,10 +194,6 @@ def assign_discovered(
     parallelism: int,
     where: str,
 ) -> Assignment:
-    """Assigns each split to `source.owner`, and starts the discovery of more splits, if any.
-
-    A growing split is read to the size at the start; discovery finds the rest.
-    """
     _require_complete(restored, where)
     _check_chosen(source, restored, where)
 
@@ -247,7 +231,7 @@ def assign_discovered(
 def reading_subtasks(
     source: Source, listed: Sequence[Split], restored: RestoredSource, parallelism: int
 ) -> frozenset[int]:
-    """Subtasks with unfinished splits, as far as known at the start: the same set in every subtask."""
+    """Subtasks with unfinished splits, as far as known at the start; equal in every subtask."""
     if isinstance(source, DiscoveringSource):
         ids = {split.id for split in listed} | restored.splits.keys()
         return frozenset(source.owner(id, parallelism) for id in ids if id not in restored.finished)
@@ -259,8 +243,8 @@ def reading_subtasks(
 
 
 def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredSource, where: str) -> None:
-    """Raises `InvalidJob` if a split in progress is missing, or a file changed after reading; starts nothing."""
-    if isinstance(source, StagedSource):  # these were listed before staging
+    """Raises `InvalidJob` if a split in progress is missing, or a file changed after reading."""
+    if isinstance(source, StagedSource):
         return
     listed = under_known_ids(listed, restored, where)
     _check_chosen(source, restored, where)
@@ -274,7 +258,6 @@ def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredS
 
 
 def _check_chosen(source: Source, restored: RestoredSource, where: str) -> None:
-    """Raises `InvalidJob` for a split in progress that the settings of the source exclude now."""
     if not isinstance(source, Choosing):
         return
     for id in restored.splits:
@@ -284,10 +267,7 @@ def _check_chosen(source: Source, restored: RestoredSource, where: str) -> None:
 
 
 def _check_shares(listed: Sequence[Split], restored: RestoredSource, where: str) -> None:
-    """Raises `InvalidJob` if the source is divided into another number of shares after some were finished.
-
-    New shares in place of finished shares hold the same rows again.
-    """
+    """Raises `InvalidJob` if new shares replace finished shares: they hold the same rows again."""
     shares = [split for split in listed if split.of is not None]
     ended = sum(split.id in restored.finished for split in shares)
     begins = any(split.id not in restored.finished and split.id not in restored.splits for split in shares)

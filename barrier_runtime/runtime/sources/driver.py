@@ -1,13 +1,11 @@
-"""Driver of a subtask's part of a source: splits, order of reading, snapshots, watermark.
+"""Driver of a subtask's part of a source.
 
-Sans-io apart from the readers. Of the splits with due rows the split with the lowest event time is read first, so that
-no split runs ahead and makes rows of another split late. A discovered split is in the next snapshot as soon as
-readable; splits discovered after the restored snapshot are discovered again. While discovery runs, a subtask without
-splits is idle and does not end.
+The due split with the lowest event time is read first: no split makes another split's rows late.
 """
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -41,7 +39,7 @@ from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.base import Capture, OperatorContext, SplitPosition
 from barrier_runtime.operators.token_bucket import TokenBucket
 from barrier_runtime.runtime.error_reports import raise_named, runs_users_code
-from barrier_runtime.runtime.sources.ahead import DAY_MS, FAR_MS, Ahead, is_remote, tell_of_far_row
+from barrier_runtime.runtime.sources.ahead import DAY_MS, FAR_MS, Ahead, is_remote, look_at_unit, tell_of_far_row
 from barrier_runtime.runtime.sources.assignment import (
     FinishedSplits,
     assign_discovered,
@@ -60,45 +58,48 @@ from barrier_runtime.runtime.sources.progress import (
     SourceProgress,
     SplitProgress,
 )
-from barrier_runtime.runtime.sources.split_state import OpenSplit
+from barrier_runtime.runtime.sources.split_state import OpenSplit, SplitGap
 from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
 
 _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts
 _POLL_NS = 10_000_000  # interval of discovery, if no rows are due earlier
 _POLL_WAKING_NS = 500_000_000
-_WAITING_NS = 1_000_000_000  # for a split that waits for slower splits; the slot is woken when the split may be read
+_WAITING_NS = 1_000_000_000  # for a split that waits for slower splits; the slot is woken when it may be read
 _FOLLOWS_NS = 50_000_000  # between looks whether inputs that are read first have ended
 _WAITING_AT_ONCE = 256  # splits that wait for bytes; later splits are not polled
-_REOPEN_S = 1.0  # before a discovered split that failed to open is opened again
+_ENDED_AT_ONCE = 32  # splits that end without rows; each takes a fraction of a millisecond
+_FOUND_AT_ONCE = 256  # discovered splits
+_REOPEN_S = 1.0  # after a failure to open a discovered split
 _Place: TypeAlias = tuple[int, int, int, OpenSplit]  # `order` of the split, a unique number, and the split
 
 
 class SourceDriver:
-    """Reader of a subtask's splits: `open` once (may block), then `poll`; `snapshot` and `completed` at any time."""
-
     def __init__(self) -> None:
-        self._queue: list[_Place] = []  # heap of all unfinished splits, by event time
+        self._queue: list[_Place] = []
         self._numbers = itertools.count()
         self._kept: dict[str, OpenSplit] = {}  # in snapshots
         self._kept_rows = 0
+        self._unit_seen = False
         self._lingering: list[OpenSplit] = []  # finished; the reader waits for the decision on its end
         self._finished: FinishedSplits
         self._done_rows = 0
         self._done_ms = WATERMARK_MIN
         self._discovery: Discovery | None = None
+        self._found: deque[Split] = deque()
         self._discovering: DiscoveringSource | None = None
         self._keeps_payloads = False
         self._keeps_unasked = False
         self._at_end: dict[str, SplitProgress] = {}  # may grow, and are read to their end so far
         self._grown: dict[str, Split] = {}  # growing splits found again while open
-        self._open: set[str] = set()  # ids of unfinished splits, also while being opened
+        self._open: set[str] = set()
         self._made: dict[str, SplitReader] = {}  # from the worker to the loop
+        self._woken: set[str] = set()  # splits whose threads have called since the last poll: due at once
         self._looked_ns = 0
         self._look_again_ns = _POLL_NS
-        self._told_ns = -DAY_MS * 1_000_000  # of the last watermark sent to the operators
+        self._told_ns = -DAY_MS * 1_000_000  # last watermark sent to the operators
         self._turn = 0
         self._ended_early = False
-        self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the last returned batch
+        self._latest: tuple[OpenSplit, int] | None = None
         self._max_drift_ms: int | None = None
         self._ahead_ms = WATERMARK_MAX  # splits with a higher event time wait for slower splits
         self._polled_ns = 0
@@ -107,16 +108,16 @@ class SourceDriver:
         self._fetcher = PartFetcher(lambda: self._context.wake_from_thread())
         self._ahead = Ahead(self._fetcher)
         self._held_up = False  # the last pass found only splits that wait for a store
-        self._ends: Ends | None = None  # with `mode="at_most_once"`
-        self._soonest_ns: int | None = None  # rows of another split are due then, from the last pass
+        self._ends: Ends | None = None
+        self._soonest_ns: int | None = None  # other rows are due then, from the last pass
         self._earlier_ended: Callable[[], bool] | None = None  # while inputs that are read first have not ended
         self._bucket: TokenBucket | None = None
-        self._readers: frozenset[int] = frozenset()  # subtasks that share the limit
+        self._readers: frozenset[int] = frozenset()
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
         """Opens readers at their restored positions.
 
-        `context.restored` has the snapshots of all subtasks, because a changed list moves splits between subtasks.
+        `context.restored` has all subtasks' snapshots, because a changed list moves splits between subtasks.
         """
         self._spec = spec
         self.runs_users_code = runs_users_code(spec.source)
@@ -165,6 +166,7 @@ class SourceDriver:
         for ended in self._at_end.values():
             self._kept_rows += ended.rows
             self._done_ms = max(self._done_ms, ended.greatest_ms)
+        self._gap = SplitGap(self._timeout_ns, self._done_ms != WATERMARK_MIN)
         prepared = 0
         for split in assignment.splits:
             progress = restored.splits.get(split.id)
@@ -185,7 +187,7 @@ class SourceDriver:
     def wait_for_slower(self, max_drift_ms: int) -> None:
         """Limits event time to `max_drift_ms` ahead of the job's slowest split.
 
-        Until `lowest_in_job` is called, only splits without rows are read.
+        Before `lowest_in_job` only splits without rows are read.
         """
         if self.has_event_time:
             self._max_drift_ms = max_drift_ms
@@ -220,17 +222,18 @@ class SourceDriver:
         return sum(1 for place in self._queue if place[0] > self._ahead_ms)
 
     def backlog(self) -> int | None:
-        """Rows that the unfinished splits still have, as far as known; None: no split knows."""
+        """Rows left in the unfinished splits, as far as known; None: unknown."""
         known = [each.backlogged.backlog() for *_, each in self._queue if each.backlogged and each.prepared]
         return sum(filter(None, known)) if any(rows is not None for rows in known) else None
 
     def poll(self, now_ns: int, max_rows: int | None = None) -> Batch | None:
-        """Rows of a split that are available and due, or None. Never waits."""
+        """Rows of a split that are due, or None. Never waits."""
         if self._ended_early:
             return None
         self._polled_ns = now_ns
         if self._discovery is not None:
             self._look_for_splits(self._discovery, now_ns)
+            self._gap.look(bool(self._queue), now_ns)
         if self._follows:
             return None
         if self._ends is not None:
@@ -240,8 +243,8 @@ class SourceDriver:
             limit = min(limit, self._bucket.tokens(now_ns))
             if limit == 0:
                 return None
-        in_vain: list[_Place] = []  # in order
-        waiting = 0
+        in_vain: list[_Place] = []
+        waiting = ended = 0
         self._held_up, self._soonest_ns = False, None
         self._fetcher.begin_pass()
         try:
@@ -253,7 +256,7 @@ class SourceDriver:
                     self._held_up = True
                     if self._ahead.has_begun(split):
                         continue
-                    break  # later splits have not begun either
+                    break
                 polled = self._asked(split, limit, now_ns, in_vain)
                 if split.finished:
                     in_vain.pop()
@@ -263,6 +266,10 @@ class SourceDriver:
                     self._held_up = False
                     return polled
                 waiting += split.waits_for_bytes
+                ended += split.finished
+                if ended >= _ENDED_AT_ONCE:
+                    self._held_up = False
+                    break
                 if waiting >= _WAITING_AT_ONCE:
                     break
         except Exception as error:
@@ -278,13 +285,12 @@ class SourceDriver:
         return None
 
     def _asked(self, split: OpenSplit, limit: int, now_ns: int, taken: list[_Place]) -> Batch | None:
-        """Polls `split`. `taken`: places out of the queue for now, in order; `split` has the last."""
         reader = split.reader
         assert reader is not None
         if split.held:
             split.had_nothing(now_ns, self._timeout_ns)
             return None
-        due_ns = reader.next_due_ns()
+        due_ns = self._due_ns(split.id, reader)
         if due_ns is not None and due_ns > now_ns:
             split.had_nothing(now_ns, self._timeout_ns)
             self._soonest_ns = min(due_ns, self._soonest_ns or due_ns)
@@ -294,6 +300,7 @@ class SourceDriver:
             if limit <= 0:
                 return None
         self._latest = reached = None
+        self._woken.discard(split.id)  # before the poll: a later call is for later rows
         if not split.asked:
             split.asked = True
             self._kept[split.id] = split
@@ -321,8 +328,7 @@ class SourceDriver:
     def watermark(self) -> int | None:
         """Lowest watermark of the unfinished splits; None while a split has none.
 
-        When all splits are finished, the watermark of their rows: timers due by the last rows then fire before timers
-        due only by the end, however the rows were cut into batches.
+        When all splits are finished, the watermark of their rows: timers due by the last rows fire before the end's.
         """
         if self._spec.event_time is None:
             return None
@@ -338,8 +344,8 @@ class SourceDriver:
 
     def watermark_to_tell(self, above_ms: int, now_ns: int) -> int | None:
         interval_ns = self._spec.watermark_interval_ms * 1_000_000
-        if 0 <= now_ns - self._told_ns < interval_ns and not self.finished:
-            return None
+        if 0 <= now_ns - self._told_ns < interval_ns and not (self.finished or (self._timeout_ns and self.idle)):
+            return None  # told later, an idle source would hold event time back again
         watermark_ms = self.watermark()
         if watermark_ms is None or watermark_ms <= above_ms:
             return None
@@ -349,12 +355,13 @@ class SourceDriver:
     def next_due_ns(self, gathering_ns: int = 0) -> int | None:
         """Time of the next poll, or None to poll as soon as possible.
 
-        Known if every unfinished split has a due time (plus `gathering_ns`, for which rows wait for others), and no
-        later than the next look of the discovery.
+        Known if every unfinished split has a due time. Rows wait `gathering_ns` for others.
         """
-        if self._ended_early:
+        if self._ended_early or self._found:
             return None
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
+        if earliest is not None and not self._queue and self._gap.holds:
+            earliest = min(earliest, self._gap.due_ns())
         if self._follows:
             return min(self._polled_ns + _FOLLOWS_NS, earliest or self._polled_ns + _FOLLOWS_NS)
         due_ns = None if self._bucket is None else self._bucket.due_ns()
@@ -371,7 +378,7 @@ class SourceDriver:
                 waits_ns = self._polled_ns + _WAITING_NS
                 earliest = waits_ns if earliest is None else min(earliest, waits_ns)
                 continue
-            due_ns = split.reader.next_due_ns()
+            due_ns = self._due_ns(split.id, split.reader)
             if due_ns is None:
                 return None
             due_ns += gathering_ns
@@ -408,18 +415,18 @@ class SourceDriver:
         return self._range is None or self._range.ends(self._context.subtask)
 
     def end(self) -> None:
-        """Stops reading. Snapshots keep the positions of unfinished splits, so another job can continue."""
+        """Snapshots keep positions of unfinished splits, so another job can continue."""
         self._ended_early = True
 
     @property
     def idle(self) -> bool:
-        """Returns whether no split exists yet, or every split was silent beyond the idle timeout."""
+        """Returns whether no split existed, or every split was silent, for longer than the idle timeout."""
         if not self._queue:
-            return self._discovery is not None
+            return self._discovery is not None and not self._gap.holds
         return self._spec.idle_timeout_ms is not None and not any(True for _ in self._counted())
 
     def idle_splits(self, most: int) -> tuple[list[str], int]:
-        """Ids of the first `most` splits silent beyond the idle timeout, and the number of all such splits."""
+        """First `most` ids of splits silent beyond the idle timeout, and the number of all such splits."""
         if self._spec.idle_timeout_ms is None:
             return [], 0
         silent = [split.id for *_, split in self._queue if split.silent_for_ns() > self._timeout_ns]
@@ -443,7 +450,7 @@ class SourceDriver:
 
     @property
     def records(self) -> int:
-        """Rows of this subtask's splits up to their positions. A replayed row counts once."""
+        """Rows up to the splits' positions. A replayed row counts once."""
         return self._done_rows + self._kept_rows
 
     @property
@@ -496,7 +503,7 @@ class SourceDriver:
     def _reader(self, split: Split) -> SplitReader:
         reader = self._spec.source.reader(split)
         if isinstance(reader, Waking):
-            reader.wake_by(self._context.wake_from_thread)
+            reader.wake_by(lambda: self._wake_for(split.id))
         if isinstance(reader, Fetching):
             reader.fetch_by(self._fetcher)
         if isinstance(reader, Gathering):
@@ -505,8 +512,15 @@ class SourceDriver:
             reader.count_by(self._context.metrics.count)
         return reader
 
+    def _wake_for(self, split_id: str) -> None:
+        self._woken.add(split_id)
+        self._context.wake_from_thread()
+
     def _moved(self, rows: int) -> None:
         self._kept_rows += rows
+
+    def _due_ns(self, split_id: str, reader: SplitReader) -> int | None:
+        return None if split_id in self._woken else reader.next_due_ns()
 
     def _take_on(self, split: OpenSplit) -> None:
         heapq.heappush(self._queue, self._place(split))
@@ -518,17 +532,17 @@ class SourceDriver:
         return (*split.order, next(self._numbers), split)
 
     def _counted(self) -> Iterator[OpenSplit]:
-        """Unfinished splits that may hold the watermark back: all except silent splits; unpolled splits count."""
+        """All unfinished splits except silent splits; unpolled splits count."""
         every, timeout_ns = self._spec.idle_timeout_ms is None, self._timeout_ns
         return (split for *_, split in self._queue if every or split.silent_for_ns() <= timeout_ns)
 
     def _observe(
         self, split: OpenSplit, batch: Batch, others: list[_Place], now_ms: int
     ) -> npt.NDArray[np.int64] | None:
-        """Event time at each row of `batch`, if an operator needs event times."""
         spec = self._spec
         if spec.event_time is None:
             return None
+        self._unit_seen = self._unit_seen or look_at_unit(self._where, spec.event_time, batch.rows)
         few = batch.few
         if few is not None and spec.detail == "none":
             greatest_ms = greatest_event_time_ms(few, spec.event_time)
@@ -600,13 +614,14 @@ class SourceDriver:
         assert self._discovering is not None
         self._looked_ns = now_ns
         try:
-            found = discovery.found()
+            self._found.extend(discovery.found())
         except Unavailable:
             self._context.metrics.count(DISCOVERY_FAILURES)
             return
         except Exception as error:
             raise_named(error, self._spec, self._context.subtask)
-        for split in found:
+        for _ in range(min(len(self._found), _FOUND_AT_ONCE)):
+            split = self._found.popleft()
             owner = self._discovering.owner(split.id, self._context.parallelism)
             if self._bucket is not None and owner not in self._readers:
                 self._readers |= {owner}
@@ -622,7 +637,7 @@ class SourceDriver:
                 self._grown[split.id] = split
 
     def _open_found(self, split: Split) -> None:
-        """Opens a discovered split off the loop. Until then no snapshot has the split: a restore discovers it anew."""
+        """Opens a discovered split off the loop. Until then a restore discovers the split anew."""
         reached = self._at_end.get(split.id)
         ahead = len(self._queue) < _PREPARED_AHEAD and self._ends is None  # `Ahead` prepares remote files
 

@@ -2,12 +2,11 @@
 
 Laws, for each generation and split:
 
-1. No row is read before a decided checkpoint of this generation holds the split's position. So rows after the
-   position in a restored checkpoint may have been written; a split in no checkpoint was never read.
-2. A split with a restored position first skips to its present end. The end is requested after the start of the
-   generation: by then every sink has stopped the writers of earlier generations.
+1. No row is read before a decided checkpoint of this generation holds the split's position.
+2. A split with a restored position first skips to its present end, requested after the start of the generation: by
+   then every sink has stopped the writers of earlier generations.
 
-See docs/design/at-most-once.md.
+Design: docs/design/at-most-once.md.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,12 +18,12 @@ from barrier_runtime.operators.base import OperatorContext, SplitPosition
 from barrier_runtime.runtime.sources.split_state import OpenSplit
 
 _PLACED = 0  # instead of a checkpoint
-# by split: the last position known before a skip; the position of the end, and the number of skipped rows
+# by split: the last known position before a skip; the position of the end, and the number of skipped rows
 _Skips: TypeAlias = tuple[Mapping[str, SplitPosition], Mapping[str, tuple[bytes, int]]]
 
 
 class Ends:
-    """Splits that may not be read yet. `moved(rows)`: a sink has written so many rows more than the checkpoint says."""
+    """Splits that may not be read yet. `moved(rows)`: a sink wrote these rows after the checkpoint."""
 
     def __init__(self, context: OperatorContext, source: Source, moved: Callable[[int], None]) -> None:
         self._context = context
@@ -82,10 +81,6 @@ class Ends:
 
 
 def last_positions(splits: list[OpenSplit], written: Mapping[str, SplitPosition]) -> dict[str, SplitPosition]:
-    """Last known position of each split: the checkpoint's, or a later position that a sink has written.
-
-    Row counts order the positions of a split, because each row counts once in all generations.
-    """
     found = {split.id: position_of(split) for split in splits}
     later = {id: at for id, at in written.items() if id in found and at.rows > found[id].rows}
     return {**found, **later}

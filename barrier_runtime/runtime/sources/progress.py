@@ -1,9 +1,6 @@
 """Progress of a source in a snapshot, and the combined progress of all subtasks.
 
-Unfinished splits of a discovering source include their payload, so that a restore needs no listing. Names of finished
-splits are kept in a `NameSet` for ever, because a forgotten split would be read twice. The runs of the set are separate
-values, stored once; every checkpoint writes the names added since the last run again. A split of a fixed list that was
-never polled is in no snapshot.
+Names of finished splits are kept for ever: a forgotten split would be read twice.
 """
 
 import zlib
@@ -25,7 +22,7 @@ PROGRESS_VERSION = 2  # version 1: names of finished splits have no mark
 
 
 class SplitProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    rows: int  # rows returned so far, each counted once
+    rows: int  # each counted once
     greatest_ms: int
     finished: bool
     position: msgspec.Raw = NO_POSITION  # the reader's position, JSON; null after the end
@@ -35,12 +32,12 @@ class SplitProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class SourceProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Value of a source in a snapshot: progress by split id, and totals of finished splits."""
+    """Value of a source in a snapshot."""
 
     splits: dict[str, SplitProgress]
     done: list[str] = msgspec.field(default_factory=list)  # ids of finished splits, of older releases
     done_rows: int = 0
-    done_ms: int = WATERMARK_MIN  # greatest event time in finished splits
+    done_ms: int = WATERMARK_MIN
     finished: int = 0  # records in this snapshot's values of finished splits
     version: int = 1  # 1 if a release before versions wrote the value
 
@@ -50,14 +47,14 @@ _PROGRESS = VersionedDecoder(_FORMAT, msgspec.json.Decoder(SourceProgress))
 
 
 class RestoredSource:
-    """Combined snapshots of a source. Names are looked up in the sets of all subtasks; only a share is stored.
+    """Combined snapshots of a source.
 
-    `done_rows` and `done_ms` of finished splits are not known per split: one subtask takes over those of a snapshot.
+    `done_rows` and `done_ms` are not known per split: one subtask takes over those of a snapshot.
     """
 
     def __init__(self, snapshots: tuple[OperatorSnapshot, ...], subtask: int, parallelism: int, where: str) -> None:
         self.splits: dict[str, SplitProgress] = {}
-        self.own: set[str] = set()  # of this subtask at the checkpoint
+        self.own: set[str] = set()
         self.done_rows = 0
         self.done_ms = WATERMARK_MIN
         self.any = bool(snapshots)
@@ -65,7 +62,7 @@ class RestoredSource:
             range(snapshots[0].parallelism)
         )
         records: list[bytes] = []
-        listed = NameSet()  # in snapshots of older releases
+        listed = NameSet()
         for snapshot in snapshots:
             place = f"{where}, state of subtask {snapshot.subtask}"
             progress = _PROGRESS.decode(snapshot.values[SPLITS_VALUE], place)

@@ -1,7 +1,6 @@
 """Timing of reports of source progress to the coordinator, for `max_drift`. Pure.
 
-A slot reports every 50 ms while the progress changes, because the answer limits how far splits may advance. Otherwise
-the interval doubles up to a second. See docs/design/in-flight-data.md.
+Design: docs/design/in-flight-data.md.
 """
 
 from collections.abc import Mapping
@@ -11,12 +10,11 @@ from barrier_runtime.runtime.sources.driver import SourceDriver
 
 LOOK_S = 0.05
 _SELDOM_S = 1.0
-_LONGEST_SPLIT = 200  # characters of an id in a report
+_LONGEST_SPLIT = 200
 _IDLE_TOLD = 4
 
 
 def held_back(driver: SourceDriver) -> HeldBack:
-    """Idle splits, and the split that holds back the watermark here."""
     split, watermark_ms = driver.least_far()
     idle, idle_count = driver.idle_splits(_IDLE_TOLD)
     told = tuple(each[:_LONGEST_SPLIT] for each in idle)

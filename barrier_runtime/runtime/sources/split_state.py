@@ -1,4 +1,4 @@
-"""State of a split of a subtask's source: reader, and progress for snapshots."""
+"""State of a split of a subtask's source."""
 
 import msgspec
 
@@ -7,10 +7,55 @@ from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.runtime.sources.progress import NO_POSITION, SplitProgress
 
 
-class OpenSplit:
+class Silence:
+    __slots__ = ("asked_ns", "silent_ns")
+
+    def __init__(self) -> None:
+        self.silent_ns: int | None = None  # first poll without rows since the last rows
+        self.asked_ns = 0
+
+    def broken(self, now_ns: int) -> None:
+        self.silent_ns = None
+        self.asked_ns = now_ns
+
+    def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
+        """Notes a poll without rows. Silence starts again if no poll came for the idle timeout."""
+        if self.silent_ns is None or now_ns - self.asked_ns > timeout_ns:
+            self.silent_ns = now_ns
+        self.asked_ns = now_ns
+
+    def silent_for_ns(self) -> int:
+        return 0 if self.silent_ns is None else self.asked_ns - self.silent_ns
+
+
+class SplitGap(Silence):
+    """Time since the subtask's last split, for which event time is held back. 0 before a split."""
+
+    __slots__ = ("_had_splits", "_timeout_ns")
+
+    def __init__(self, timeout_ns: int, had_splits: bool) -> None:
+        super().__init__()
+        self._timeout_ns = timeout_ns
+        self._had_splits = had_splits
+
+    def look(self, has_splits: bool, now_ns: int) -> None:
+        self._had_splits = self._had_splits or has_splits
+        if has_splits:
+            self.broken(now_ns)
+        else:
+            self.had_nothing(now_ns, self._timeout_ns)
+
+    @property
+    def holds(self) -> bool:
+        return self._had_splits and 0 < self._timeout_ns >= self.silent_for_ns()
+
+    def due_ns(self) -> int:
+        return self.asked_ns + self._timeout_ns // 2
+
+
+class OpenSplit(Silence):
     __slots__ = (
         "asked",
-        "asked_ns",
         "backlogged",
         "ended_in",
         "fetched",
@@ -25,12 +70,12 @@ class OpenSplit:
         "prepared",
         "reader",
         "rows",
-        "silent_ns",
         "size",
         "skipped",
     )
 
     def __init__(self, split: Split, reader: SplitReader, progress: SplitProgress | None) -> None:
+        super().__init__()
         self.id = split.id
         self.payload = split.payload
         self.size = split.size
@@ -42,32 +87,17 @@ class OpenSplit:
         self.rows = progress.rows if progress else 0
         self.greatest_ms = progress.greatest_ms if progress else WATERMARK_MIN
         self.finished = False
-        self.held = False  # see `ends.Ends`
+        self.held = False
         self.skipped = progress.skipped if progress else 0
-        self.polled = 0  # of the last poll
-        self.silent_ns: int | None = None  # first poll without rows since the last rows
-        self.asked_ns = 0
+        self.polled = 0
         self.prepared = True  # False: the reader belongs to `Ahead`
         self.position_meanwhile: msgspec.Raw | None = None
         self.ended_in: int | None = None  # of a listener: the first checkpoint with the split's end
 
     def had_rows(self, rows: int, turn: int, now_ns: int) -> None:
         self.polled = turn
-        self.silent_ns = None
-        self.asked_ns = now_ns
+        self.broken(now_ns)
         self.rows += rows
-
-    def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
-        """Notes a poll without rows.
-
-        A split not polled for the idle timeout may have had rows meanwhile: the silence starts again.
-        """
-        if self.silent_ns is None or now_ns - self.asked_ns > timeout_ns:
-            self.silent_ns = now_ns
-        self.asked_ns = now_ns
-
-    def silent_for_ns(self) -> int:
-        return 0 if self.silent_ns is None else self.asked_ns - self.silent_ns
 
     @property
     def waits_for_bytes(self) -> bool:

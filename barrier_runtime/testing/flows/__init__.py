@@ -1,1 +1,1 @@
-"""`check`: runs a user's flow in the simulated world, with crashes at every point of the protocol."""
+"""`check`: runs a user's flow in the simulated world, with crashes."""

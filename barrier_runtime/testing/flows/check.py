@@ -1,12 +1,6 @@
-"""Check of whole flows in virtual time: crashes at any point of the protocol must not change rows.
+"""Check of whole flows in virtual time: crashes must not change rows.
 
-    from barrier_runtime.testing import check
-
-    def test_my_flow_is_exactly_once():
-        print(check(build_flow, {"payments": payments}))
-
-There is no Spark, no server and no thread: the production classes run on simulated loops, sockets and stores, one run
-after another. See docs/testing.md.
+See docs/testing.md.
 """
 
 import time
@@ -79,23 +73,27 @@ def check(
     sinks: Mapping[str, Callable[[], CheckedSink]] | None = None,
     only: str | None = None,
 ) -> Checked:
-    """Runs a flow with crashes.
-
-    Raises `CheckFailed` at the first run whose rows differ from the undisturbed run.
+    """Runs a flow with crashes. Raises `CheckFailed` if rows differ from the undisturbed run's.
 
     `flow`: a `Dataflow`, or a function that builds one. The function is called for each simulated process, so closures
-    start fresh after a crash, as in production; globals of a module do not.
+    start fresh after a crash, as in production; module globals do not.
+
     `inputs`: the rows of each source: a list of dicts or a table (a single split, read in this order), or a list of
-    such lists (a split each; the order between splits differs in each run). Rows arrive within a second of virtual
-    time, with a checkpoint every 0.12 s.
+    such lists (a split each, in another order in each run). Rows arrive within a second of virtual time, with a
+    checkpoint every 0.12 s.
+
     `crashes`: "every phase" crashes, for each phase of the protocol, parallelism and seed, the active process, and in
     another run the whole program (which continues with the next parallelism); the seed selects the checkpoint. "every
     point" crashes at each occurrence of each phase. "none" only compares seeds and parallelisms.
+
     `parallelism`: numbers of slots, at most 16. The run with the first number, the first seed and no crash gives the
-    expected rows. Rows are compared as a multiset: sinks of several subtasks have no order.
+    expected rows. Rows are compared as a multiset.
+
     `seeds`: each gives another interleaving of messages, rows, threads and requests.
-    `sinks`: sinks by name that are used as they are: a function, called for each run, that returns a `CheckedSink` with
-    a target of its own. Rows of other sinks go to a transactional memory, whatever system they name.
+
+    `sinks`: real sinks by name: a function, called for each run, that returns a `CheckedSink` with a separate target.
+    Rows of other sinks go to a transactional memory, whatever system they name.
+
     `only`: the single run to compare, as named by a failure.
 
     Raises `InvalidJob` for a flow that cannot run and for inputs that do not fit it.
@@ -137,7 +135,7 @@ def _crashes(crashes: Crashes, seed: int, quiet: FlowOutcome) -> Iterator[CrashP
         for which, victim in enumerate(_VICTIMS):
             if crashes == "every point":
                 yield from (CrashPoint(phase, nth, victim) for nth in range(1, often + 1))
-            elif often:  # spread over the run, differently in each phase and for each victim
+            elif often:  # spread over the run, differently per phase and victim
                 yield CrashPoint(phase, 1 + (seed * 31 + number * 7 + which * 13 + often // 2) % often, victim)
 
 

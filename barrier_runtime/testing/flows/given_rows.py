@@ -1,7 +1,4 @@
-"""Source of a checked flow: given rows in splits, paced in virtual time; and differences of rows.
-
-Rows of a sink are compared as multisets; differences are reported in row order.
-"""
+"""Source of a checked flow: given rows, paced in virtual time; and differences of rows."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,20 +8,17 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.connectors.source import Polled, Split
+from barrier_runtime.data.row_class import record_of
 from barrier_runtime.data.rows import RowWriter
 from barrier_runtime.data.schemas import described, no_rows
 from barrier_runtime.state.errors import InvalidJob
 
-# Rows, rows by split, or a table (a single split).
 GivenInput: TypeAlias = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]] | pa.Table | pa.RecordBatch
 
 
 @dataclass(frozen=True)
 class GivenRows:
-    """Rows by split. Row i of a split of n rows is due at `start_ns` + length of the split · i / n.
-
-    Times are those of the wall clock outside all processes.
-    """
+    """Rows by split. Row i of n rows is due at `start_ns` + length of the split · i / n (wall clock)."""
 
     name: str
     schema: pa.Schema
@@ -79,7 +73,7 @@ class GivenReader:
 
 
 def tables_of(source: str, given: GivenInput, schema: pa.Schema) -> tuple[pa.RecordBatch, ...]:
-    """A batch per split. Raises `InvalidJob` for rows that do not fit the schema of the source."""
+    """A batch per split. Raises `InvalidJob` for rows that do not fit the source's schema."""
     if isinstance(given, pa.RecordBatch):
         given = pa.Table.from_batches([given])
     if isinstance(given, pa.Table):
@@ -96,7 +90,8 @@ def _batch(source: str, rows: Any, schema: pa.Schema) -> pa.RecordBatch:
             f"it has {', '.join(schema.names)}"
         )
     where, remedy = f"check: rows given for source {source!r}", "give values of the types of " + described(schema)
-    return RowWriter(where, schema, remedy).batch(list(rows)) if rows else no_rows(schema)
+    plain = [record_of(row, where) for row in rows]
+    return RowWriter(where, schema, remedy).batch(plain) if plain else no_rows(schema)
 
 
 _SHOWN = 400
@@ -127,7 +122,6 @@ def difference(
 
 
 def _beyond(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Rows that `others` lack or have less often, in order."""
     left = Counter(map(_key, others))
     beyond = []
     for row in rows:
@@ -140,7 +134,7 @@ def _beyond(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any
 
 
 def _key(row: Mapping[str, Any]) -> str:
-    """Comparable text; the order of nested dicts does not matter, that of lists does."""
+    """Comparable text; ignores the order of nested dicts."""
     return repr(_plain(row))
 
 

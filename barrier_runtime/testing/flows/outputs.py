@@ -1,4 +1,4 @@
-"""Sinks of a checked flow: a transactional memory or the user's sink, with crash points at each call."""
+"""Sinks of a checked flow: a transactional memory or the user's sink, with crash points."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class CheckedSink:
     """User's sink in a check.
 
     `make` returns a new, unopened sink, one per subtask and generation; all write to the same target. `read` returns
-    the rows that a reader of the target sees.
+    the rows that readers see.
     """
 
     make: Callable[[], TwoPhaseCommitSink]
@@ -25,7 +25,7 @@ class CheckedSink:
 
 
 class SinkCalls(Protocol):
-    """Process of a sink. If the process dies, no code after this call runs."""
+    """Called with the phase at each crash point. If the process dies there, no later code runs."""
 
     def __call__(self, phase: str, /) -> None: ...
 
@@ -41,7 +41,7 @@ _STAGED = msgspec.json.Decoder(_Staged)
 
 @dataclass
 class OutputMemory:
-    """Target of a sink, outside of all processes. Rows are visible after the commit of their transaction."""
+    """Target of a sink, outside of all processes."""
 
     staged: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
     visible: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
@@ -64,8 +64,6 @@ class OutputMemory:
 
 
 class OutputSink(TwoPhaseCommitSink):
-    """Sink into an `OutputMemory`. Undecided transactions stay staged and never become visible."""
-
     def __init__(self, memory: OutputMemory) -> None:
         self._memory = memory
 

@@ -1,4 +1,4 @@
-"""Points of the protocol at which a process of a checked flow may die: phases and victims."""
+"""Points of the protocol at which a checked flow may die."""
 
 from dataclasses import dataclass
 from typing import Literal

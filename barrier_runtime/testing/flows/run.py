@@ -1,8 +1,4 @@
-"""Run of a user's flow in the simulated world, with replaced sources and sinks and one crash.
-
-Spark restarts a dead slot after 0.2 to 0.8 s, the supervisor restarts a coordinator at once, and the user restarts a
-program with the next parallelism.
-"""
+"""Run of a user's flow in the simulated world, with replaced sources and sinks and one crash."""
 
 import random
 from collections import Counter
@@ -48,13 +44,13 @@ from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
 
 MAX_PARALLELISM = 16  # key groups
 _START_NS = WALL_START_NS + 200_000_000  # first row
-_LENGTHS_NS = (500_000_000, 1_000_000_000)  # splits differ in speed
+_LENGTHS_NS = (500_000_000, 1_000_000_000)
 # About eight during the input.
 _CHECKPOINTS = {"interval_ms": 120, "min_pause_ms": 20, "timeout_ms": 5_000, "retained": 2}
 _WITHIN_S = 120.0  # virtual time until the job must have ended
 _AFTERWARDS_S = 1.0  # remains of dead programs may still act
 _MAX_STEPS = 5_000_000
-_CALL_US = (200, 3_000)  # of a sink's call
+_CALL_US = (200, 3_000)
 _HEARD: dict[type[Any], str] = {
     Deploy: "restore",
     Start: "start",
@@ -73,13 +69,11 @@ class Flow(Protocol):
 
 @dataclass(frozen=True)
 class FlowUnderTest:
-    """`make` runs for each simulated process, so closures start fresh, as in production."""
-
     make: Callable[[], Flow]
-    inputs: Mapping[str, tuple[pa.RecordBatch, ...]]  # by source, a batch per split
+    inputs: Mapping[str, tuple[pa.RecordBatch, ...]]
     sinks: Mapping[str, Callable[[], CheckedSink]]
     parallelisms: Sequence[int]
-    checkpoints: Mapping[str, Any] = field(default_factory=dict)  # override those of `check`
+    checkpoints: Mapping[str, Any] = field(default_factory=dict)
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
 
 
@@ -88,7 +82,7 @@ class FlowOutcome:
     """`trouble` is the reason for a bad end; `rows` are then incomplete."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by sink, as a reader of the target sees them
-    points: Counter[str] = field(default_factory=Counter)  # occurrences of each phase
+    points: Counter[str] = field(default_factory=Counter)
     crashed: bool = False
     restored_in_flight: int = 0  # inputs with rows in flight in a restored checkpoint
     trouble: str = ""
@@ -97,7 +91,7 @@ class FlowOutcome:
 
 
 def run_flow(flow: FlowUnderTest, scenario: FlowScenario) -> FlowOutcome:
-    """Runs a scenario; equal scenarios give equal runs, if the user's functions are deterministic."""
+    """Runs a scenario, reproducibly if the user's functions are deterministic."""
     run = _FlowRun(flow, scenario)
     with (
         run.sim,
@@ -292,8 +286,6 @@ class _FlowRun(SimCluster):
 
 
 class _CrashingLink:
-    """Control connection of a slot whose process may die just before it sends a message."""
-
     def __init__(self, link: TcpControlLink, process: SimProcess, reached: Callable[[str, SimProcess], None]) -> None:
         self._link = link
         self._process = process

@@ -1,5 +1,4 @@
-"""Simulated world for whole jobs: virtual time, processes, threads, TCP and stores from a single seed.
+"""Simulated world for whole jobs, determined by a single seed.
 
-`barrier_runtime.testing.check` runs a user's flow in this world; the project's own simulation (tests/simulation) adds
-faults of every kind, servers of sinks and sources, and judges.
+`barrier_runtime.testing.check` runs users' flows in this world; tests/simulation adds faults and judges.
 """

@@ -1,8 +1,6 @@
-"""Job on a simulated cluster: programs that a user starts, their coordinators and slots, and restarts.
+"""Job on a simulated cluster: programs, coordinators, slots, and restarts.
 
-The cluster simulates the parts outside this project: Spark (restarts the task of a dead process, kills a task at the
-driver's request), the supervisor of the embedded coordinator, and the driver that submits the job and polls. Everything
-else is production code, on simulated loops, sockets, threads and stores. Subclasses add faults and judges.
+Only Spark, the supervisor of the embedded coordinator, and the driver are simulated. Subclasses add faults and judges.
 """
 
 import asyncio
@@ -46,15 +44,13 @@ from barrier_runtime.testing.simulation.store import SimStore, StoreFaults
 
 PORT = 7000
 RESPAWN_US = (200_000, 800_000)
-_WATCHDOG_S = 30.0  # for which a slot of a killed program may continue as a zombie
-POLL_US = 500_000  # interval of the driver's polls
+_WATCHDOG_S = 30.0  # for which a killed program's slot may continue as a zombie
+POLL_US = 500_000
 _KEY = b"k" * 32
-_MEMORY_BYTES = 8 << 20  # of operators; state is in `lsm_kv`
+_MEMORY_BYTES = 8 << 20
 
 
 class WatchedStore(MemoryStore):
-    """Reports every effect, in order, of the process `actor`."""
-
     def __init__(
         self,
         name: str,
@@ -86,16 +82,14 @@ class SlotTask:
     index: int
     attempt: int
     process: SimProcess
-    program: str = ""  # as in `JobSpec`
+    program: str = ""
     slot: Slot | None = None
-    given_up: bool = False  # Spark has already started another attempt
+    given_up: bool = False
     dismissed: bool = False  # the job had no place for the slot
 
 
 @dataclass
 class Program:
-    """A run, with coordinator and slots."""
-
     number: int
     spec: JobSpec
     graph: JobGraph
@@ -103,9 +97,9 @@ class Program:
     tasks: list[SlotTask] = field(default_factory=list)
     coordinators: list["SimCoordinator"] = field(default_factory=list)
     attempts: int = 0
-    others: dict[str, JobGraph] = field(default_factory=dict)  # for a replace, by name
+    others: dict[str, JobGraph] = field(default_factory=dict)
     standbys: str = ""
-    outcome: str = ""  # "killed" by the simulated user
+    outcome: str = ""
     reason: str = ""
 
     @property
@@ -123,9 +117,8 @@ class SimCoordinator:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Properties of a cluster.
+    """`turn_us`: added to each turn of a slot's loop. `unreached`: rate at which Spark fails to kill.
 
-    `turn_us`: additional virtual time of each turn of a slot's loop. `unreached`: rate at which Spark fails to kill.
     `mark` and `first_name` keep the names of two clusters apart.
     """
 
@@ -138,13 +131,11 @@ class ClusterOptions:
     first_name: int = 0
     max_drift_ms: int | None = None
     no_cores: float = 0.0  # rate of missing cores for a standby slot
-    begins_us: int = 300  # of a slot's blocking work: threads may be busy
-    inline_bytes: int = 300  # of a snapshot: larger files are objects
+    begins_us: int = 300
+    inline_bytes: int = 300
 
 
 class SimCluster:
-    """Subclasses define the program (`_job`) and may watch messages, store effects and ends."""
-
     def __init__(self, job: str, sim: Simulation, options: ClusterOptions) -> None:
         self.job = job
         self.sim = sim
@@ -157,7 +148,7 @@ class SimCluster:
         self._last_ended: Program
         self._names = options.first_name
         self._processes: set[str] = set()
-        self._stopping: Literal["", "checkpoint", "drain"] = ""  # the user wants to end the job
+        self._stopping: Literal["", "checkpoint", "drain"] = ""
 
     def world_ns(self) -> int:
         return WALL_START_NS + self.sim.now_us * 1000
@@ -224,7 +215,6 @@ class SimCluster:
     # ------------------------------------------------------------ programs
 
     def _current(self) -> Program:
-        """Youngest live program, or the last that ended. An older program may reach FENCE later."""
         return next((program for program in reversed(self.programs) if program.active), self._last_ended)
 
     def _start_program(self, parallelism: int) -> None:
@@ -247,7 +237,7 @@ class SimCluster:
         return f"{self.options.mark}driver-{number}", f"{self.options.mark}standby-{number}"
 
     def _kill_program(self, program: Program, *, leave_zombies: bool) -> None:
-        """Kills the whole program; with zombies some slots survive for a while."""
+        """Kills the program; with zombies some slots survive for a while."""
         program.outcome = program.outcome or "killed"
         for coordinator in program.coordinators:
             coordinator.process.crash()
@@ -287,7 +277,7 @@ class SimCluster:
                 self._on(program, runner, partial(self._stop, runner))
 
     def _start_what_is_wanted(self, program: Program, runner: JobRunner) -> None:
-        """Starts requested standby slots, and slots dismissed by mistake. Sometimes there are no cores."""
+        """Starts requested standby slots, if there are cores, and slots dismissed by mistake."""
         wanted = runner.standbys
         if wanted is not None and wanted.request != program.standbys:
             program.standbys = wanted.request
@@ -343,7 +333,6 @@ class SimCluster:
             await asyncio.sleep(0.1)
 
     async def _submit(self, program: Program, coordinator: SimCoordinator, directory: JobDirectory) -> None:
-        """Submits the job as the driver does, until a coordinator accepts or refuses."""
         while program.active:
             try:
                 await directory.submit(program.spec)
@@ -359,7 +348,6 @@ class SimCluster:
         self.sim.after(300_000, lambda _: self._restart_coordinator(program))
 
     def _runner(self, program: Program) -> JobRunner | None:
-        """Runner of the leading coordinator; without a leader, of the youngest that answers."""
         found: JobRunner | None = None
         for coordinator in program.coordinators:
             if coordinator.process.running and coordinator.directory is not None:
@@ -461,7 +449,7 @@ class SimCluster:
         task.dismissed = shutdown.outcome == "left"
         if shutdown.outcome == "replaced" and not task.given_up:
             self._respawn(program, task)
-        elif shutdown.outcome == "failed":  # even without a coordinator
+        elif shutdown.outcome == "failed":
             self.sim.after(2_000_000, lambda _: self._failed_by_task(program, shutdown.reason))
 
     def _failed_by_task(self, program: Program, reason: str) -> None:
@@ -470,7 +458,7 @@ class SimCluster:
             self._kill_program(program, leave_zombies=False)
 
     def _lose_slot(self, program: Program, task: SlotTask, *, kill: bool) -> None:
-        """Restarts a task that Spark considers lost; with `kill=False` the old process lives on."""
+        """Restarts a task that Spark considers lost; `kill=False`: the old process lives on."""
         if kill:
             task.process.crash()
         self._respawn(program, task)
@@ -484,7 +472,7 @@ class SimCluster:
         )
 
     def _start_if_none(self, program: Program, index: int, of: str) -> None:
-        """Starts a slot, unless an attempt is known to run, as Spark does."""
+        """Starts a slot, unless an attempt is known to run."""
         own = [task for task in program.tasks if (task.index, task.program) == (index, of)]
         if not any(task.process.alive and not task.given_up for task in own):
             self._start_slot(program, index, of)
@@ -499,7 +487,7 @@ class SimCluster:
 
 @contextlib.contextmanager
 def in_one_thread() -> Iterator[None]:
-    """Makes concurrent requests sequential (jobs are greenlets of one thread), and the memory constant."""
+    """Makes concurrent requests sequential, because jobs share a thread, and the memory constant."""
     with (
         patch.object(commit_log, "READS_AT_ONCE", 1),
         patch.object(commit_record, "READS_AT_ONCE", 1),

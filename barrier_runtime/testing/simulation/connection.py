@@ -1,10 +1,9 @@
-"""Connection of the simulated network: both ends as asyncio transports, and the bytes between them.
+"""Connection of the simulated network: both ends as asyncio transports.
 
     write → send buffer (user) → window → wire (delay per delivery, in order) → receive buffer (kernel) → data_received
 
-Each connection has its own base delay, and deliveries differ, so data on two connections may arrive in either order. At
-most `WINDOW` bytes of a direction are on the wire or unread; the rest waits in the sender's buffer and pauses its
-protocol. Chunks merge and split.
+Delays differ per connection and delivery, so data on two connections may arrive in either order. At most `WINDOW` bytes
+of a direction are on the wire or unread. Chunks merge and split.
 """
 
 # These classes replace classes of asyncio whose full interface is not used here.
@@ -19,7 +18,7 @@ from barrier_runtime.testing.simulation.contracts import AnyProcess, Event, Simu
 
 WINDOW = 64 * 1024
 _READ_BYTES = 256 * 1024
-_HIGH_WATER = 64 * 1024  # unless the protocol sets another
+_HIGH_WATER = 64 * 1024
 _FIN, _RST = "fin", "rst"
 Address = tuple[str, int]
 
@@ -28,15 +27,13 @@ class NetworkFaults:
     """Rates per delivery; a test may change them at any time."""
 
     def __init__(self) -> None:
-        self.late = 1 / 256  # up to 50 ms
+        self.late = 1 / 256
         self.split = 1 / 32
         self.host_lost = 1 / 20  # of crashes: the peer notices when it writes
         self.never_told = 1 / 3  # of half-open ends: not even then
 
 
 class Wires(Protocol):
-    """Part of `network.SimNetwork` that a connection uses."""
-
     simulation: Simulated
     faults: NetworkFaults
 
@@ -52,8 +49,8 @@ class Connection:
         simulation = network.simulation
         self.number = number
         self.address = address
-        self.base_us = simulation.bits(simulation.bits(2) + 8)  # up to 0.25, 0.5, 1 or 2 ms
-        self.severed = False  # later bytes never arrive
+        self.base_us = simulation.bits(simulation.bits(2) + 8)
+        self.severed = False
         self.ends = (
             SimTransport(network, self, client.place, place),
             SimTransport(network, self, place, client.place),
@@ -70,11 +67,7 @@ class Connection:
 
 
 class SimTransport(asyncio.Transport):
-    """End of a connection: the transport of a process, and the kernel's part of the socket.
-
-    `wire` holds deliveries on the way *to* this end, `unread` bytes that arrived, `unsent` bytes of this end that the
-    window holds back.
-    """
+    """`wire`: deliveries on the way *to* this end. `unread`: bytes that arrived. `unsent`: held back."""
 
     peer: "SimTransport"
 
@@ -85,10 +78,9 @@ class SimTransport(asyncio.Transport):
         self.connection = connection
         self.place = place
         self._peer_place = peer_place
-        self.process: AnyProcess | None = None  # None in a backlog
+        self.process: AnyProcess | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._protocol: asyncio.BaseProtocol | None = None
-        # the kernel's receiving half
         self.wire: deque[list[Any]] = deque()  # [arrival_us, sent_us, bytes or _FIN or _RST]
         self._last_arrival_us = 0
         self._arrival_armed = False
@@ -98,7 +90,6 @@ class SimTransport(asyncio.Transport):
         self._reset: Exception | None = None
         self.shut = False
         self.reset_on_write = False
-        # the transport
         self.unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._high, self._low = _HIGH_WATER, _HIGH_WATER // 4
@@ -107,7 +98,7 @@ class SimTransport(asyncio.Transport):
         self._read_armed = False
         self._write_armed = False
         self._closing = False
-        self._lost = False  # connection_lost was called, or will be
+        self._lost = False
         self._told_eof = False
 
     # ------------------------------------------------------------ for network and server
@@ -235,7 +226,6 @@ class SimTransport(asyncio.Transport):
             self.socket_closed()
 
     def socket_closed(self) -> None:
-        """Closes the kernel's socket: orderly, or with a reset if unread bytes remain."""
         if self.shut:
             return
         self.shut = True
@@ -248,7 +238,7 @@ class SimTransport(asyncio.Transport):
 
     def transmit(self, data: bytes) -> None:
         if self.connection.severed:
-            self.peer._in_flight += len(data)  # never acknowledged
+            self.peer._in_flight += len(data)
             if self.reset_on_write:
                 self.reset_on_write = False
                 self._simulation.after(self._simulation.between_us(1_000, 2_000_000), SimTransport.reset_arrived, self)
@@ -287,7 +277,7 @@ class SimTransport(asyncio.Transport):
                 self.reset_arrived()
                 return
             elif self.shut:
-                self.peer.reset_later()  # bytes for a closed socket
+                self.peer.reset_later()
             else:
                 self.unread.append(what)
                 size += len(what)
@@ -391,7 +381,7 @@ class SimTransport(asyncio.Transport):
             self._call("pause_writing")
 
     def _call(self, method: str, *args: Any) -> Any:
-        """An error ends the connection and goes to the loop, as in asyncio."""
+        """Errors end the connection and go to the loop, as in asyncio."""
         try:
             return getattr(self._protocol, method)(*args)
         except Exception as error:

@@ -1,7 +1,4 @@
-"""Protocols of simulation and processes for threads and connections; `loop` has the classes.
-
-Separate, because those classes hold the threads and the network, and imports must not be circular.
-"""
+"""Protocols of `loop`'s classes for threads and connections: imports must not be circular."""
 
 import asyncio
 import random

@@ -1,10 +1,7 @@
-"""Blocking work without threads: jobs are greenlets that may wait in a call while the world continues.
+"""Blocking work without threads: jobs are greenlets, which may wait in a call.
 
-Work that production runs on threads (restore, upload, commit, the coordinator's store calls) runs here as jobs of a
-process. A job begins shortly after submission, yields wherever it waits (`block`, a store call), and delivers its
-result on the process's loop. Between two waits a job runs without interruption.
-
-A job of a dead process never continues, a job of a stalled process after the stall.
+A job yields only where it waits (`block`, a store call). A job of a dead process never continues, a job of a stalled
+process after the stall.
 """
 
 import asyncio
@@ -22,7 +19,7 @@ _FIRST_START_US, LATEST_START_US = 20, 300
 
 
 class BlockingJob(greenlet):  # type: ignore[misc]
-    """Running piece of work. The parent is the hub, which runs the events."""
+    """The parent is the hub, which runs the events."""
 
     def __init__(self, process: AnyProcess, work: Callable[[], Any], ended: Callable[[Any, Any], None]) -> None:
         super().__init__()
@@ -98,7 +95,7 @@ class Jobs:
             raise GreenletExit
         if self.current is None:
             raise RuntimeError(f"{what} outside of a blocking job would stop the loop of its process")
-        if not self.current.process.alive:  # the process died in this call
+        if not self.current.process.alive:
             self.wait()
         return self.current
 
@@ -128,10 +125,7 @@ class Jobs:
 
 
 class Pool:
-    """Bounded number of simulated threads; first in, first out."""
-
     def __init__(self, process: AnyProcess, threads: int, begins_us: int = LATEST_START_US) -> None:
-        """A free thread begins work within `begins_us`."""
         self._process = process
         self._threads = threads
         self._begins_us = begins_us

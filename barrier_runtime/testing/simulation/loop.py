@@ -1,11 +1,8 @@
-"""Simulated world: virtual time, a random generator, and processes whose asyncio loops run in turn.
+"""Simulated world: virtual time, a random generator, and processes.
 
-A single OS thread runs everything, so the seed determines the whole history. Virtual time advances from event to event;
-running code takes no time, but each turn of a loop begins a few microseconds after it became due. Production code runs
-unchanged on an asyncio loop, streams, threads (`jobs`), an object store (`store`) and clocks.
-
-Addresses of objects, hashes of strings and the garbage collector must not influence a run. Tasks and futures therefore
-hash by number, collection is off, and remains of a dead process stay untouched until the simulation is closed.
+A single OS thread runs everything, so the seed determines the history. Addresses, hashes of strings and the garbage
+collector must not influence a run: tasks and futures hash by number, collection is off, and a dead process's remains
+stay untouched until the simulation is closed.
 """
 
 # These classes replace classes of asyncio whose full interface is not used here.
@@ -34,12 +31,12 @@ from barrier_runtime.testing.simulation.jobs import LATEST_START_US, Jobs, Pool,
 from barrier_runtime.testing.simulation.network import SimListening, SimNetwork, SimServer
 
 WALL_START_NS = 1_767_225_600 * 1_000_000_000  # 2026-01-01
-SECOND = 1_000_000  # in microseconds
+SECOND = 1_000_000
 _ALIVE, _STALLED, _DEAD = "alive", "stalled", "dead"
 _TRACE_BLOCK = 512
 _AWAKE_US = (5, 60)  # until a thread of a resumed process runs
-_LOOK_S = 0.0005  # interval of looking for an event set by another job
-_NUMBER_STEP = 4096  # no simulation has more processes
+_LOOK_S = 0.0005
+_NUMBER_STEP = 4096
 _MEMORY_FOLDER = Path("/dev/shm")
 
 
@@ -49,8 +46,6 @@ class OutOfSteps(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """Exception without a waiter, or a callback that raised."""
-
     at_s: float
     process: str
     message: str
@@ -61,8 +56,6 @@ class Problem:
 
 
 class Simulation:
-    """Context manager: the exit drops every process at once and removes the local files."""
-
     def __init__(self, seed: int, *, max_steps: int = 20_000_000) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
@@ -76,7 +69,7 @@ class Simulation:
         self._events: list[tuple[int, int, Event, Any]] = []
         self._sequence = 0
         self._hash = hashlib.blake2b(digest_size=16)
-        self._untold: list[tuple[Any, ...]] = []  # not hashed yet
+        self._untold: list[tuple[Any, ...]] = []
         self._last: deque[tuple[Any, ...]] = deque(maxlen=200)
         self._directory: Path | None = None
         self._collector_was_on = False
@@ -119,7 +112,7 @@ class Simulation:
         self.now_us = max(self.now_us, end_us)
 
     def run_until(self, condition: Callable[[], bool], within_s: float, *, look_every_s: float = 0.005) -> bool:
-        """Runs until `condition()`, checked every `look_every_s` of virtual time. False: not within `within_s`."""
+        """Runs until `condition()`, checked every `look_every_s`. False: not within `within_s`."""
         end_us = self.now_us + int(within_s * SECOND)
         every_us = max(1, int(look_every_s * SECOND))
         while not condition():
@@ -139,7 +132,7 @@ class Simulation:
     # ------------------------------------------------------------ trace
 
     def trace(self, kind: str, *details: object) -> None:
-        """Adds an entry. Details are strings, numbers, bytes and tuples of them, without addresses in their repr."""
+        """Adds an entry. The repr of details must not contain addresses."""
         self._untold.append((self.now_us, kind, *details))
         if len(self._untold) >= _TRACE_BLOCK:
             self._tell()
@@ -163,14 +156,13 @@ class Simulation:
         )
 
     def new_id(self) -> str:
-        """Id like uuid4().hex, from the seed."""
         return f"{self.bits(128):032x}"
 
     # ------------------------------------------------------------ life
 
     @property
     def directory(self) -> Path:
-        """Folder for local files, in memory if possible. The length of the path is constant."""
+        """Folder for local files, in memory if possible. The path's length is constant."""
         if self._directory is None:
             parent = _MEMORY_FOLDER if _MEMORY_FOLDER.is_dir() else None
             self._directory = Path(tempfile.mkdtemp(prefix="barrier-sim-", dir=parent))
@@ -187,7 +179,6 @@ class Simulation:
             gc.enable()
 
     def close(self) -> None:
-        """Ends all processes, and unwinds remains in a fixed order. Network and store refuse requests of cleanups."""
         if self.closed:
             return
         self.closed = True
@@ -202,10 +193,7 @@ class Simulation:
 
 
 class SimProcess:
-    """OS process: a loop, clocks, and blocking jobs. Also the `Clock` of its slot.
-
-    `place` is the host, to which network faults refer. By default each process has its own host.
-    """
+    """OS process: a loop, clocks, and blocking jobs. `place` is the host, to which network faults refer."""
 
     def __init__(self, simulation: Simulation, name: str, place: str | None = None) -> None:
         self.simulation = simulation
@@ -217,8 +205,8 @@ class SimProcess:
         self.turn_us = 0  # of virtual time per turn: a slow machine
         self.skew_ns = 0  # of the wall clock; may change at any moment
         self._steady_from_ns: int | None = None
-        self.jobs: dict[Any, None] = {}  # greenlets that have begun and not ended
-        self.held: list[tuple[Event, Any]] = []  # of jobs that wait for the end of a stall
+        self.jobs: dict[Any, None] = {}
+        self.held: list[tuple[Event, Any]] = []
         self._stalled_until_us: int | None = None
         self._left: list[asyncio.Task[Any]] = []
         simulation.processes.append(self)
@@ -234,7 +222,7 @@ class SimProcess:
         return self.simulation.now_us / SECOND
 
     def steady_ms(self) -> int:
-        """Time of `server/runner.SteadyClock`: the wall clock at the first read, then steady."""
+        """Time of `server/clock.SteadyClock`: the wall clock at the first read, then steady."""
         if self._steady_from_ns is None:
             self._steady_from_ns = self.wall_ns() - self.simulation.now_us * 1000
         return (self._steady_from_ns + self.simulation.now_us * 1000) // 1_000_000
@@ -266,16 +254,14 @@ class SimProcess:
         self.simulation.jobs.block(int(seconds * SECOND))
 
     def wait(self, event: threading.Event) -> None:
-        """Another job sets the event."""
         while not event.is_set():
             self.sleep(_LOOK_S)
 
     def crash(self) -> None:
-        """SIGKILL: no code of the process runs again, and its connections end."""
+        """SIGKILL: none of its code runs again, and its connections end."""
         self._die("crash")
 
     def leave(self) -> None:
-        """Ends the process; bytes already written are still sent."""
         self._die("leave")
 
     def _die(self, how: str) -> None:
@@ -310,11 +296,11 @@ class SimProcess:
         self.loop._arm()
 
     def _stall_over(self, _: object) -> None:
-        if self._stalled_until_us == self.simulation.now_us:  # otherwise stalled again meanwhile
+        if self._stalled_until_us == self.simulation.now_us:
             self.resume()
 
     def _abandon(self) -> None:
-        """Marks the process as dead and keeps everything that could run code at collection."""
+        """Keeps everything that could run code at collection."""
         if self.state is not _DEAD:
             self.state = _DEAD
             self._left = sorted(asyncio.all_tasks(self.loop), key=hash)
@@ -327,7 +313,7 @@ class SimProcess:
             assert isinstance(coroutine, Coroutine | Generator)
             try:
                 coroutine.close()
-            except Exception as error:  # cleanup of a dead process can reach nothing
+            except Exception as error:
                 self.simulation.trace("unwound", self.name, type(error).__name__)
         asyncio._set_running_loop(None)
         self.loop._ready.clear()
@@ -359,7 +345,7 @@ class SimHandle:
 
 
 class SimTask(asyncio.Task):
-    """Hashes by number, so sets of tasks have the same order in every run."""
+    """Hashes by number, so that sets of tasks always have the same order."""
 
     def __init__(self, coroutine: Any, *, loop: "SimLoop", name: str, context: Any, number: int) -> None:
         self._number = number
@@ -391,7 +377,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._ready: deque[SimHandle] = deque()
         self._turn_due = False
         self._numbers = process.number  # in steps, so that loops never share a number
-        self._pools: dict[int, tuple[Any, Pool]] = {}  # id(executor) -> executor, threads
+        self._pools: dict[int, tuple[Any, Pool]] = {}
         self._bits = self.simulation.bits
         self._after = self.simulation.after
 
@@ -479,7 +465,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> SimTask:
         if self.process.state is _DEAD:
-            coro.close()  # the coroutine never begins
+            coro.close()
         self._numbers += _NUMBER_STEP
         number = self._numbers
         name = name or f"{self.process.name}-{number // _NUMBER_STEP}"
@@ -488,7 +474,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------ blocking work
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
-        """Only the executor's number of threads matters, and a shutdown, which cancels work that has not begun."""
+        """Uses only the executor's number of threads; a shutdown cancels work that has not begun."""
         if executor is not None and executor._shutdown:
             raise RuntimeError("cannot schedule new futures after shutdown")
         future = self.create_future()

@@ -1,8 +1,7 @@
-"""In-memory key-value store with files like RocksDB's, for code that takes or restores snapshots.
+"""In-memory key-value store with snapshot files like RocksDB's.
 
-There are numbered SST files with constant bytes, CURRENT, a MANIFEST that lists the live files, and OPTIONS. A flush
-writes the memtable as a new SST; sometimes a compaction merges all. As in RocksDB, an opened snapshot continues the
-numbering of its manifest, so a restore of an older state reuses names of an earlier incarnation for other bytes.
+A flush writes the memtable as a new SST; sometimes a compaction merges all. As in RocksDB, an opened snapshot continues
+its manifest's numbering, so a restore of an older state reuses names for other bytes.
 """
 
 import os
@@ -42,7 +41,7 @@ class LsmKv:
         self._compact = compact
         self._content = content
         self._memtable: dict[bytes, bytes | None] = {}
-        self._live = live  # SSTs, oldest first
+        self._live = live
         self._next_number = next_number
         self._manifest = f"MANIFEST-{manifest:06d}"
         self._options = f"OPTIONS-{manifest + _FIRST_OPTIONS - _FIRST_MANIFEST:06d}"
@@ -133,7 +132,7 @@ class LsmBackend:
         content = MemoryKv()
         for number in live:
             content.write(_read_sst(directory / _sst(number)))
-        opened = int(next_number)  # as in RocksDB
+        opened = int(next_number)
         return LsmKv(directory, self._compact, content, live, opened + 1, opened)
 
 

@@ -1,8 +1,7 @@
-"""Simulated network: listening sockets, connection setup, and faults (`connection` has the bytes).
+"""Simulated network: listening sockets, connection setup, and faults.
 
-Faults: `cut`, `half_open`, `clog`/`unclog` (from one place to another: bytes and connects wait), `partition`/`heal`.
-The kernel of a dead process closes its sockets; sometimes the host is gone too, and the peer notices only when it
-writes. The kernel of a stalled process still accepts connects and bytes.
+The kernel of a dead process closes its sockets, unless the host is gone. That of a stalled process still accepts
+connects and bytes.
 """
 
 # These classes replace classes of asyncio whose full interface is not used here.
@@ -28,7 +27,7 @@ class SimListening:
     def __init__(self, address: Address, place: str, owner: AnyProcess | None) -> None:
         self.address = address
         self.place = place
-        self.owner = owner  # None: inherited by servers, and outlives them
+        self.owner = owner
         self.closed = False
         self.backlog: deque[SimTransport] = deque()
         self.servers: list[SimServer] = []
@@ -59,7 +58,7 @@ class SimServer(asyncio.AbstractServer):
         return self.process.loop
 
     def close(self) -> None:
-        """Stops accepting; accepted connections stay, and an inherited listening socket stays open."""
+        """Stops accepting; accepted connections and an inherited listening socket stay open."""
         if self._serving:
             self._serving = False
             self._listening.servers.remove(self)
@@ -85,7 +84,7 @@ class SimNetwork:
         self._connections: dict[int, Connection] = {}
         self._made = 0
         self._ports = 40_000
-        self._clogged: dict[tuple[str, str], None] = {}  # (from, to)
+        self._clogged: dict[tuple[str, str], None] = {}
         self._parked: dict[tuple[str, str], list[tuple[Event, Any]]] = {}
 
     # ------------------------------------------------------------ listening and connecting
@@ -128,7 +127,7 @@ class SimNetwork:
         finally:
             attempt.over = True
             if end is None and attempt.end is not None:
-                attempt.end.socket_closed()  # the caller gave up meanwhile
+                attempt.end.socket_closed()
         protocol = factory()
         made = process.loop.create_future()
         end.start(protocol, made)
@@ -219,7 +218,6 @@ class SimNetwork:
                 self.clog(other, one)
 
     def heal(self) -> None:
-        """Unclogs everything. Cut connections stay cut."""
         for source, target in self.clogged:
             self.unclog(source, target)
 

@@ -1,9 +1,7 @@
-"""Object store as seen by a simulated process: remote, slow, and sometimes faulty.
+"""Object store of a simulated process: remote, slow, and sometimes faulty.
 
-The request of a blocking job travels, takes effect on the shared `MemoryStore`, and the answer travels back. The effect
-also happens if the process is stalled meanwhile, and often if it is dead. Faults are drawn per call from `StoreFaults`.
-All faults obey the contract of `state.store.object_store`, except `flipped_byte`, `truncated_read` and
-`ignore_conditions`, which the checks above the store must detect.
+The effect of a request may follow the death of the process. All faults obey the contract of `state.store.object_store`,
+except `flipped_byte`, `truncated_read` and `ignore_conditions`, which the checks above the store must detect.
 """
 
 from collections import deque
@@ -17,14 +15,17 @@ from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome
 from barrier_runtime.testing.simulation.loop import SECOND, SimProcess, Simulation
 
-_TRAVEL_US = (300, 4_000)  # in one direction
-_GIVE_UP_US = (1 * SECOND, 10 * SECOND)  # wait for a missing answer
+_TRAVEL_US = (300, 4_000)
+_GIVE_UP_US = (1 * SECOND, 10 * SECOND)
 _FORGET_DELETED_US = 60 * SECOND
 
 
 @dataclass
 class StoreFaults:
-    """Rates per call. Writes are put, put_file, put_if_absent, delete, publish."""
+    """Rates per call. Writes are put, put_file, put_if_absent, delete, publish.
+
+    `held`: until `held_until_s`, requests for keys with this prefix hang.
+    """
 
     fail_before: float = 0.0  # no effect
     apply_then_fail: float = 0.0  # of writes: an effect, but no answer
@@ -39,13 +40,12 @@ class StoreFaults:
     stale_s: float = 20.0
     ignore_conditions: bool = False  # put_if_absent overwrites and reports success
     outage_until_s: float = 0.0  # in virtual time; everything fails, or hangs until the client gives up
-    held: str = ""  # calls for keys with this prefix wait until …
+    held: str = ""
     held_until_s: float = 0.0
     seen: dict[str, int] = field(default_factory=dict)
-    deleted: deque[tuple[int, ObjectInfo]] = field(default_factory=deque)  # recent, for stale lists
+    deleted: deque[tuple[int, ObjectInfo]] = field(default_factory=deque)
 
     def heal(self) -> None:
-        """Ends all faults. Late effects still happen."""
         self.fail_before = self.apply_then_fail = self.land_late = self.conflict = self.slow = 0.0
         self.truncated_read = self.flipped_byte = self.stale_list = 0.0
         self.ignore_conditions = False
@@ -53,11 +53,7 @@ class StoreFaults:
 
 
 class StoreWatcher(Protocol):
-    """Watcher of the processes' calls, in the order of each process."""
-
-    def requested(self, actor: str, operation: str, key: str) -> None:
-        """For a delete once per key."""
-        ...
+    def requested(self, actor: str, operation: str, key: str) -> None: ...
 
     def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None: ...
 
@@ -70,7 +66,7 @@ class SimStore:
     During an effect `memory.actor` is the process that requested it.
     """
 
-    requests_at_once = 1  # a simulated process has no threads
+    requests_at_once = 1
 
     def __init__(
         self,
@@ -144,7 +140,7 @@ class SimStore:
         return iter(infos)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes all keys by one request. A failed request may have deleted some."""
+        """Deletes all keys by one request, which may fail after deleting some."""
         keys = list(keys)
         some = keys
         if self._strikes("partial_delete", self._faults.fail_before):
@@ -167,7 +163,7 @@ class SimStore:
     # ------------------------------------------------------------ requests
 
     def _write(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
-        """For a request that may have an effect without an answer."""
+        """A request that may have an effect without an answer."""
         faults, simulation = self._faults, self._simulation
         if self._strikes("land_late", faults.land_late):
             simulation.jobs.running(operation)
@@ -181,7 +177,7 @@ class SimStore:
         return self._call(operation, key, effect)
 
     def _call(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
-        """For a request that may fail without an effect, or be slow."""
+        """A request that may fail without an effect, or be slow."""
         faults, simulation = self._faults, self._simulation
         self._told(operation, key)
         held_us = int(faults.held_until_s * SECOND) - simulation.now_us
@@ -235,7 +231,7 @@ class SimStore:
     def _lands(self, effect: Callable[[], Any]) -> None:
         try:
             effect()
-        except BarrierRuntimeError as error:  # no caller is left
+        except BarrierRuntimeError as error:
             self._simulation.trace("landed late", self._process.name, type(error).__name__)
 
     def _drop(self, key: str) -> None:
@@ -247,7 +243,7 @@ class SimStore:
         self._memory.delete([key])
 
     def _listing(self, prefix: str, age_us: int) -> Sequence[ObjectInfo]:
-        """List as of `age_us` ago: without later objects, with objects deleted since."""
+        """List as of `age_us` ago."""
         infos = [*self._memory.list(prefix)]
         if age_us == 0:
             return infos

@@ -1,1 +1,1 @@
-"""Commands of `barrier-runtime`: their arguments, and calls of the modules that do the work."""
+"""Commands of `barrier-runtime`: arguments and calls."""

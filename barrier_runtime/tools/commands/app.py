@@ -1,7 +1,6 @@
-"""Common parts of all commands: the application, shared arguments, and the flow of a command line.
+"""The application, shared arguments, and the flow of a command line.
 
-Pages of `--help` are lists of whole names with their help, options by group. Typer's default, rich's tables of six
-columns, cuts off the names on a terminal of 80 columns.
+Pages of `--help` are lists, because Typer's default, tables of six columns, cuts off names on a terminal of 80 columns.
 """
 
 import importlib.util
@@ -45,7 +44,7 @@ class Group(TyperGroup):
 
 
 class Application(typer.Typer):
-    """Group whose own `--help`, and that of its commands, are lists."""
+    """Group whose `--help` pages are lists."""
 
     def __init__(self, help: str) -> None:
         super().__init__(

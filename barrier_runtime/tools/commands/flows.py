@@ -1,4 +1,4 @@
-"""Commands for a flow (`run`, `explain`, `demo`, `new`), and the coordinator daemon."""
+"""Commands for a flow, and the coordinator daemon."""
 
 import sys
 from pathlib import Path
@@ -44,6 +44,29 @@ def run(
     except KeyboardInterrupt as interrupted:
         print(f"interrupted: {interrupted}" if interrupted.args else "interrupted", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+@app.command()
+@with_options
+def preflight(
+    target: Annotated[str | None, typer.Argument(metavar="FILE:FLOW", help="a flow, for its options")] = None,
+    local: Annotated[bool, typer.Option("--local", help="without Spark, with --processes")] = False,
+    processes: Annotated[int | None, typer.Option(help="with --local: slots in processes of their own")] = None,
+    *,
+    given: Given,
+) -> None:
+    """Start the slots of a flow without the flow, and print what is wrong with their hosts. Exits with 1 for errors."""
+    if local != (processes is not None):
+        raise InvalidJob("--local and --processes belong together: give both, or --master for slots on Spark")
+    from barrier_runtime.tools.preflight import lines
+    from barrier_runtime.tools.preflight import preflight as run_preflight
+
+    flow = None if target is None else load_flow(target)
+    found = run_preflight(flow, given.for_run(local=local, apart=local), processes)
+    print(*lines(found), sep="\n")
+    if any(each.severity == "error" for each in found.findings):
+        raise typer.Exit(1)
+    print(f"preflight: {sum(len(host.slots) for host in found.hosts)} slots can work together")
 
 
 def _tell_restore(flow: "Dataflow", options: dict[str, Any], local: bool) -> None:

@@ -1,4 +1,4 @@
-"""Commands for jobs of a daemon: `status`, `top`, `why`, `stop`, `savepoint`, `rescale`, `slot` and more."""
+"""Commands for jobs of a daemon."""
 
 import sys
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import typer
 
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.tools.commands.app import USER_MODULE, Target, app, load_flow
-from barrier_runtime.tools.coordinators import Coordinator, TokenFile, all_jobs, client_of
+from barrier_runtime.tools.coordinators import Ca, Coordinator, TokenFile, all_jobs, client_of
 
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 
@@ -18,20 +18,27 @@ Json = Annotated[bool, typer.Option("--json", help="for programs")]
 @app.command()
 def status(
     job: Annotated[str | None, typer.Argument(help="one job; default: all jobs")] = None,
+    log: Annotated[int | None, typer.Option(help="a slot: print the last log records of its process")] = None,
+    stacks: Annotated[int | None, typer.Option(help="a slot: print the stacks of its threads")] = None,
+    rows: Annotated[str | None, typer.Option(help="a step: print some rows that the step sends on now")] = None,
     coordinator: Coordinator = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
     json: Json = False,
 ) -> None:
     """Print the state of one job, or the list of jobs, as tables.
 
     `--json` prints everything, for programs, and on stderr a line for each job that says whether the job makes
-    progress.
+    progress. `--log 3` and `--stacks 3` ask slot 3 of the job instead, `--rows STEP` a slot with the step.
     """
+    if log is not None or stacks is not None or rows is not None:
+        _print_lines(job, log, stacks, rows, lambda of: client_of(of, coordinator, token_file, ca), json)
+        return
     if job is not None:
-        client = client_of(job, coordinator, token_file)
+        client = client_of(job, coordinator, token_file, ca)
         answer = client.status(job)
     else:
-        answer = all_jobs(coordinator, token_file)
+        answer = all_jobs(coordinator, token_file, ca)
     if json:
         _print_json(answer)
         for each in [answer] if job else answer:
@@ -44,6 +51,28 @@ def status(
     Console(highlight=False).print(job_view(_with_subtasks(client, answer)) if job else jobs_view(answer))
 
 
+def _print_lines(
+    job: str | None, log: int | None, stacks: int | None, rows: str | None, client_for: Callable[[str], Any], json: bool
+) -> None:
+    if job is None:
+        raise InvalidJob("--log, --stacks and --rows ask a slot of a job: name the job, as in `status flights --log 3`")
+    if sum(each is not None for each in (log, stacks, rows)) > 1:
+        raise InvalidJob("--log, --stacks and --rows are several questions: give one of them")
+    client = client_for(job)
+    if rows is not None:
+        from barrier_runtime.coordinator.client.rest_types import RowsAsked
+
+        answer = client.rows(job, RowsAsked(rows))
+    else:
+        answer = client.slot_lines(job, stacks if log is None else log, "stacks" if log is None else "log")
+    if json:
+        _print_json(answer)
+    else:
+        from barrier_runtime.coordinator.page.render import inert
+
+        print(inert("\n".join(answer.lines)))  # a line of a log may hold escape sequences
+
+
 @app.command()
 def top(
     job: str,
@@ -51,20 +80,21 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="look once and leave")] = False,
     coordinator: Coordinator = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """Watch a job: rates, busy shares, latencies, checkpoints, slots and the bottleneck, until it ends or Ctrl-C."""
     from barrier_runtime.tools.views import watch
 
     if not 0.2 <= every <= 3600:
         raise InvalidJob(f"--every {every:g}: give 0.2 to 3600 seconds")
-    client = client_of(job, coordinator, token_file)
+    client = client_of(job, coordinator, token_file, ca)
     watch(lambda: _with_subtasks(client, client.status(job)), every, once=once)
 
 
 @app.command()
-def page(job: str, coordinator: Coordinator = None, token_file: TokenFile = None) -> None:
+def page(job: str, coordinator: Coordinator = None, token_file: TokenFile = None, ca: Ca = None) -> None:
     """Print the address of a job's page as a link that logs in by itself, once, within an hour."""
-    print(client_of(job, coordinator, token_file).page_link(job))
+    print(client_of(job, coordinator, token_file, ca).page_link(job))
 
 
 @app.command()
@@ -74,9 +104,10 @@ def why(
     json: Json = False,
     coordinator: Coordinator = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """Say why a checkpoint was slow or failed, or why the job does not start, shows nothing or got slow."""
-    answer = client_of(job, coordinator, token_file).why(job, checkpoint)
+    answer = client_of(job, coordinator, token_file, ca).why(job, checkpoint)
     if json:
         _print_json(answer)
     else:
@@ -84,9 +115,9 @@ def why(
 
 
 @app.command()
-def checkpoint(job: str, coordinator: Coordinator = None, token_file: TokenFile = None) -> None:
+def checkpoint(job: str, coordinator: Coordinator = None, token_file: TokenFile = None, ca: Ca = None) -> None:
     """Trigger a checkpoint now. Exits with 1 when the job cannot take one."""
-    _print_reply(client_of(job, coordinator, token_file).trigger(job))
+    _print_reply(client_of(job, coordinator, token_file, ca).trigger(job))
 
 
 @app.command()
@@ -99,12 +130,13 @@ def stop(
     drain: Annotated[bool, typer.Option("--drain", help="end the input first: windows and timers fire")] = False,
     coordinator: Coordinator = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """Take a last checkpoint, commit it and stop the job.
 
     Exits with 1 if the job has ended already, and if the savepoint failed: the job continues, but a drained job ends.
     """
-    client = client_of(job, coordinator, token_file)
+    client = client_of(job, coordinator, token_file, ca)
     if drain and now:
         raise InvalidJob("--now does not wait for what --drain emits: leave one of them out")
     if savepoint is None:
@@ -124,11 +156,12 @@ def take_savepoint(
     timeout: Annotated[float | None, typer.Option(help="seconds to wait for it; default: as long as it takes")] = None,
     coordinator: Coordinator = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """Copy a running job's state to a folder that needs nothing else; start a job with it by --restore."""
     from barrier_runtime.tools.savepoints import take
 
-    client = client_of(job, coordinator, token_file)
+    client = client_of(job, coordinator, token_file, ca)
     _print_savepoint(lambda: take(client, job, to, timeout))
 
 
@@ -150,13 +183,14 @@ def rescale(
     timeout: Annotated[float, typer.Option(help="seconds for the new slots to come")] = 60.0,
     coordinator: Coordinator = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """Change a running job's number of slots. Exits with 1 if that failed: the job continues unchanged."""
     from barrier_runtime.launch.requests import RescaleFailed
     from barrier_runtime.tools.rescaling import rescale as rescaled
 
     try:
-        done = rescaled(client_of(job, coordinator, token_file), job, parallelism, timeout)
+        done = rescaled(client_of(job, coordinator, token_file, ca), job, parallelism, timeout)
     except RescaleFailed as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -178,6 +212,7 @@ def replace(
     ] = False,
     coordinator: Coordinator = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """Replace the program of a running job by the program that is now in app.py.
 
@@ -190,7 +225,7 @@ def replace(
     try:
         job = job or load_flow(target).name
         done = replaced(
-            client_of(job, coordinator, token_file), job, target, timeout, allow_non_restored=allow_non_restored
+            client_of(job, coordinator, token_file, ca), job, target, timeout, allow_non_restored=allow_non_restored
         )
     except ReplaceFailed as error:
         print(f"error: {error}", file=sys.stderr)
@@ -204,12 +239,13 @@ def report(
     to: Annotated[Path, typer.Option(help="HTML file to write; one that exists is replaced")],
     coordinator: Coordinator = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
     checkpoints: Annotated[str | None, typer.Option(help="folder or URL, for a job that has ended")] = None,
 ) -> None:
     """Write the page of a job to one HTML file, for a bug report: no script, nothing fetched, secrets masked."""
     from barrier_runtime.tools.views import report as write_report
 
-    print(f"{to}: {write_report(job, to, coordinator, token_file, checkpoints):,} bytes")
+    print(f"{to}: {write_report(job, to, coordinator, token_file, ca, checkpoints):,} bytes")
 
 
 def _with_subtasks(client: Any, status: Any) -> Any:
@@ -240,9 +276,10 @@ def _print_condition(job: Any) -> None:
 @app.command()
 def slot(
     target: Target,
-    coordinator: Annotated[str, typer.Option(help="http://host:port of the job's coordinator, or of several")],
-    token_file: Annotated[Path, typer.Option(help="file with the coordinator's bearer token")],
     slot: Annotated[list[int], typer.Option(help="number of a slot to run here; may be repeated")],
+    coordinator: Coordinator = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
     insecure_network_ok: Annotated[
         bool, typer.Option("--insecure-network-ok", help="as in the program of the job: rows are not encrypted")
     ] = False,
@@ -252,17 +289,14 @@ def slot(
     The job has more slots than its program starts (`processes=2, parallelism=4`: slots 2 and 3 are free). The file must
     be the program that runs the job. Exits with 1 if the job fails.
     """
-    from barrier_runtime.coordinator.client.failover import FailoverClient, addresses
-    from barrier_runtime.coordinator.client.rest_token import read_token_file
     from barrier_runtime.launch.outcome import JobResult, raise_unless_ended_well
     from barrier_runtime.launch.processes import join
     from barrier_runtime.spark.closure import ship_by_value
 
     flow = load_flow(target)
     ship_by_value(sys.modules[USER_MODULE])
-    token = read_token_file(token_file)
-    client = FailoverClient(addresses(coordinator), token)
+    client = client_of(flow.plan.name, coordinator, token_file, ca)
     given = {"insecure_network_ok": True} if insecure_network_ok else {}
-    status = join(flow, client, token, slot, partial(print, flush=True), given)
+    status = join(flow, client, slot, partial(print, flush=True), given)
     raise_unless_ended_well(status)
     print(JobResult(status))

@@ -1,4 +1,4 @@
-"""A job's checkpoints: trigger, persistence, proposed decision; and the end in any phase, decided or aborted."""
+"""Checkpoints of a job: trigger, manifest, decision, abort."""
 
 from collections.abc import Sequence
 
@@ -36,8 +36,7 @@ def _trigger(job: Job, now_ms: int) -> None:
     job.generation.ended_before = len(job.generation.ended)
     options = job.spec.checkpoints
     if job.stop is None and not job.savepoints.waiting and not job.rescales.replaces:
-        # The last checkpoint of a stop, a savepoint and a replaced program has no rows in flight: any successor can
-        # restore it.
+        # Checkpoints of a stop, a savepoint or a replace have no rows in flight: any successor can restore them.
         checkpoint.overtakes_timers = not options.unaligned
         if options.unaligned:
             checkpoint.aligned_timeout_ms = options.aligned_timeout_ms
@@ -63,7 +62,7 @@ def announce(job: Job, slots: Sequence[RegisteredSlot], checkpoint: Checkpoint) 
 
 
 def persist(job: Job, checkpoint: Checkpoint, now_ms: int) -> tuple[Cause, str] | None:
-    """Stores the manifest, or proposes the decision if the manifest fits into the record.
+    """Proposes the decision at once if the manifest fits into the record.
 
     Returns why the checkpoint must not be decided.
     """
@@ -90,14 +89,13 @@ def persist(job: Job, checkpoint: Checkpoint, now_ms: int) -> tuple[Cause, str] 
 
 
 def decide(job: Job, checkpoint: Checkpoint, written: DecidedManifest, now_ms: int, inline: bytes = b"") -> None:
-    """Proposes COMPLETE to the log."""
     checkpoint.move(CheckpointPhase.DECIDING, now_ms)
     ref = ManifestRef(written.key, written.sha256)
-    job.append(job.records.complete(job.log, checkpoint.id, job.led.lineage, ref, now_ms, inline))
+    committed = job.commits.committed_by_all(job.log.completed)
+    job.append(job.records.complete(job.log, checkpoint.id, job.led.lineage, ref, now_ms, inline, committed))
 
 
 def being_persisted(job: Job, key: str) -> tuple[Checkpoint, DecidedManifest] | None:
-    """Returns the open checkpoint whose manifest is being stored under `key`."""
     written = job.generation.written
     if written is None or written.key != key:
         return None
@@ -128,7 +126,7 @@ def _manifest(job: Job, checkpoint: Checkpoint, now_ms: int) -> Manifest:
 
 
 def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
-    """Records a decision: subsumes older checkpoints, and releases superfluous files."""
+    """Subsumes older checkpoints, releases files."""
     generation, aborted = job.generation, list[Ack]()
     pending = generation.pending
     checkpoint = None if pending is None else pending.get(record.checkpoint)
@@ -159,14 +157,14 @@ def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
 
 
 def appended_late(job: Job, appended: Appended, now_ms: int) -> None:
-    """Records an append of an ended phase; a decision counts, and the next restore begins there."""
+    """A decision of an ended phase counts: the next restore begins there."""
     job.lead(appended)
     if isinstance(appended.entry.record, Complete):
         checkpoint_appended(job, appended.entry.record, now_ms)
 
 
 def checkpoint_aborted(job: Job, checkpoint: Checkpoint, cause: Cause, reason: str, now_ms: int) -> str:
-    """Ends a checkpoint without a decision. Returns why the generation must end, or ""."""
+    """Returns why the generation must end, or ""."""
     job.record.checkpoint_ended(checkpoint, reason, now_ms)
     job.abort_checkpoint(checkpoint, reason)
     if job.rescales.pauses(checkpoint.id):

@@ -1,4 +1,4 @@
-"""Global commits, and copies of savepoints whose rows are visible, of a running job."""
+"""Global commits and copies of savepoints, in a running job."""
 
 from barrier_runtime.coordinator.job.effects import CopySavepoint, ReadManifest
 from barrier_runtime.coordinator.job.facts import Job
@@ -10,23 +10,19 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 
 def after_commit(job: Job, now_ms: int) -> None:
-    """Continues after a commit, when more rows may be visible."""
     commit_globally(job, now_ms)
     job.record.commits_seen(job.commits, now_ms)
     copy_visible(job)
 
 
 def send_visible(job: Job, slot: RegisteredSlot) -> None:
-    """Repeats messages that the slot may have missed while the connection was lost."""
+    """Repeats messages that the slot may have missed."""
     for sink, checkpoint in job.commits.visible():
         job.outbox.send(slot, Visible(job.led.token, checkpoint, sink))
 
 
-# ------------------------------------------------------------ global committers
-
-
 def commit_globally(job: Job, now_ms: int) -> None:
-    """Sends slot 0 the commits that global committers may make now, each once per connection."""
+    """Sends slot 0 due commits, each once per connection."""
     job.commits.look(job.last_completed, now_ms, at_once=_commits_at_once(job))
     slot, asked = job.slots.at(0), job.generation.asked
     if slot is None or slot.link is None:
@@ -43,11 +39,7 @@ def commit_globally(job: Job, now_ms: int) -> None:
 
 
 def on_committers_manifest(job: Job, key: str, data: bytes | None, now_ms: int) -> None:
-    """Takes the manifest that `_read_manifest` requested.
-
-    If the manifest is unreadable, global committers wait for the next checkpoint, whose manifest lists everything
-    invisible.
-    """
+    """If the manifest is unreadable, global committers wait for the next, which lists everything invisible."""
     entry = job.log.restore_point
     if entry is None or key != complete_of(entry).manifest:
         return
@@ -64,20 +56,17 @@ def on_committers_manifest(job: Job, key: str, data: bytes | None, now_ms: int) 
 
 
 def _commits_at_once(job: Job) -> bool:
-    """Whether a request waits until all rows are visible, so that no commit is held back."""
+    """Whether a request waits for visible rows, so no commit is held back."""
     ends = job.stop is not None or job.generation.final is not None or job.all_ended or job.generation.drained
     return ends or job.rescales.open is not None or bool(job.savepoints.open)
 
 
 def _read_manifest(job: Job) -> None:
-    """Requests the manifest of the restore point, which a restarted coordinator lacks."""
+    """A restarted coordinator lacks the manifest."""
     entry = job.log.restore_point
     if entry is not None and job.generation.wanted_manifest != complete_of(entry).manifest:
         job.generation.wanted_manifest = complete_of(entry).manifest
         job.outbox.put(ReadManifest(complete_of(entry)))
-
-
-# ------------------------------------------------------------ savepoints; their states are in `checkpoints/savepoints`
 
 
 def copy_visible(job: Job) -> None:
@@ -86,9 +75,9 @@ def copy_visible(job: Job) -> None:
 
 
 def attach_to_last(job: Job) -> None:
-    """Takes a savepoint requested after the stop's checkpoint from that checkpoint.
+    """The stop's checkpoint serves a savepoint requested later.
 
-    With a later checkpoint, the job would have shown rows that the last checkpoint does not cover.
+    Rows of a later checkpoint would be visible, but not covered.
     """
     decided = job.decided
     if job.stop_checkpoint is not None and decided is not None and decided.manifest.checkpoint >= job.stop_checkpoint:

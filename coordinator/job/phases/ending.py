@@ -1,8 +1,6 @@
 """End of a job: the last record, and the shutdown of the slots.
 
-`Finishing` appends FINISH (and drops the checkpoints on the user's request). `Ended` is final: every slot that still
-registers must leave. A coordinator that was replaced by a coordinator of the *same* run leaves the slots alone, because
-they belong to the other coordinator.
+A coordinator replaced by another of the *same* run leaves the slots to the other.
 """
 
 from typing import Literal
@@ -52,7 +50,7 @@ class Ended(Phase):
         return None
 
     def _part(self, job: Job) -> None:
-        """Dismisses slots and standbys; a standby that is answered here would not look for the present leader."""
+        """Links of a replaced process are closed: slots then look for the leader."""
         for slot in (*job.slots.connected, *job.slots.standbys):
             if self.outcome != "replaced":
                 job.outbox.send(slot, Shutdown(self.outcome, self.reason))
@@ -69,8 +67,6 @@ class Ended(Phase):
 
 
 class Finishing(Phase):
-    """Appends FINISH, drops the checkpoints on request, then ends."""
-
     name = "finishing"
 
     def __init__(
@@ -114,7 +110,7 @@ class Finishing(Phase):
         return EndJob(self._outcome, self.reason)
 
     def on_stop(self, job: Job, now_ms: int) -> Decision | None:
-        """Ends without FINISH on a second request during an outage; a later run continues the job."""
+        """A second request during an outage ends without FINISH; a later run continues the job."""
         return EndJob("cancelled", self.reason) if isinstance(job.stop, StopNow) else None
 
     def _append(self, job: Job, now_ms: int) -> None:
@@ -123,10 +119,10 @@ class Finishing(Phase):
 
 
 class Failing(Phase):
-    """Permanent error, if this process still leads.
+    """A permanent error ends the job if this process still leads.
 
-    A fenced process sees false errors, such as missing files of a checkpoint that the successor dropped. Therefore the
-    log decides: the append of FINISH succeeds or fails.
+    The append of FINISH decides: errors of a fenced process may be false, such as missing files of a checkpoint that
+    the successor dropped.
     """
 
     name = "failing"
@@ -148,9 +144,10 @@ class Failing(Phase):
         return None
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
-        """Accepts a record that the predecessor had in flight, if this process does not lead yet."""
+        """Before leading, accepts a record that the predecessor had in flight."""
         record = foreign.entry.record
-        if job.leads or isinstance(record, Fence | Lead | Finish):
+        overtaken = foreign.entry.position != job.log.next_position
+        if job.leads or overtaken or isinstance(record, Fence | Lead | Finish):
             return FencedBy(record)
         job.log.accept(foreign)
         self._append(job, now_ms)

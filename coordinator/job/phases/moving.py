@@ -1,4 +1,4 @@
-"""Moves: rescale or replace of a running job (`job/rescaling`), and of slots to another host (`job/links`)."""
+"""Moves: rescale, replace (`job/rescaling`), and slots to other hosts (`job/links`)."""
 
 from collections.abc import Sequence
 
@@ -26,13 +26,11 @@ def holds_checkpoints(job: Job) -> bool:
 
 
 def deadline_ms(job: Job) -> int | None:
-    """Returns the latest time for the next `follow_rescale`."""
     rescale = job.rescales.open
     return None if rescale is None or decides_move(job) else rescale.deadline_ms
 
 
 def request_full_width(job: Job, now_ms: int) -> None:
-    """Requests a rescale to all slots, if the job runs with fewer and nothing else is open."""
     if job.rescales.open is None and not _ends(job):
         request = widening(job.spec, job.led.token, job.rescales.ends_of_returns_ms, now_ms)
         if request is not None and job.rescales.ask(request, job.spec, now_ms):
@@ -74,7 +72,7 @@ def follow_rescale(job: Job, now_ms: int) -> Decision | None:
         if late and not decides_move(job):
             _give_up_move(job, rescale, now_ms)
     elif rescale.state is RescaleState.COMMITTING:
-        _ask_to_fetch(job, rescale)  # new files of the last checkpoint, while sinks commit it
+        _ask_to_fetch(job, rescale)  # new files of the last checkpoint, while sinks commit
         if job.commits.all_through(job.last_completed):
             return _move(job, rescale, missing, now_ms)
         if late:
@@ -91,7 +89,7 @@ def decides_move(job: Job) -> bool:
 
 
 def _give_up_move(job: Job, rescale: Rescale, now_ms: int) -> None:
-    """Aborts an overdue checkpoint to move with: the sources of this generation continue to read."""
+    """After an abort, this generation's sources continue."""
     for checkpoint in job.generation.checkpoints.open:
         if rescale.pauses(checkpoint.id):
             job.generation.checkpoints.abort(checkpoint, now_ms)
@@ -100,10 +98,7 @@ def _give_up_move(job: Job, rescale: Rescale, now_ms: int) -> None:
 
 
 def _knows_what_moves(job: Job) -> bool:
-    """Whether a decided checkpoint is at hand, to check a new program and to fetch files.
-
-    A restarted coordinator has none before a first decision.
-    """
+    """A restarted coordinator knows no checkpoint, and requests one."""
     if job.decided is not None or job.last_completed == 0:
         return True
     if not job.generation.checkpoints.open:
@@ -123,7 +118,7 @@ def _fetched(job: Job, rescale: Rescale, late: bool) -> bool:
 
 
 def _preparing(job: Job) -> list[RegisteredSlot]:
-    """Returns all slots: new and remaining slots fetch files, present slots stop compacting."""
+    """New and remaining slots fetch files, present slots stop compacting."""
     return [*job.slots.standbys, *job.slots]
 
 
@@ -145,28 +140,27 @@ def _move(job: Job, rescale: Rescale, missing: tuple[int, ...], now_ms: int) -> 
         return _stay(job, unfit, now_ms)
     job.rescales.move(now_ms)
     added = "" if job.decided is None else begin_at_zero(rescale.after, job.decided.manifest)
-    return HandOver(rescale.after, f"{rescale.what}; {added}" if added else rescale.what, rescale.request.replaces)
+    reason, replaces = f"{rescale.what}; {added}" if added else rescale.what, rescale.request.replaces
+    return HandOver(rescale.after, reason, replaces, kind="replace" if replaces else "rescale")
 
 
 def _stay(job: Job, error: str, now_ms: int) -> Decision:
-    """Ends the generation, whose sources have stopped for good; the same slots continue in the next."""
+    """The sources have stopped for good; the same slots continue in the next generation."""
     job.fail_rescale(error, now_ms)
     return Restart(f"the job goes on as it was: {error}", counted=False)
 
 
 def move_if_apart(job: Job, links: tuple[SilentLink, ...], now_ms: int) -> None:
-    """Records failures of links; requests another host for a slot of a pair that failed before."""
+    """Moves a slot of a pair that failed before, except on a single machine."""
     moving = {kill.uuid for kill in job.slots.kills}
     for link in links:
         pair = {slot.uuid for slot in (job.slots.at(link.slot), job.slots.at(link.peer)) if slot is not None}
-        if job.links.failed(job.slots, link, now_ms) and not pair & moving:
+        apart = job.links.failed(job.slots, link, now_ms)
+        if apart and job.spec.carrier != "processes" and not pair & moving:
             slot = slot_to_move(job.slots, link)
             if slot is not None:
                 job.outbox.put(job.slots.want_moved(slot))
                 moving.add(slot.uuid)
-
-
-# ------------------------------------------------------------ reasons, for people
 
 
 def _why_unfit(job: Job, rescale: Rescale, decided: DecidedManifest | None) -> str:
@@ -174,7 +168,7 @@ def _why_unfit(job: Job, rescale: Rescale, decided: DecidedManifest | None) -> s
         return ""
     try:
         what = f"checkpoint {decided.manifest.checkpoint} of job {job.spec.job}"
-        check_fits(rescale.after, decided.manifest, what, settled=True)  # a move begins when all rows are visible
+        check_fits(rescale.after, decided.manifest, what, settled=True)  # a move begins with all rows visible
     except InvalidJob as error:
         return str(error)
     rescale.checked = decided.key
@@ -190,7 +184,7 @@ def _why_not_loaded(rescale: Rescale) -> str:
 
 
 def _why_not_started(rescale: Rescale, missing: tuple[int, ...], slow: Sequence[int]) -> str:
-    """Explains a failed start. `slow`: slots that still fetch key groups, or compact databases."""
+    """`slow`: slots that still fetch key groups, or compact databases."""
     within = f"within {rescale.request.timeout_ms / 1000:g} s"
     if not missing and rescale.checked == "" and rescale.request.replaces:
         return f"no checkpoint was completed {within}, so nothing tells whether the program fits its state"
@@ -210,7 +204,6 @@ def _why_not_started(rescale: Rescale, missing: tuple[int, ...], slow: Sequence[
 
 
 def why_not_run(job: Job) -> str:
-    """Returns why the deployed new program is not running at the end of the time limit."""
     rescale = job.rescales.open
     within = "" if rescale is None else f" within {rescale.request.timeout_ms / 1000:g} s"
     away = [f"{key}: {each.error}" for key, each in sorted(job.generation.waiting.items())]

@@ -1,8 +1,4 @@
-"""Interface of all phases: takes events, changes the facts in `Job`, returns a decision for `transitions`.
-
-Defaults fit most phases: answers without a request are dropped, a foreign record in the log fences this coordinator,
-and a store that refuses ends the job.
-"""
+"""Interface of phases: takes events, changes `Job`, returns a decision for `transitions`."""
 
 from barrier_runtime.coordinator.job.decisions import Cancel, Decision, EndJob, FencedBy
 from barrier_runtime.coordinator.job.events import Listed
@@ -17,13 +13,12 @@ from barrier_runtime.coordinator.wire.messages import ToCoordinator
 class Phase:
     name = "phase"
     reason = ""
-    judges_silence = False  # whether `on_tick` ends the generation of a slot that is silent for too long
+    judges_silence = False  # whether `on_tick` ends the generation of a silent slot
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
         return None
 
     def deadline(self, job: Job) -> int | None:
-        """Returns the time of the next `on_tick`."""
         return None
 
     def on_tick(self, job: Job, now_ms: int) -> Decision | None:
@@ -33,22 +28,21 @@ class Phase:
         return None
 
     def on_incompatible(self, job: Job) -> Decision | None:
-        """Takes a slot that was refused for incompatible versions."""
+        """Takes a refused slot of incompatible versions."""
         return None
 
     def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
         return None
 
     def on_silent_links(self, job: Job, links: tuple[SilentLink, ...], now_ms: int) -> Decision | None:
-        """Takes slots that do not hear each other."""
         return None
 
     def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:
-        """Takes a message of the present generation (others were counted and dropped)."""
+        """Takes a message of the present generation."""
         return None
 
     def listens_to(self, job: Job) -> int | None:
-        """Returns the generation whose slots' messages count although this process does not lead it (yet)."""
+        """Generation whose messages count although this process does not lead yet."""
         return None
 
     def on_log(self, job: Job, view: LogView, now_ms: int) -> Decision | None:
@@ -58,7 +52,7 @@ class Phase:
         return None
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
-        """Takes another writer's record at this process's log position."""
+        """Another writer's record is at this process's log position."""
         return FencedBy(foreign.entry.record)
 
     def on_manifest_read(self, job: Job, key: str, data: bytes | None, now_ms: int) -> Decision | None:
@@ -77,18 +71,18 @@ class Phase:
         return None
 
     def on_savepoint(self, job: Job, now_ms: int) -> Decision | None:
-        """Takes a savepoint request, or the end of a copy."""
+        """Takes a request, or the end of a copy."""
         return None
 
     def on_rescale(self, job: Job, now_ms: int) -> Decision | None:
-        """Takes a rescale request, or the arrival of a standby."""
+        """Takes a request, or the arrival of a standby."""
         return None
 
     def on_trigger(self, job: Job, now_ms: int) -> Decision | None:
         return None
 
     def on_stop(self, job: Job, now_ms: int) -> Decision | None:
-        """Takes the user's stop in `job.stop`. A last checkpoint has to wait until the job runs."""
+        """A last checkpoint has to wait until the job runs."""
         return Cancel() if isinstance(job.stop, StopNow) else None
 
     def on_refused(self, job: Job, error: str, now_ms: int) -> Decision | None:

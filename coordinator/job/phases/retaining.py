@@ -1,4 +1,4 @@
-"""Deletions of a leader: after decisions, after aborted checkpoints, and by the sweep."""
+"""Deletions of a leader."""
 
 from collections.abc import Iterable, Iterator
 
@@ -24,7 +24,7 @@ SWEEP_EVERY_MS = 60 * 60 * 1000
 
 
 def restored_retention(job: Job) -> Retention | Unsorted:
-    """Returns the retention of a new generation. `Unsorted`: older manifests must be read first."""
+    """Retention of a new generation. `Unsorted`: older manifests must be read first."""
     retained = job.spec.checkpoints.retained
     restored = None if job.generation.restored is None else job.kept(job.generation.restored)
     if isinstance(job.retention, Retention):
@@ -35,7 +35,6 @@ def restored_retention(job: Job) -> Retention | Unsorted:
 
 
 def keep(job: Job, kept: Kept, pending: PendingCheckpoints) -> None:
-    """Deletes files that no kept checkpoint needs after the decision of `kept`."""
     if isinstance(job.retention, Unsorted):
         job.retention.add(kept, job.spec.checkpoints.retained)
     else:
@@ -44,7 +43,7 @@ def keep(job: Job, kept: Kept, pending: PendingCheckpoints) -> None:
 
 
 def let_go(job: Job) -> None:
-    """Deletes dropped checkpoints that nobody can need any more."""
+    """Deletes dropped checkpoints that nobody needs."""
     if isinstance(job.retention, Retention):
         open_ids = [checkpoint.id for checkpoint in job.generation.checkpoints.open]
         job.delete(job.retention.resolved(open_ids, job.held))
@@ -63,7 +62,6 @@ def list_objects(job: Job) -> None:
 
 
 def sweep(job: Job, listed: Listed, now_ms: int) -> None:
-    """Sweeps the job. `listed`: all objects of the job, and the requested manifests."""
     if isinstance(job.retention, Unsorted):
         job.retention = _retention_from(job, job.retention, listed) or job.retention
     if isinstance(job.retention, Retention) and job.generation.swept_ms is not None:
@@ -71,7 +69,6 @@ def sweep(job: Job, listed: Listed, now_ms: int) -> None:
 
 
 def under_way(generation: Generation) -> UnderWay:
-    """Returns the needs of the present generation's open checkpoints."""
     checkpoints = () if generation.pending is None else generation.pending.open
     named = {file.key for each in checkpoints for ack in each.acks.values() for file in _files_in(ack)}
     if generation.written is not None:
@@ -82,10 +79,7 @@ def under_way(generation: Generation) -> UnderWay:
 
 
 def abandon(job: Job, acks: Iterable[Ack]) -> None:
-    """Deletes the uploads named in `acks` of an undecided checkpoint.
-
-    While the kept checkpoints are unknown, deletion is left to a later sweep.
-    """
+    """Deletes uploads of an undecided checkpoint. With unknown kept checkpoints, a later sweep deletes."""
     if isinstance(job.retention, Unsorted) or not job.leads:
         return
     prefix = job.paths.data_token_prefix(job.led.token)
@@ -100,7 +94,7 @@ def _files_in(ack: Ack) -> Iterator[FileRef]:
 
 
 def _retention_from(job: Job, unsorted: Unsorted, listed: Listed) -> Retention | None:
-    """Returns checkpoints kept by the log; None, so no deletions, if a manifest is unreadable (S10)."""
+    """Returns None, so no deletions, if a manifest is unreadable."""
     found = dict(listed.manifests)
     kept: list[Kept] = []
     for entry in reversed(job.log.kept_at_start(job.spec.checkpoints.retained)):

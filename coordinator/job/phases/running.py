@@ -1,4 +1,4 @@
-"""Running generation: checkpoints, commits, lost slots, and the job's natural or requested end."""
+"""Running generation: checkpoints, commits, lost slots, and the job's end."""
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint, Triggering
 from barrier_runtime.coordinator.checkpoints.failures import Cause
@@ -85,8 +85,6 @@ class Running(Phase):
             send_visible(job, slot)
         return self._pump(job, now_ms)
 
-    # ------------------------------------------------------------ time
-
     def deadline(self, job: Job) -> int | None:
         graces = [slot.lost_ms + job.spec.reconnect_grace_ms for slot in job.slots.cut_off if slot.lost_ms is not None]
         pending = job.generation.checkpoints
@@ -110,8 +108,6 @@ class Running(Phase):
                 return Restart(f"slot {slot.index} ({slot.register.host} pid {slot.register.pid}) lost contact")
         return self._pump(job, now_ms)
 
-    # ------------------------------------------------------------ slots
-
     def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
         slot = arrival.slot
         if isinstance(arrival, Joined):
@@ -126,6 +122,7 @@ class Running(Phase):
             return None
         slot.state = SlotState.RUNNING
         job.acknowledge_registration(slot, job.led.token)
+        job.probe_again()
         job.mark_ended(slot, slot.register.ended)
         for checkpoint in job.generation.checkpoints.open:
             if any(subtask.index == slot.index for subtask in checkpoint.missing):
@@ -138,10 +135,9 @@ class Running(Phase):
         return end_if_done(job) or self._pump(job, now_ms)
 
     def _read_log_again(self, job: Job, slot: RegisteredSlot, now_ms: int) -> None:
-        """Rereads the log: while this process stalled, another leader announced checkpoints to the slot.
+        """While this process stalled, another leader announced checkpoints.
 
-        The slot gets no answer, because ids of both leaders' checkpoints may coincide. When the slot reconnects, the
-        log has been read.
+        The slot gets no answer before reconnecting: both leaders' checkpoints may have the same ids.
         """
         link = slot.link
         assert link is not None
@@ -207,8 +203,6 @@ class Running(Phase):
         exceeded = checkpoint_aborted(job, checkpoint, Cause.DECLINED, reason, now_ms)
         return Restart(exceeded, decline.unavailable) if exceeded else self._pump(job, now_ms)
 
-    # ------------------------------------------------------------ checkpoints
-
     def on_trigger(self, job: Job, now_ms: int) -> Decision | None:
         if not moving.holds_checkpoints(job):
             job.generation.checkpoints.request()
@@ -259,10 +253,7 @@ class Running(Phase):
             return Cancel()
         return self._pump(job, now_ms)
 
-    # ------------------------------------------------------------ inside
-
     def _pump(self, job: Job, now_ms: int) -> Decision | None:
-        """Does everything due: commit, expire, trigger, persist."""
         commit_globally(job, now_ms)
         pending = job.generation.checkpoints
         exceeded = ""

@@ -1,4 +1,4 @@
-"""Way to leadership: read the log, then take over the living generation or begin a new generation.
+"""Way to leadership.
 
 Loading ─ log ─► Resuming (same run, slots may be alive) ─ all running ─► LEAD is appended ─► Running
              └─► Fencing (a new generation) ─ FENCE is appended ─► WaitingForSlots
@@ -49,8 +49,6 @@ _MAX_ABORTS = 16
 
 
 class Loading(Phase):
-    """Reads the log and decides between a takeover and a new generation."""
-
     name = "loading"
 
     def __init__(self, attempts: Attempts) -> None:
@@ -88,7 +86,9 @@ class Loading(Phase):
             return EndJob("failed", str(error))
         if head_fence is not None and choice.entry is not None:
             job.know_outdated(outdated_after(head_fence.spec, job.spec))
-        return BeginGeneration(choice, f"started by {job.spec.submitter}", now_ms, attempts=self._attempts)
+        return BeginGeneration(
+            choice, f"started by {job.spec.submitter}", now_ms, attempts=self._attempts, kind="start"
+        )
 
     def _same_run(self, job: Job, now_ms: int) -> Decision:
         finish = job.log.finish
@@ -101,7 +101,7 @@ class Loading(Phase):
 
 
 class Resuming(Phase):
-    """Waits a little for running slots of a restarted coordinator; with all of them, appends LEAD."""
+    """Waits for all running slots after a restart of the coordinator, then appends LEAD."""
 
     name = "resuming"
 
@@ -138,7 +138,7 @@ class Resuming(Phase):
         return job.log.token
 
     def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:
-        """Accepts facts of slots, whoever leads, but no acks: those checkpoints will be aborted."""
+        """Accepts facts, but no acks: those checkpoints will be aborted."""
         if isinstance(message, Committed):
             job.mark_committed(slot, message)
         elif isinstance(message, CommitFailing):
@@ -163,13 +163,14 @@ class Resuming(Phase):
                 return self._new_generation(job, self._dead_reason(slot), now_ms)
         if job.slots.missing:
             return self._new_generation(job, "a slot was lost while the coordinator restarted", now_ms)
-        job.outbox.complete(appended.permit)  # the predecessor may have decided it after Registered was sent
+        job.outbox.complete(appended.permit)  # the predecessor may have decided a checkpoint after Registered
         highest = job.highest_checkpoint()
         for checkpoint in range(max(job.last_completed + 1, highest - _MAX_ABORTS + 1), highest + 1):
             job.outbox.broadcast(AbortCheckpoint(job.led.token, checkpoint, "the coordinator restarted"))
         for slot in job.slots:
             slot.state = SlotState.RUNNING
             job.mark_ended(slot, slot.register.ended)
+        job.probe()  # the answers died with the predecessor
         return Run("the coordinator restarted, all slots had survived")
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
@@ -203,8 +204,6 @@ class Resuming(Phase):
 
 
 class Fencing(Phase):
-    """Begins a generation: verifies the restore point, appends FENCE."""
-
     name = "fencing"
 
     def __init__(self, wanted: BeginGeneration) -> None:
@@ -213,6 +212,7 @@ class Fencing(Phase):
         self._began_ms = wanted.began_ms
         self._wait_ms = wanted.wait_ms
         self._attempts = wanted.attempts
+        self._kind = wanted.kind
         self._spec, self._keep, self._visible = wanted.spec, wanted.keep, wanted.visible
         self._verified: DecidedManifest | None = None
 
@@ -225,7 +225,7 @@ class Fencing(Phase):
 
     def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
         record = appended.entry.record
-        if isinstance(record, Complete):  # in flight when the old generation ended
+        if isinstance(record, Complete):
             appended_late(job, appended, now_ms)
             return self._choose(job, now_ms)
         if not isinstance(record, Fence):
@@ -235,11 +235,11 @@ class Fencing(Phase):
             self._move(job, self._spec, now_ms)
         if self._choice is not None and self._choice.settled:
             job.commits.settled(self._choice.checkpoint)
-        job.record.recovery_began(job.led.token, self.reason, self._began_ms)
+        job.record.recovery_began(job.led.token, self.reason, self._began_ms, self._kind)
         return Gather(self.reason, now_ms + self._wait_ms)
 
     def _move(self, job: Job, spec: JobSpec, now_ms: int) -> None:
-        for slot in job.slots:  # before any slot leaves, so that no other slot misses the connections
+        for slot in job.slots:  # before any slot leaves, so no other slot misses the connections
             job.cancel_generation_of(slot)
         if job.rescales.fallback_spec is not None:
             job.rescales.fail(self.reason, now_ms)
@@ -259,7 +259,7 @@ class Fencing(Phase):
         if choice is None or choice.entry is None or complete_of(choice.entry).manifest != key:
             return None
         if job.log.in_flight:
-            return None  # the second answer: the previous phase requested the manifest, too
+            return None  # second answer: the previous phase requested the manifest, too
         record = complete_of(choice.entry)
         if data is None:
             return self._missing(job, key, record, now_ms)
@@ -270,12 +270,12 @@ class Fencing(Phase):
         return self._fence(job, job.decided_as(choice.entry, manifest), now_ms)
 
     def _missing(self, job: Job, key: str, record: Complete, now_ms: int) -> Decision | None:
-        """Rereads the log: another leader may have dropped the checkpoint that was the newest."""
+        """Rereads the log: another leader may have dropped the checkpoint."""
         error = (
             f"manifest {key} of checkpoint {record.checkpoint} (sha256 {record.sha256}) is missing from the store: "
             "restore it from a backup; an older checkpoint is never taken by itself"
         )
-        if self._choice is not None and self._choice.lineage is Lineage.NEW:  # an older checkpoint, requested by number
+        if self._choice is not None and self._choice.lineage is Lineage.NEW:  # requested by number
             error = not_kept(job.spec.job, record.checkpoint)
         if job.leads:
             return Fail(error)

@@ -1,9 +1,7 @@
-"""Begin of a generation: cancel old subtasks, wait for slots, deploy, wait for restores, start.
+"""Begin of a generation.
 
-Slots may come and go until Deploy is sent; after that any loss needs a new generation. Restoring has no time limit,
-except after a replace: if the new program is not running within `timeout_ms`, the job falls back.
-`resource_wait_timeout` limits the first start of a job, and of a program that replaces another; a job that has run
-waits for slots as the restart strategy says (docs/design/several-hosts.md), or goes on with fewer (`phases/width`).
+Slots may come and go until Deploy is sent; after that any loss needs a new generation. Limits of the wait:
+docs/design/several-hosts.md.
 """
 
 from barrier_runtime.coordinator.job.decisions import Decision, Fail, HandOver, Restart, Run
@@ -20,6 +18,8 @@ from barrier_runtime.coordinator.status.health import missing_slots
 from barrier_runtime.coordinator.status.status import SilentLink
 from barrier_runtime.coordinator.wire.codec import MAX_CARRIED_BYTES, encoded_size
 from barrier_runtime.coordinator.wire.messages import (
+    CommitFailing,
+    Committed,
     Deploy,
     ManifestRef,
     Restored,
@@ -42,7 +42,7 @@ class WaitingForSlots(Phase):
         self._deploy_from_ms = deploy_from_ms
         self._deployed = False
         self._waiting_since_ms: int | None = None  # for an unavailable server
-        self._give_back_ms: int | None = None  # when a program after a replace must be running
+        self._give_back_ms: int | None = None  # when a replacing program must be running
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -57,7 +57,7 @@ class WaitingForSlots(Phase):
         return self.on_incompatible(job) or self._deploy_if_complete(job, now_ms)
 
     def on_incompatible(self, job: Job) -> Decision | None:
-        """Ends a first start, which would wait in vain; a job that has run waits for another process."""
+        """A first start would wait in vain."""
         refused = job.compatibility.refused(job.spec.program)
         return Fail(f"job {job.spec.job}: {refused}") if refused and _is_first_start(job) else None
 
@@ -67,7 +67,7 @@ class WaitingForSlots(Phase):
             return min((limit for limit in limits if limit is not None), default=None)
         if not job.slots.missing:
             return self._deploy_from_ms
-        moments = [lost_ms + job.spec.reconnect_grace_ms for _, lost_ms in job.slots.to_be_killed()]
+        moments = [heard_ms + job.spec.slot_timeout_ms for _, heard_ms in job.slots.to_be_killed()]
         others = (self._complete_until_ms(job), self._narrow_ms(job))
         return min([*moments, *(moment for moment in others if moment is not None)], default=None)
 
@@ -109,7 +109,7 @@ class WaitingForSlots(Phase):
         return None
 
     def on_silent_links(self, job: Job, links: tuple[SilentLink, ...], now_ms: int) -> Decision | None:
-        """Slots that connect try on by themselves; an established connection needs another generation."""
+        """Starts no generation: slots that are connecting retry by themselves."""
         if self._deployed:
             move_if_apart(job, links, now_ms)
         return None
@@ -130,6 +130,10 @@ class WaitingForSlots(Phase):
             self._opened(job, slot)
             if job.slots.all_in(SlotState.READY):
                 return self._start(job)
+        elif isinstance(message, Committed):  # recovered when the sink opened
+            job.mark_committed(slot, message)
+        elif isinstance(message, CommitFailing):
+            job.commits.failing(message, now_ms)
         return None
 
     def _opened(self, job: Job, slot: RegisteredSlot) -> None:
@@ -154,14 +158,16 @@ class WaitingForSlots(Phase):
         return Fail(f"{waiting.error}\njob {job.spec.job}: {job.restarts.impatient()}")
 
     def _ask_for_kills(self, job: Job, now_ms: int) -> None:
-        """Requests the end of unreachable processes' tasks, which occupy cores; only after FENCE."""
-        for slot, lost_ms in job.slots.to_be_killed():
-            if now_ms - lost_ms >= job.spec.reconnect_grace_ms:
+        """Requests kills of processes given up, or out of reach for `slot_timeout_ms`."""
+        for slot, heard_ms in job.slots.to_be_killed():
+            if now_ms - heard_ms >= job.spec.slot_timeout_ms:
                 job.outbox.put(job.slots.want_killed(slot))
 
     def _deploy_if_complete(self, job: Job, now_ms: int) -> Decision | None:
         if self._deployed or job.slots.missing or now_ms < self._deploy_from_ms:
             return None
+        if _is_first_start(job) or job.probing:
+            job.probe()
         self._deployed = job.has_run = True
         job.missed_ms += now_ms - self._deploy_from_ms
         if job.rescales.fallback_spec is not None and job.rescales.open is not None:
@@ -206,7 +212,7 @@ class WaitingForSlots(Phase):
         return Run(self.reason)
 
     def _complete_until_ms(self, job: Job) -> int | None:
-        """Returns the limit for all slots to register; None: no limit.
+        """Limit for all slots to register; None: no limit.
 
         Once all slots have cores, only processes start, which takes minutes on a busy machine.
         """
@@ -217,7 +223,7 @@ class WaitingForSlots(Phase):
         return None if limit_ms is None else self._deploy_from_ms + max(waits_ms, limit_ms)
 
     def _narrow_ms(self, job: Job) -> int | None:
-        """Returns when the job continues with the present slots; None: not before other slots come."""
+        """When the job continues with the present slots; None: not without more."""
         if self._deployed or _is_first_start(job) or narrowed(job.spec, len(job.slots.connected)) is None:
             return None
         after_ms = job.spec.degrade_after_ms
@@ -257,7 +263,7 @@ class WaitingForSlots(Phase):
 
 
 def _is_first_start(job: Job) -> bool:
-    """Whether the job, or the program that is to replace another, has never run."""
+    """Whether the job, or a replacing program, has never run."""
     return not job.has_run or job.rescales.fallback_spec is not None
 
 
@@ -266,5 +272,5 @@ def _all_have_cores(job: Job) -> bool:
 
 
 def _where(snapshots: tuple[OperatorSnapshot, ...], restored: DecidedManifest | None) -> ManifestRef | None:
-    """Returns the manifest, which a slot reads itself, if `snapshots` are too large for a message."""
+    """Returns the manifest if `snapshots` are too large for a message."""
     return None if restored is None or encoded_size(snapshots) <= MAX_CARRIED_BYTES else restored.ref

@@ -8,11 +8,12 @@
   // ---- messages
 
   const said = document.getElementById("said");
+  const step = document.getElementById("step");
   let saying = 0;
-  function say(text) {
+  function say(text, seconds = 8) {
     said.textContent = text;
     clearTimeout(saying);
-    saying = setTimeout(() => { said.textContent = ""; }, 8000);
+    saying = setTimeout(() => { said.textContent = ""; }, 1000 * seconds);
   }
 
   // ---- figures that change
@@ -21,8 +22,15 @@
   let shown = null; // number of the shown page
   let newest = null;
   let loading = false;
+  let again = false; // asked for meanwhile
+
+  let done = null; // result of the savepoint or rescale that ended last
 
   function figures(changed) {
+    if (changed.done !== undefined) {
+      if (done !== null && changed.done && changed.done !== done) say(changed.done, 30);
+      done = changed.done;
+    }
     for (const element of document.querySelectorAll("[data-live]")) {
       const text = changed[element.dataset.live];
       if (text !== undefined && element.textContent !== text) element.textContent = text;
@@ -52,18 +60,20 @@
     if (again) again.focus({ preventScroll: true });
   }
 
-  async function refresh() {
-    if (loading || newest === shown || busy()) return;
+  async function refresh(asked) {
+    if (loading) again = again || asked;
+    if (loading || ((newest === shown || busy()) && !asked)) return;
     loading = true;
+    again = false;
     const wanted = newest;
     try {
-      const answer = await fetch(location.pathname, { headers: { Accept: "text/html" }, cache: "no-store" });
+      const answer = await fetch(location.pathname + location.search, { headers: { Accept: "text/html" }, cache: "no-store" });
       if (answer.redirected) {
         location.reload(); // the session is over: the login page
         return;
       }
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if (answer.ok && !busy()) {
+      if (answer.ok && (asked || !busy())) {
         for (const section of document.querySelectorAll("[data-swap]")) {
           const other = fresh.getElementById(section.id);
           if (other) replace(section, other);
@@ -72,13 +82,48 @@
         if (title) document.title = title.textContent;
         shown = wanted;
         if (picked) followStrip();
+        for (const each of document.querySelectorAll("details[data-part][open], #step[data-part]:not([hidden])")) loadPart(each);
       }
     } catch {
       // The daemon is away; the stream tells when it is back.
     } finally {
       loading = false;
+      if (again) refresh(true);
     }
   }
+
+  // ---- parts that are loaded when they are opened: each is a page of its own, too
+
+  async function loadPart(details) {
+    const place = details.tagName === "DETAILS" ? details.querySelector("div") : details;
+    const address = details.dataset.part;
+    try {
+      const answer = await fetch(address, { headers: { Accept: "text/html" }, cache: "no-store" });
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (answer.redirected || address !== details.dataset.part || details.open === false) return;
+      const open = [...place.querySelectorAll("details[open]")].map((each) => each.id);
+      const scrolled = [...place.querySelectorAll(".wide")].map((each) => each.scrollLeft);
+      place.replaceChildren(...[...fresh.querySelectorAll("main > section.card")].flatMap((each) => [...each.childNodes]));
+      for (const each of place.querySelectorAll("details[id]")) each.open = each.open || open.includes(each.id);
+      if (place === step) place.prepend(heading(fresh.querySelector("h1").textContent, address));
+      place.querySelectorAll(".wide").forEach((each, index) => { each.scrollLeft = scrolled[index] || 0; });
+    } catch {
+      say("The coordinator does not answer.");
+    }
+  }
+
+  function heading(text, address) {
+    const made = document.createElement("h2");
+    const link = document.createElement("a");
+    link.href = address;
+    link.textContent = text;
+    made.append(link);
+    return made;
+  }
+
+  document.addEventListener("toggle", (event) => {
+    if (event.target.dataset.part && event.target.open) loadPart(event.target);
+  }, true);
 
   // A page that stands still says so.
   const away = document.getElementById("away");
@@ -180,6 +225,23 @@
     line.textContent = line.dataset.line.replace(event.target.dataset.inLine, () => (typed ? quoted : event.target.dataset.inLine));
   });
 
+  // ---- the filter of the list of jobs
+
+  const filter = document.querySelector("[data-filter]");
+  if (filter) {
+    const input = filter.elements.q;
+    const apply = () => {
+      const query = new URLSearchParams(location.search);
+      if (input.value.trim()) query.set("q", input.value.trim());
+      else query.delete("q");
+      history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}`);
+      refresh(true);
+    };
+    let typing = 0;
+    filter.addEventListener("submit", (event) => { event.preventDefault(); apply(); });
+    input.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(apply, 150); });
+  }
+
   // ---- the strip: the chosen or the newest checkpoint
 
   const picked = document.getElementById("picked");
@@ -244,6 +306,18 @@
     else mark();
   }
 
+  // ---- the graph: the subtasks of a step
+
+  document.addEventListener("click", (event) => {
+    const box = step && event.target.closest("svg.graph a");
+    if (!box || event.ctrlKey || event.metaKey || event.shiftKey || event.button !== 0) return;
+    event.preventDefault();
+    const address = box.getAttribute("href");
+    step.hidden = step.dataset.part === address && !step.hidden;
+    step.dataset.part = address;
+    if (!step.hidden) loadPart(step);
+  });
+
   if (picked) {
     document.addEventListener("click", (event) => {
       const bar = event.target.closest("a.bar");
@@ -286,8 +360,8 @@
       event.preventDefault();
       return;
     }
-    const step = document.querySelector(back ? "a[rel=prev]" : "a[rel=next]");
-    if (step && !document.querySelector("dialog[open]")) step.click();
+    const beside = document.querySelector(back ? "a[rel=prev]" : "a[rel=next]");
+    if (beside && !document.querySelector("dialog[open]")) beside.click();
   });
 
   // ---- times on the reader's clock, on hover

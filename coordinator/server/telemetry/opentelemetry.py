@@ -1,12 +1,9 @@
 """Export of metrics and traces to an OpenTelemetry collector, with the extra `[otel]`.
 
-Active if the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, `…_METRICS_ENDPOINT`, `…_TRACES_ENDPOINT`);
-OpenTelemetry's variables for exporters and resources apply. `sending` sends.
-
-Traces are spans of checkpoints and recoveries, from the jobs' histories once a second. Metrics are points, from the
-statuses behind `/metrics`; a collector's Prometheus exporter restores the names of `/metrics`, so dashboards and alerts
-fit both. While the sending thread waits or pauses, nothing is made: later points of counters make up for missed points,
-and later spans include that time, as far as the history goes back.
+Active if the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, `…_METRICS_ENDPOINT`, `…_TRACES_ENDPOINT`).
+Traces are spans of checkpoints and recoveries; metrics have the names of `/metrics` after a collector's Prometheus
+exporter. While the sending thread waits or pauses, nothing is made: later points of counters make up for missed points,
+and later spans include that time.
 """
 
 import asyncio
@@ -28,7 +25,7 @@ TRACE_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_END
 METRIC_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 _LOOK_S = 1.0
-_MOST = 2_000  # spans of one look; older ones are dropped
+_MOST = 2_000  # spans of one look; older spans are dropped
 
 
 Made = TypeVar("Made")
@@ -36,9 +33,7 @@ Made = TypeVar("Made")
 
 class SpanSender(Protocol):
     @property
-    def ready(self) -> bool:
-        """Returns whether spans would be accepted; otherwise they would be dropped."""
-        ...
+    def ready(self) -> bool: ...
 
     def send(self, spans: Sequence[Span]) -> None: ...
 
@@ -46,7 +41,7 @@ class SpanSender(Protocol):
 
 
 def sender_of(environment: Mapping[str, str] = os.environ) -> SpanSender | None:
-    """Returns None without a named collector. Raises `InvalidJob` if packages for it are missing."""
+    """Returns None without a named collector. Raises `InvalidJob` if packages are missing."""
     return _if_named(OpenTelemetrySender, TRACE_ENDPOINTS, environment)
 
 
@@ -133,8 +128,6 @@ class OpenTelemetrySender:
 
 
 class Tracing:
-    """Sends new spans of the jobs that this daemon leads."""
-
     def __init__(self, directory: JobDirectory, sender: SpanSender) -> None:
         self._directory = directory
         self._sender = sender
@@ -168,7 +161,6 @@ Attributes = tuple[tuple[str, str], ...]
 
 
 def named(figure: Figure) -> tuple[str, str]:
-    """Returns OpenTelemetry's name and unit."""
     name = figure.exposed.removesuffix("_total")
     for ending, unit in _UNITS.items():
         if name.endswith(ending):
@@ -184,13 +176,13 @@ def interval_s(environment: Mapping[str, str] = os.environ) -> float:
 
 
 def metrics_of(environment: Mapping[str, str] = os.environ) -> "OpenTelemetryMetrics | None":
-    """Returns None without a named collector. Raises `InvalidJob` if packages for it are missing."""
+    """As `sender_of`."""
     off = environment.get("OTEL_METRICS_EXPORTER", "otlp").lower() == "none"
     return None if off else _if_named(OpenTelemetryMetrics, METRIC_ENDPOINTS, environment)
 
 
 class CounterStarts:
-    """Start times of counters: a value below the previous value starts anew (with a generation)."""
+    """A value below the previous value starts a counter anew (with a generation)."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Attributes], tuple[int, float]] = {}
@@ -202,12 +194,11 @@ class CounterStarts:
         return start_ms
 
     def keep(self, jobs: set[str]) -> None:
-        """Forgets all other jobs."""
         self._seen = {key: value for key, value in self._seen.items() if dict(key[1]).get("job") in jobs}
 
 
 class OpenTelemetryMetrics:
-    """Makes and sends points. `exporter`: of the SDK; by default OTLP over HTTP."""
+    """`exporter`: of the SDK; by default OTLP over HTTP."""
 
     def __init__(self, exporter: Any = None) -> None:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -228,15 +219,13 @@ class OpenTelemetryMetrics:
 
     @property
     def ready(self) -> bool:
-        """Returns whether data would be accepted; otherwise they would be dropped."""
         return self._sending.ready
 
     def offer(self, statuses: Iterable[JobStatus]) -> bool:
-        """Sends without waiting. False: dropped, because the collector is busy or unavailable."""
+        """False: dropped, because the collector is busy or unavailable."""
         return self.ready and self._sending.offer(self.points(statuses))
 
     def points(self, statuses: Iterable[JobStatus]) -> Any:
-        """Returns `MetricsData` of all jobs."""
         points: dict[Figure, list[Any]] = {}
         jobs = set()
         for status in statuses:
@@ -285,7 +274,7 @@ class OpenTelemetryMetrics:
             sum=counted.sum_s,
             bucket_counts=[after - before for before, after in pairwise(up_to)],
             explicit_bounds=[bound for bound, _ in counted.counts],
-            min=None,  # not recorded
+            min=None,
             max=None,
         )
 
@@ -295,8 +284,6 @@ class OpenTelemetryMetrics:
 
 
 class Metering:
-    """Offers points of the jobs that this daemon leads."""
-
     def __init__(self, directory: JobDirectory, metrics: OpenTelemetryMetrics, now_ms: Callable[[], int]) -> None:
         self._directory = directory
         self._metrics = metrics
@@ -318,7 +305,7 @@ log = logging.getLogger("coordinator.tracing")
 
 
 class OpenTelemetryExports:
-    """OpenTelemetry exports of a daemon; inactive if the environment names no collector."""
+    """Inactive if the environment names no collector."""
 
     def __init__(self, directory: JobDirectory, now_ms: Callable[[], int]) -> None:
         """Raises `InvalidJob` for invalid settings. Needs a running loop."""
@@ -340,7 +327,7 @@ class OpenTelemetryExports:
             self._closes.append(metrics.close)
 
     def end(self) -> "asyncio.Future[list[None]]":
-        """Exports the jobs a last time. The future is done with the data sent, or after a second."""
+        """The future is done with the data sent, or after a second."""
         for task in self._tasks:
             task.cancel()
         for look in self._looks:

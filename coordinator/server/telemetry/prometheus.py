@@ -1,4 +1,4 @@
-"""`/metrics`: the status of every job as Prometheus' text. Only this module imports prometheus_client."""
+"""`/metrics`: the status of every job as Prometheus' text."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,7 +13,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 def exposition(jobs: Iterable[JobStatus], now_ms: int) -> bytes:
-    """Returns the text for running jobs, and for jobs that ended within the last hour."""
+    """Covers running jobs, and jobs that ended within the last hour."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Jobs([job for job in jobs if is_exported(job, now_ms)]))
     return generate_latest(registry)

@@ -1,13 +1,8 @@
-"""Thread that sends data to a collector, and pauses during outages. No job waits for it.
+"""Thread that sends data to a collector, and pauses during outages. No job waits for the thread.
 
-| the collector | the thread | `ready`: data may be made |
-|---|---|---|
-| answers | sends one after the other | yes, unless data wait already |
-| has not answered yet | waits, as long as the exporter does | until data wait |
-| refuses, or does not answer in time | drops the data; pauses for 2, 4, … 60 s | no: unwanted data are not made |
-| had refused, refuses connections | connects once after each pause: an exporter would try eight times | no |
-| had refused, accepts connections | sends an empty request after each pause, until accepted | no |
-| `close` | sends the waiting data, for a second in all; then nobody waits for it | never again |
+After a refusal or a timeout the data are dropped, and the thread pauses for 2, 4, … 60 s. After each pause the thread
+connects (an exporter would try eight times), then sends an empty request, until accepted. Meanwhile `ready` is False:
+unwanted data are not made.
 """
 
 import contextlib
@@ -32,25 +27,22 @@ _END = object()
 
 
 class Exporter(Protocol):
-    """Exporter of OpenTelemetry's SDK."""
-
     def export(self, data: Any, /) -> Any: ...
 
     def shutdown(self) -> Any: ...
 
 
 def rest_s(failures: int) -> float:
-    """Returns the pause after that many failures in a row."""
     return min(_LONGEST_REST_S, _FIRST_REST_S * 2.0 ** min(failures - 1, 16))
 
 
 def endpoint_of(variables: Sequence[str]) -> str:
-    """Returns the endpoint; empty if unset. `variables`: OpenTelemetry's, the most general first."""
+    """Returns "" if unset. `variables`: the most general first."""
     return next((os.environ[name] for name in reversed(variables) if os.environ.get(name)), "")
 
 
 def reachable(url: str) -> bool:
-    """Whether a server accepts connections there. Also True if only a proxy could answer that."""
+    """Also True if only a proxy could answer."""
     place = urlsplit(url)
     if place.hostname is None or (place.scheme in getproxies() and not proxy_bypass(place.hostname)):
         return True
@@ -89,7 +81,6 @@ class Sending:
         return not (self._resting or self._closing.is_set() or self._waiting.full())
 
     def offer(self, data: Any) -> bool:
-        """Hands data over without waiting. False: dropped."""
         if self.ready:
             with contextlib.suppress(queue.Full):
                 self._waiting.put_nowait(data)
@@ -114,7 +105,6 @@ class Sending:
             failures += 1
 
     def _trouble(self, data: Any) -> str:
-        """Sends data; returns the error, or ""."""
         try:
             result = self._exporter.export(data)
         except Exception as error:  # errors of the library, of many types
@@ -132,7 +122,7 @@ class Sending:
             self._waiting.put(_END, timeout=CLOSE_S)
             self._thread.join(max(0.0, until_s - time.monotonic()))
         self._exporter.shutdown()  # cancels an attempt that waits for a retry
-        with contextlib.suppress(queue.Full):  # unsent data are dropped
+        with contextlib.suppress(queue.Full):
             self._drop()
             self._waiting.put_nowait(_END)
 

@@ -6,7 +6,7 @@
 | a GET for HTML (or for a stream) without `Authorization` | the page; without a session: to `/login` |
 | everything else | the REST interface, which checks token or session |
 
-The page and the library are loaded on a thread at the first request; until then they cost nothing.
+The page's modules are loaded on a thread at the first request.
 """
 
 import asyncio
@@ -73,7 +73,6 @@ def is_for_pages(scope: Scope) -> bool:
 
 
 def is_open(path: str) -> bool:
-    """Whether the path is answered without a session."""
     return path in ("/login", "/logout") or path.startswith("/static/")
 
 

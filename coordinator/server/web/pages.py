@@ -1,22 +1,6 @@
-"""Routes of the page: HTML for a logged-in browser, beside the REST interface at the same address.
-
-| request | answer |
-|---|---|
-| `GET /login?once=CODE` | a session, if the link is fresh and unused; a page that leads on |
-| `POST /login` with a token | a session; 401 for a wrong token, 429 while the client has to wait |
+"""Routes of the page.
 
 No route changes a job: buttons use the REST interface with the session's cookie and header (`rest.Guard`).
-
-While pages are open, a tick per second makes the figures of each topic (a job's name, or "" for the list of jobs):
-
-| no reader | no task, no tick |
-| first reader of a topic | the task starts, the reader gets a tick at once |
-| each second | the topic's bytes are made once; every reader of the topic wakes up and takes the newest |
-| a slow reader | misses ticks, never delays others, holds only the newest bytes |
-| last reader leaves | the task ends with the next round |
-
-A tick carries figures as text and the number of the newest page; a page with another number requests the new page. That
-number rises at most every `PAGE_S` seconds.
 """
 
 import asyncio
@@ -24,8 +8,8 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 import msgspec
@@ -37,128 +21,47 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from barrier_runtime.coordinator.client.rest_token import Token, is_token
-from barrier_runtime.coordinator.client.rest_types import JobSummary
+from barrier_runtime.coordinator.client.rest_types import JobSummary, SlotLines
 from barrier_runtime.coordinator.log.lease import Lease
 from barrier_runtime.coordinator.page import render
 from barrier_runtime.coordinator.page.job_view import live
 from barrier_runtime.coordinator.page.render import CommandLine, JobFacts
+from barrier_runtime.coordinator.server.inspection import slot_and_subject
 from barrier_runtime.coordinator.server.leases import LedElsewhere
+from barrier_runtime.coordinator.server.rest_calls import job_and_run
 from barrier_runtime.coordinator.server.web.front import HEADERS, now_ms
+from barrier_runtime.coordinator.server.web.kept import KeptFor
 from barrier_runtime.coordinator.server.web.sessions import SESSION_MS, LoginLinks, LoginThrottle, PageSessions, use
+from barrier_runtime.coordinator.server.web.ticker import PageTick, Ticker
+from barrier_runtime.coordinator.status.shares import SubtaskWork
 from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.trend import TrendPoint
+from barrier_runtime.coordinator.wire.messages import Subject
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.object_store import ObjectStore
 
-log = logging.getLogger("coordinator.page")
-
-TICK_S = 1.0
-PAGE_S = 5.0
-KEEP_ALIVE_S = 15.0
-MAX_READERS = 64
-_KEEP_ALIVE = b": still here\n\n"
-
-
-class PageTick(msgspec.Struct, frozen=True):
-    """A tick. `changes`: equal if the page differs only in figures. `urgent`: show at once."""
-
-    figures: dict[str, str]
-    changes: str
-    urgent: bool = False
-
-
-class _Sent(msgspec.Struct, frozen=True):
-    page: int
-    figures: dict[str, str]
-
-
-@dataclass
-class _Topic:
-    readers: int = 0
-    data: bytes = b""
-    number: int = 0  # of the data
-    page: int = 0
-    page_s: float = 0.0  # last rise of `page`
-    changes: str = ""
-    # The next tick sets another future. No Condition: a reader that anyio cancels twice would release another reader's
-    # lock, or leave a lock held.
-    fresh: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-class Ticker:
-    def __init__(self, look: Callable[[str], PageTick], clock_s: Callable[[], float]) -> None:
-        """`look` makes a topic's tick without blocking; an exception skips the tick."""
-        self._look = look
-        self._clock_s = clock_s
-        self._topics: dict[str, _Topic] = {}
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def readers(self) -> int:
-        return sum(topic.readers for topic in self._topics.values())
-
-    async def follow(self, name: str, until_s: float) -> AsyncIterator[bytes]:
-        """Yields events until the reader leaves or the clock reaches `until_s`."""
-        topic = self._topics.setdefault(name, _Topic())
-        topic.readers += 1
-        try:
-            self._make(name, topic)
-            if self._task is None or self._task.done():
-                self._task = asyncio.get_running_loop().create_task(self._run())
-            seen = 0
-            while self._clock_s() < until_s:
-                if topic.number != seen:
-                    seen = topic.number
-                    yield topic.data
-                    continue  # a tick may have come, or the session have ended
-                ticked, _ = await asyncio.wait([topic.fresh], timeout=KEEP_ALIVE_S)
-                if not ticked:
-                    yield _KEEP_ALIVE
-        finally:
-            topic.readers -= 1
-            if not topic.readers:
-                self._topics.pop(name, None)
-
-    async def _run(self) -> None:
-        while self._topics:
-            await asyncio.sleep(TICK_S)
-            for name, topic in list(self._topics.items()):
-                self._make(name, topic)
-                fresh, topic.fresh = topic.fresh, asyncio.get_running_loop().create_future()
-                fresh.set_result(None)
-
-    def _make(self, name: str, topic: _Topic) -> None:
-        try:
-            tick = self._look(name)
-        except Exception:  # a bug in a figure must not stop the daemon's jobs
-            log.exception("the figures of %s could not be made", f"job {name}" if name else "the list of jobs")
-            return
-        now_s = self._clock_s()
-        if tick.changes != topic.changes and (tick.urgent or not topic.page or now_s - topic.page_s >= PAGE_S):
-            # Unused by any daemon before, so a page that outlived a daemon requests the new page.
-            topic.page = max(topic.page + 1, int(now_s * 1000))
-            topic.changes, topic.page_s = tick.changes, now_s
-        data = b"event: tick\ndata: " + msgspec.json.encode(_Sent(topic.page, tick.figures)) + b"\n\n"
-        if data != topic.data:
-            topic.data = data
-            topic.number += 1
-
-
 audit = logging.getLogger("coordinator.audit")
 
+MAX_READERS = 64
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _MAX_FORM_BYTES = 8 * 1024
-_TARGET = re.compile(r"/(?:jobs/[a-z0-9-]{1,64}(?:/checkpoints(?:/[0-9]{1,19})?)?)?")
+_TARGET = re.compile(
+    r"/(?:jobs/[a-z0-9-]{1,64}(?:/checkpoints(?:/[0-9]{1,19})?|/latency|/failures|/slots|/steps/[0-9]{1,9})?)?"
+)
 _NUMBER = re.compile(r"[0-9]{1,19}")
-_RENDERED_S = 1.0  # share a rendered page for this long
-_REASON_CHARACTERS = 600  # characters of a reason in a tick
+_RENDERED_S = 1.0  # sharing time of a rendered page
+_ELSEWHERE_S = 30.0  # for jobs of other daemons: a LIST, and a GET per job
+_AGES_MS = 60_000  # renew the ages in an idle list of jobs
+_REASON_CHARACTERS = 600  # in a tick
 
 
 @dataclass(frozen=True)
 class PageSource:
-    """The daemon's data for pages. `status` raises like REST; `known`: jobs that run here.
+    """`status` raises like REST; `known`: jobs that run here.
 
-    `elsewhere` and `stored`: jobs that other daemons lead, and their stored status.
+    `elsewhere` and `stored`: jobs that other daemons lead, and their stored status. `trend`, `steps`: empty for a run
+    that is not here.
     """
 
     jobs: Callable[[], list[JobSummary]]
@@ -166,6 +69,10 @@ class PageSource:
     status: Callable[[str, str | None], Awaitable[JobStatus]]
     stored: Callable[[Lease], Awaitable[JobStatus | None]]
     known: Callable[[str], JobStatus | None]
+    trend: Callable[[str, str], tuple[TrendPoint, ...]]
+    steps: Callable[[str, str], dict[int, tuple[SubtaskWork, ...]]]
+    lines: Callable[[str, str, int, Subject], Awaitable[tuple[str, ...]]]
+    rows: Callable[[str, str, str], Awaitable[SlotLines]]
     store: ObjectStore  # of the jobs: shows the address, and records used login links
 
 
@@ -182,6 +89,7 @@ class Pages:
         self._ticker = Ticker(self._tick, time.monotonic)
         self._rendered: dict[str, tuple[float, str]] = {}
         self._rendering = asyncio.Lock()
+        self._elsewhere = KeptFor(lambda: source.elsewhere(), _ELSEWHERE_S, time.monotonic)
 
     def routes(self) -> list[Route]:
         return [
@@ -195,6 +103,12 @@ class Pages:
             Route("/jobs/{job}", self.job, methods=["GET"]),
             Route("/jobs/{job}/events", self.events, methods=["GET"]),
             Route("/jobs/{job}/report", self.report, methods=["GET"]),
+            Route("/jobs/{job}/failures", self.failures, methods=["GET"]),
+            Route("/jobs/{job}/steps/{chain}", self.step, methods=["GET"]),
+            Route("/jobs/{job}/steps/{chain}/rows", self.rows, methods=["GET"]),
+            Route("/jobs/{job}/latency", self.latency, methods=["GET"]),
+            Route("/jobs/{job}/slots", self.slots, methods=["GET"]),
+            Route("/jobs/{job}/slots/{slot}/{subject}", self.slot, methods=["GET"]),
             Route("/jobs/{job}/checkpoints", self.checkpoints, methods=["GET"]),
             Route("/jobs/{job}/checkpoints/{checkpoint}", self.checkpoint, methods=["GET"]),
         ]
@@ -214,10 +128,10 @@ class Pages:
             return self._refused(f"This link cannot be checked now, {error}: try again.", code, target, 503)
         audit.info("token %s: logged in at the page by a link", self._token.name)
         # A redirect would belong to a navigation from elsewhere, for which a browser sends no strict cookie.
-        return self._with_session(_html(render.opened_page(target)))
+        return self._with_session(request, _html(render.opened_page(target)))
 
     def _refused(self, trouble: str, code: str, target: str, status: int = 401) -> Response:
-        """Returns the login page; only holders of a link see the token's file in the command."""
+        """Only holders of a link see the token's file in the command."""
         command = self._command if self._links.is_ours(code) else render.CommandLine()
         found = re.match(r"/jobs/([a-z0-9-]+)", target)
         return _html(render.login_page(trouble, line=command.line("page", found[1] if found else "JOB")), status)
@@ -240,14 +154,14 @@ class Pages:
             return _html(render.login_page("This is not the token of this coordinator."), 401)
         self._throttle.right(client)
         audit.info("token %s: logged in at the page", self._token.name)
-        return self._with_session(RedirectResponse("/", 303, headers=HEADERS))
+        return self._with_session(request, RedirectResponse("/", 303, headers=HEADERS))
 
     async def log_out(self, request: Request) -> Response:
         answer = RedirectResponse("/login", 303, headers=HEADERS)
         answer.delete_cookie(self._sessions.cookie, path="/", httponly=True, samesite="strict")
         return answer
 
-    def _with_session(self, answer: Response) -> Response:
+    def _with_session(self, request: Request, answer: Response) -> Response:
         answer.set_cookie(
             self._sessions.cookie,
             self._sessions.begin(secrets.token_hex(16), now_ms()),
@@ -255,6 +169,7 @@ class Pages:
             path="/",
             httponly=True,
             samesite="strict",
+            secure=request.url.scheme == "https",
         )
         return answer
 
@@ -271,11 +186,15 @@ class Pages:
         return RedirectResponse("/", 303, headers=HEADERS)
 
     async def jobs(self, request: Request) -> Response:
-        jobs = [*self._source.jobs(), *await self._source.elsewhere()]
-        return _html(render.jobs_page(jobs, self._source.store.url))
+        elsewhere = await self._elsewhere.get()
+        here = self._source.jobs()
+        names = {job.job for job in here}
+        jobs = [*here, *(job for job in elsewhere if job.job not in names)]
+        words, kind = (request.query_params.get(name, "") for name in ("q", "show"))
+        return _html(render.jobs_page(jobs, self._source.store.url, words, kind))
 
     async def job(self, request: Request) -> Response:
-        job, run = _job_and_run(request)
+        job, run = job_and_run(request)
         key = f"{job} {run or ''}"
         async with self._rendering:  # concurrent requests share a page
             made_s, html = self._rendered.get(key, (0.0, ""))
@@ -288,6 +207,41 @@ class Pages:
 
     async def checkpoints(self, request: Request) -> Response:
         return _html(render.checkpoints_page(await self._facts(request)))
+
+    async def failures(self, request: Request) -> Response:
+        return _html(render.failures_page(await self._facts(request)))
+
+    async def step(self, request: Request) -> Response:
+        facts, number = await self._facts(request), request.path_params["chain"]
+        chain = next((each for each in facts.status.chains if str(each.chain) == number), None)
+        if chain is None:
+            return _html(
+                render.message_page("No such chain", f"Job {facts.status.job} has no chain {number[:20]}."), 404
+            )
+        work = self._source.steps(facts.status.job, facts.status.run_id).get(chain.chain, ())
+        return _html(render.step_page(facts, chain, work))
+
+    async def latency(self, request: Request) -> Response:
+        return _html(render.latency_page(await self._facts(request)))
+
+    async def slots(self, request: Request) -> Response:
+        return _html(render.slots_page(await self._facts(request)))
+
+    async def slot(self, request: Request) -> Response:
+        """Audited: records may quote rows."""
+        number, subject = slot_and_subject(request)
+        facts = await self._facts(request)
+        audit.info("token %s: looked at %s of slot %d of job %s", self._token.name, subject, number, facts.status.job)
+        slot = next((each for each in facts.status.slots if each.slot == number), None)
+        lines = await self._source.lines(facts.status.job, facts.status.run_id, number, subject)
+        return _html(render.slot_page(facts, number, slot, subject, lines))
+
+    async def rows(self, request: Request) -> Response:
+        """Audited: rows are data."""
+        facts, step = await self._facts(request), request.query_params.get("step", "")
+        audit.info("token %s: looked at rows of a step of job %s", self._token.name, facts.status.job)
+        found = await self._source.rows(facts.status.job, facts.status.run_id, step)
+        return _html(render.rows_page(facts, step, found))
 
     async def checkpoint(self, request: Request) -> Response:
         facts = await self._facts(request)
@@ -303,15 +257,19 @@ class Pages:
         return _html(html)
 
     async def report(self, request: Request) -> Response:
-        return await report_of((await self._status(*_job_and_run(request)))[0])
+        status, _, leader = await self._status(*job_and_run(request))
+        return await report_of(status, () if leader else self._source.trend(status.job, status.run_id))
 
     async def _facts(self, request: Request) -> JobFacts:
-        return await asyncio.to_thread(self._explained, *await self._status(*_job_and_run(request)))
+        return await asyncio.to_thread(self._explained, *await self._status(*job_and_run(request)))
 
     async def _status(self, job: str, run: str | None) -> tuple[JobStatus, str, str]:
-        """Returns the status; if another daemon leads, also why the page is read-only, and the address."""
+        """Returns the status, why the page is read-only, and another leader's address."""
         try:
-            return await self._source.status(job, run), "", ""
+            status = await self._source.status(job, run)
+            now = None if run is None else self._source.known(job)
+            other = now is not None and now.run_id != status.run_id
+            return status, f"this is run {status.run_id}, and the job's present run is another" if other else "", ""
         except LedElsewhere as error:
             stored = await self._source.stored(error.lease)
             if stored is None:  # the run has ended, or not begun
@@ -320,7 +278,8 @@ class Pages:
             return stored, why, error.url
 
     def _explained(self, status: JobStatus, read_only: str, leader: str) -> JobFacts:
-        return render.explained(status, _time_of(status), self._command, read_only, leader)
+        trend = () if leader else self._source.trend(status.job, status.run_id)
+        return render.explained(status, _time_of(status), self._command, read_only, leader, trend)
 
     async def events(self, request: Request) -> Response:
         name = request.path_params.get("job", "")
@@ -336,21 +295,23 @@ class Pages:
 
     def _tick(self, name: str) -> PageTick:
         if not name:
-            return PageTick({}, repr(self._source.jobs()), urgent=True)
+            jobs = self._source.jobs()
+            changes = repr([msgspec.structs.replace(job, at_ms=job.at_ms // _AGES_MS) for job in jobs])
+            return PageTick({}, changes, repr([(job.run_id, job.phase, job.condition) for job in jobs]))
         status = self._source.known(name)
         if status is None:
-            return PageTick({}, "", urgent=True)
+            return PageTick({}, "", "unknown")
         figures = {key: render.inert(text[:_REASON_CHARACTERS]) for key, text in live(status, _time_of(status)).items()}
         last = status.checkpoints.history[-1] if status.checkpoints.history else None
         events = (status.phase, status.token, len(status.recoveries), len(status.failures), len(status.takeovers))
         changes = repr((events, last and last.checkpoint, status.records, status.commits))
-        return PageTick(figures, changes, urgent=status.outcome is not None)
+        return PageTick(figures, changes, status.outcome or "")
 
 
 def pages_for(
     source: PageSource, token: Token, sessions: PageSessions, links: LoginLinks, url: str, token_file: str
 ) -> ASGIApp:
-    """Returns the fully loaded application for `Pages.routes`. May be called in a thread."""
+    """May be called in a thread."""
     render.load()
     pages = Pages(source, token, sessions, links, CommandLine(url, token_file))
     app = Starlette(routes=pages.routes(), exception_handlers={HTTPException: _on_http, BarrierRuntimeError: _on_error})
@@ -358,9 +319,9 @@ def pages_for(
     return app
 
 
-async def report_of(status: JobStatus) -> Response:
+async def report_of(status: JobStatus, trend: tuple[TrendPoint, ...] = ()) -> Response:
     headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{status.job}-report.html"'}
-    html = await asyncio.to_thread(lambda: render.report(render.explained(status, _time_of(status))))
+    html = await asyncio.to_thread(lambda: render.report(render.explained(status, _time_of(status), trend=trend)))
     return Response(html, headers=headers, media_type="text/html")
 
 
@@ -369,17 +330,12 @@ def _html(text: str, status: int = 200) -> Response:
 
 
 def _time_of(status: JobStatus) -> int:
-    """Returns the present time by the status's clock; a stored status has none."""
+    """A stored status has no time."""
     return status.at_ms or now_ms()
 
 
-def _job_and_run(request: Request) -> tuple[str, str | None]:
-    run = request.query_params.get("run")
-    return check_job_id(request.path_params["job"]), None if run is None else check_job_id(run)
-
-
 def _target(path: str) -> str:
-    """Returns the target of a link: a page of this daemon, never another address."""
+    """Returns a page of this daemon, never another address."""
     return path if _TARGET.fullmatch(path) else "/"
 
 

@@ -1,19 +1,12 @@
 """Logins at the page: sessions in a cookie, links that log in once, and a delay after wrong tokens.
 
-Pure, except for `use`: callers pass `now_ms` and random text. Keys made from the daemon's token sign sessions and
-links. Only the browser keeps a session, so a session survives a killed daemon and is valid at each daemon with the same
-token. A session names no user and cannot be revoked, but ends after twelve hours, or when the daemon's token changes.
+Keys made from the daemon's token sign sessions and links. Only the browser keeps a session, so a session is valid at
+each daemon with the same token. A session cannot be revoked, but ends after twelve hours, or when the daemon's token
+changes.
 
-`use` records used links in the store, so each link works once, whichever daemon is asked or was killed:
-
-| the store's answer to the put | the link |
-|---|---|
-| created | logs in: was unused |
-| exists | opens nothing |
-| unknown, or no answer | opens nothing, and may be used now; try again, or use another link |
-
-Only validly signed links reach `use`, so strangers write nothing. Each new record deletes old records: a storage holds
-those of two hours at most, a few bytes each.
+`use` records used links in the store by put-if-absent, so each link works once, whichever daemon is asked or was
+killed. After an unknown outcome the link is refused, and may count as used. Only validly signed links reach `use`, so
+strangers write nothing.
 """
 
 import hashlib
@@ -83,7 +76,7 @@ class _Signed:
         return hmac.compare_digest(self._signature(head).encode(), signature.encode("utf-8", "replace"))
 
     def ends_ms(self, value: str, now_ms: int) -> int | None:
-        """Returns the expiry time; None for a foreign, damaged or expired value."""
+        """Expiry time; None for a foreign, damaged or expired value."""
         if not self.is_ours(value):
             return None
         ends = int(value.partition(".")[0])  # a number, by the valid signature
@@ -101,15 +94,13 @@ class PageSessions:
         self.cookie = f"barrier-runtime-{hmac.digest(key, b'name', 'sha256').hex()[:8]}"
 
     def begin(self, nonce: str, now_ms: int) -> str:
-        """Returns a value for the cookie. `nonce`: random, without a dot."""
         return self._signed.make(nonce, now_ms)
 
     def ends_ms(self, value: str, now_ms: int) -> int | None:
-        """Returns the expiry time of a cookie's session; None for an invalid or expired cookie."""
         return self._signed.ends_ms(value, now_ms)
 
     def of_cookies(self, header: str, now_ms: int) -> int | None:
-        """Returns the expiry time from a request's `Cookie` header."""
+        """Expiry time from a `Cookie` header."""
         for each in header.split(";"):
             name, _, value = each.strip().partition("=")
             if name == self.cookie:
@@ -118,13 +109,10 @@ class PageSessions:
 
 
 class LoginLinks:
-    """Links that log in without the token, stored nowhere until used."""
-
     def __init__(self, token: bytes) -> None:
         self._signed = _Signed(hmac.digest(token, b"barrier-runtime login link", "sha256"), LINK_MS)
 
     def make(self, nonce: str, now_ms: int) -> str:
-        """Returns the code of a new link. `nonce`: random, without a dot."""
         return self._signed.make(nonce, now_ms)
 
     def is_ours(self, code: str) -> bool:
@@ -132,7 +120,7 @@ class LoginLinks:
         return self._signed.is_ours(code)
 
     def mark(self, code: str, now_ms: int) -> str | None:
-        """Returns the name for the record of use, which begins with the expiry time; None: invalid link."""
+        """Name of the record of use, beginning with the expiry time; None: invalid link."""
         ends = self._signed.ends_ms(code, now_ms)
         return None if ends is None else f"{ends}-{hashlib.sha256(code.encode()).hexdigest()[:32]}"
 
@@ -154,7 +142,7 @@ class LoginThrottle:
         self._wrong: OrderedDict[str, _Wrong] = OrderedDict()
 
     def wait_ms(self, client: str, now_ms: int) -> int:
-        """Returns the wait before another wrong token of this client is counted and answered."""
+        """Wait before another wrong token of this client is answered."""
         known = self._wrong.get(client)
         if known is None or known.count < FREE_ATTEMPTS:
             return 0

@@ -8,11 +8,10 @@ Causes, in the order of the checks:
 | `skew`        | a slot is at the limit in a chain, and the others are far from that                              |
 | `starved`     | the slots are at their limit only because they wait for a processor much of their time           |
 | `busy`        | the slots are at their limit: the chain that takes most of their time, or all of them together   |
-| `slow_output` | a chain waits for receivers, and none of them is busy: the last of those that do not wait        |
+| `slow_output` | a chain waits for receivers though no slot is at its limit: the receiver that does not wait      |
 | `input`       | nothing waits and nobody is busy: the sources bring no more                                      |
 
-Chains of a slot share a loop. A slot is at the limit when that works nearly all of the time, or most of the time while
-a chain waits for another. A chain's idle time proves nothing then: another chain may work.
+The chains of a slot share a loop, so an idle chain proves nothing: another chain may hold the loop.
 """
 
 from collections.abc import Sequence
@@ -25,13 +24,13 @@ _AT_LIMIT = 0.75  # of a slot's time, when a chain waits: sockets, snapshots and
 _FULL = 0.9  # of a slot's time, when no chain waits
 _MOST = 0.5  # of all chains' time, to name a single step
 _STARVED = 0.2
-_NAMED = 4  # chains
+_NAMED = 4
 _WAITS = 0.1
 _SKEWED = 2.0  # times the mean
 
 
 def bottleneck(chains: Sequence[ChainStatus]) -> Reason | None:
-    """Returns the reason; None while the shares are unknown (first seconds, or no running job)."""
+    """None while the shares are unknown (first seconds, or no running job)."""
     known = [chain for chain in chains if chain.busy is not None]
     if not known:
         return None
@@ -92,10 +91,7 @@ def _at_limit(chains: Sequence[ChainStatus]) -> bool:
 
 
 def _starved(chains: Sequence[ChainStatus]) -> Reason | None:
-    """Returns the reason if the slots would be below their limit with enough processors, else None.
-
-    A step that waits for a processor counts as busy.
-    """
+    """A step that waits for a processor counts as busy."""
     starved = max(chain.starved or 0.0 for chain in chains)
     if starved < _STARVED or _worked(chains) - starved >= _AT_LIMIT:
         return None
@@ -143,7 +139,6 @@ def _skewed(chains: Sequence[ChainStatus]) -> ChainStatus | None:
 
 
 def _slow_output(chains: Sequence[ChainStatus]) -> ChainStatus | None:
-    """Returns the busiest chain that others wait for and that does not wait."""
     waiting = {chain.chain for chain in chains if (chain.backpressured or 0.0) >= _WAITS}
     ends = [chain for chain in chains if chain.chain not in waiting and waiting & set(chain.inputs)]
     return max(ends, key=lambda chain: chain.busy or 0.0, default=None)
@@ -168,7 +163,6 @@ def _rows(chain: ChainStatus) -> tuple[str, ...]:
 
 
 def _waiting(chains: Sequence[ChainStatus], at: ChainStatus) -> tuple[str, ...]:
-    """Returns texts about waiting upstream chains, near or far."""
     before, reached = set(at.inputs), set[int]()
     by_number = {chain.chain: chain for chain in chains}
     while before:

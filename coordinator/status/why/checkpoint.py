@@ -1,7 +1,5 @@
 """Explanation of a slow or failed checkpoint, with evidence and remedy, from the history. Pure.
 
-    reason = why_checkpoint(record, history, chains)   # None: neither slow nor failed
-
 A slow checkpoint took three times as long as those before, and at least 300 ms; or 10 s. The subtask that acknowledged
 last is examined, because all others waited for that subtask: the largest part of the time shows where to look, the
 subtask's figures why:
@@ -51,12 +49,12 @@ CAUSES = (
 )
 """Values of `Reason.cause` of a checkpoint; those after `unclear` only of a failed one."""
 
-SLOW_MS = 300  # faster checkpoints are never slow
+SLOW_MS = 300
 SLOW_TIMES = 3
 ALWAYS_SLOW_MS = 10_000
-_COMPARED = 50  # earlier checkpoints
-_MOST = 0.5  # share of the time that explains
-_MUCH = 0.25  # share of a checkpoint from which unusual work counts
+_COMPARED = 50
+_MOST = 0.5  # of the time
+_MUCH = 0.25  # of the time, for unusual work
 _MUCH_STATE = 1 << 20
 _NAMED = 4
 _STARVED = 0.7  # of the time
@@ -66,9 +64,8 @@ _BECAME = 0.15  # above the usual share of the rows
 def why_checkpoint(
     record: CheckpointStatus, history: Iterable[CheckpointStatus], chains: Iterable[ChainStatus] = ()
 ) -> Reason | None:
-    """Explains a checkpoint. `history`: of the job; earlier checkpoints define the usual.
-
-    `chains`: for names; else chains have numbers.
+    """Returns None for a checkpoint that is neither slow nor failed.
+    `history`: of the job; earlier checkpoints define the usual. `chains`: for names; else chains have numbers.
     """
     chains = tuple(chains)
     names = {chain.chain: " → ".join(chain.operators) for chain in chains}
@@ -85,7 +82,7 @@ def why_checkpoint(
 
 
 def slow_above_ms(before: Sequence[CheckpointStatus]) -> float:
-    """Returns the duration from which a checkpoint after these is slow."""
+    """Duration (ms) from which a following checkpoint is slow."""
     usual_ms = median(each.duration_ms for each in before) if before else SLOW_MS
     return min(ALWAYS_SLOW_MS, max(SLOW_MS, SLOW_TIMES * usual_ms))
 
@@ -177,7 +174,6 @@ class _Look:
         )
 
     def _delayed(self, last: SubtaskPhases, where: str) -> Reason:
-        """Explains a subtask without progress: the subtask, the slot or senders were slow."""
         waited_ms = max(last.start_delay_ms + last.alignment_ms, last.ack_ms - last.precommit_ms - last.upload_ms)
         parts = f"subtask {self._name(last)} acknowledged last, after {_time(last.ack_ms)}{self._half_had}: {where}"
         for look in (self._starved, self._long_step, self._out_of_touch, self._skew, self._held, self._busy):
@@ -429,7 +425,6 @@ class _Look:
         return self.record.parts // max(1, len(self.record.chain_rows))
 
     def _usual(self, figure: Callable[[CheckpointStatus], float]) -> float | None:
-        """Returns the median of the checkpoints before; None if too few."""
         return median(map(figure, self.before)) if len(self.before) >= 3 else None
 
     def _slots_by_trouble(self) -> list[SlotDuring]:

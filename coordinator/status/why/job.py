@@ -1,15 +1,19 @@
-"""Explanations of a job that does not start, shows nothing or is slow, from the status. Pure.
-
-`why_job` examines these in that order, then the bottleneck; inapplicable ones yield nothing.
-"""
+"""Explanations of a job's troubles, from the status. Pure."""
 
 from collections.abc import Sequence
 from statistics import median
 
 from barrier_runtime.coordinator.checkpoints.slowness import SlowUpload
-from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds, missing_slots
+from barrier_runtime.coordinator.status.health import TROUBLED, ended_in_words, in_seconds, missing_slots
 from barrier_runtime.coordinator.status.statistics import late_rows, late_rows_in_words
-from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus, Room
+from barrier_runtime.coordinator.status.status import (
+    CheckpointStatus,
+    JobStatus,
+    LatencyPoint,
+    LatencyStatus,
+    Room,
+    SourceStatus,
+)
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.why.checkpoint import slow_above_ms, why_checkpoint
@@ -20,18 +24,20 @@ _RECENT_MS = 120_000  # a more recent recovery explains a latency
 _ROSE = 3.0  # times the median of the hour
 _ROSE_MS = 50.0  # and by this much
 _FEW_POINTS = 3
-_HOLDERS = 5  # number of named holders
-_WAITS_LONG_MS = 60_000  # a watermark this far behind the clock holds windows back
+_HOLDERS = 5
+_WAITS_LONG_MS = 60_000  # this far behind the clock, a watermark holds windows back
 
 
 def why_job(status: JobStatus, now_ms: int) -> tuple[Reason, ...]:
     """Returns all applicable reasons, the gravest first. For an ended job: the end."""
     if status.outcome is not None:
         return (_ended(status),)
+    hosts = tuple(Reason("preflight", f"{each.text}.", (), each.remedy) for each in status.preflight.findings)
     if status.phase != "running":
         starting = why_not_running(status, now_ms)
-        return () if starting is None else (starting,)
+        return hosts if starting is None else (*hosts, starting)
     reasons = (
+        *hosts,
         why_nothing_is_visible(status, now_ms),
         why_rows_are_missing(status),
         why_fewer_slots(status),
@@ -78,9 +84,10 @@ def _ended(status: JobStatus) -> Reason:
     reason = line_of(status.error or status.reason)
     about = f"job {status.job} "
     reason = f"it {reason.removeprefix(about)}" if reason.startswith(about) else reason
+    assert status.outcome is not None
     return Reason(
         "ended",
-        f"Job {status.job} is {status.outcome}{f': {reason}' if reason else ''}.",
+        f"Job {status.job} is {ended_in_words(status.outcome)}{f': {reason}' if reason else ''}.",
         where,
         "cure what the message says and start it again: it goes on from the last completed checkpoint"
         if status.outcome == "failed"
@@ -89,7 +96,6 @@ def _ended(status: JobStatus) -> Reason:
 
 
 def why_not_running(status: JobStatus, now_ms: int) -> Reason | None:
-    """Returns the reason; None for a job that runs or has ended."""
     if status.phase == "running" or status.outcome is not None:
         return None
     if status.missing_slots and status.phase in ("waiting", "loading", "resuming"):
@@ -140,7 +146,6 @@ def _missing(status: JobStatus, now_ms: int) -> str:
 
 
 def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
-    """Returns the reason; None if rows become visible as expected, as far as known."""
     if status.phase != "running":
         return None
     forgotten = most_spent(of_sinks(status, now_ms))
@@ -191,7 +196,6 @@ def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
 
 
 def why_rows_are_missing(status: JobStatus) -> Reason | None:
-    """Names the steps that dropped late rows; None if no row was dropped."""
     dropped = late_rows(status)
     if not dropped:
         return None
@@ -206,7 +210,6 @@ def why_rows_are_missing(status: JobStatus) -> Reason | None:
 
 
 def why_fewer_slots(status: JobStatus) -> Reason | None:
-    """Names the slots that stay away; None for a job with all slots."""
     if status.parallelism >= status.full_parallelism:
         return None
     because = f", because {status.narrow_because} stayed away" if status.narrow_because else ""
@@ -293,9 +296,8 @@ def _nearly_forgotten(sink: SinkTransactions) -> Reason:
 
 
 def _held_back(status: JobStatus, last: CheckpointStatus) -> Reason | None:
-    """Explains event time that stalls because of a split, so that windows do not fire."""
     emitted = any(chain.rows_in_per_s for chain in status.chains if chain.sinks)
-    for source in status.sources:
+    for source in sorted(status.sources, key=_progress):
         behind = source.watermark_ms is None or (source.lag_ms or 0) >= _WAITS_LONG_MS
         if source.split and behind and not emitted:
             lag = "has had no row yet" if source.watermark_ms is None else f"is {in_seconds(source.lag_ms or 0)} behind"
@@ -309,8 +311,12 @@ def _held_back(status: JobStatus, last: CheckpointStatus) -> Reason | None:
     return None
 
 
+def _progress(source: SourceStatus) -> tuple[bool, int]:
+    """Order of sources by watermark, beginning with a source that has none."""
+    return source.watermark_ms is not None, source.watermark_ms or 0
+
+
 def _stands_still(status: JobStatus) -> Reason | None:
-    """Explains event time that a source without new rows holds back, while another source is far ahead."""
     known = [source for source in status.sources if source.watermark_ms is not None]
     ahead = max(known, key=lambda source: source.watermark_ms or 0, default=None)
     silent = next((each for each in status.sources if each.watermark_ms is None and not each.idle_count), None)
@@ -324,13 +330,13 @@ def _stands_still(status: JobStatus) -> Reason | None:
         "standing_source",
         f"Event time {behind}, because source {silent.source} brings no rows: windows, timers and joins of its rows "
         f"and of source {ahead.source} wait for it.",
-        (f"{silent.source} has nothing to read at present, and no idle_timeout",),
-        f"read {silent.source} with idle_timeout=, after which a silent source holds nothing back",
+        (f"{silent.source} has nothing to read at present, and no idle_timeout, or a longer one",),
+        f"read {silent.source} with idle_timeout= (or a shorter one), after which a silent source holds nothing back",
     )
 
 
 def why_latency_rose(status: JobStatus, now_ms: int) -> Reason | None:
-    """Explains the sink whose p99 of the last minute rose most above the last hour; None if none rose."""
+    """Explains the sink whose p99 of the last minute rose most above the last hour."""
     risen = [
         (latency.p99 / usual, name, latency, usual)
         for name, latency in status.latency_last_minute.items()
@@ -377,7 +383,6 @@ def _rose(latency: LatencyStatus, usual: float) -> bool:
 
 
 def _slow_checkpoints(status: JobStatus, what: str) -> Reason | None:
-    """Explains late visibility by longer checkpoints or commits."""
     history = [each for each in status.checkpoints.history if each.outcome == "complete"]
     if len(history) < 6:
         return None

@@ -4,7 +4,7 @@ import msgspec
 
 from barrier_runtime.coordinator.status.statistics import shortened
 
-_LONGEST_LINE = 300  # characters
+_LONGEST_LINE = 300
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -12,7 +12,7 @@ class Reason(msgspec.Struct, frozen=True):
 
     cause: str
     sentence: str
-    evidence: tuple[str, ...]  # figures, the weightiest first
+    evidence: tuple[str, ...]  # the weightiest first
     remedy: str
 
     def __str__(self) -> str:
@@ -20,7 +20,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Answer to "why?". `otherwise`: the answer without a reason, when nothing known is wrong."""
+    """Answer to "why?". `otherwise`: the answer when nothing known is wrong."""
 
     reasons: tuple[Reason, ...]
     otherwise: str = ""
@@ -30,7 +30,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def line_of(error: str) -> str:
-    """Returns the error: the last line of a traceback, else the first line. Empty for empty text."""
+    """Returns the last line of a traceback, else the first line."""
     lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
     line = "" if not lines else lines[-1] if lines[0].startswith("Traceback") else lines[0]
     return shortened(line.rstrip("."), _LONGEST_LINE)

@@ -1,11 +1,7 @@
 """Access of this process to S3: clients of boto3, the place of a bucket, credentials, and errors.
 
-The only file of the stores that imports boto3. Credentials come only from boto3's default chain; no secret is ever in
-our URLs, settings or messages.
-
-Both clients, boto3 and obstore, share one classification of errors (`s3_trouble`), a pure function of the error code of
-S3, the HTTP status and the name of the client's exception. Messages name the object and the remedy. They never repeat a
-server's answer, which may contain key ids or signatures.
+The only file of the stores that imports boto3. Credentials come only from boto3's default chain. Messages never repeat
+a server's answer, which may contain key ids or signatures.
 """
 
 import os
@@ -30,14 +26,12 @@ NOT_ALLOWED = frozenset(
 )
 NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"})
 _WRONG_SETTINGS = frozenset({"ParamValidationError", "InvalidRegionError", "ProfileNotFound"})
-_PASSES = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})  # retryable although the status is 400
+_PASSES = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})  # retryable, although the status is 400
 
 
 @dataclass(frozen=True)
 class S3Failure:
-    """`kind`: name of the client's exception; `code`, `status`: of the answer, "" and 0 if there is none; `text`: the
-    exception's message.
-    """
+    """`kind`: name of the client's exception. `code`, `status`: of the answer; "" and 0 if there is none."""
 
     operation: str
     key: str
@@ -82,7 +76,7 @@ def s3_trouble(url: str, bucket: str, failure: S3Failure) -> BarrierRuntimeError
     return Unavailable(f"{operation} of {place} failed ({code or failure.kind}); it is tried again")
 
 
-_LEASE = timedelta(minutes=10)  # of credentials; botocore renews those that end within 10 minutes
+_LEASE = timedelta(minutes=10)  # botocore renews credentials that end sooner
 _NOBODY = "nobody"  # signs the request that shows where botocore sends requests
 
 
@@ -90,11 +84,10 @@ _NOBODY = "nobody"  # signs the request that shows where botocore sends requests
 class S3Place:
     """Destination of botocore's requests for a bucket.
 
-    `virtual_host`: the bucket is in the host's name, not in the path. `ca_bundle`: file of certificate authorities,
-    from the environment or the profile.
+    `virtual_host`: the bucket is in the host's name. `ca_bundle`: file of certificate authorities.
     """
 
-    service: str  # endpoint of the service, the same for all buckets
+    service: str  # the service's endpoint, the same for all buckets
     endpoint: str
     region: str
     virtual_host: bool
@@ -102,7 +95,7 @@ class S3Place:
 
 
 def make_client(endpoint: str | None, budget: RetryBudget, region: str | None = None, key_id: str | None = None) -> Any:
-    """`key_id`: an id without a secret instead of credentials, to send nothing."""
+    """`key_id`: an id without a secret, for a client that sends nothing."""
     for given, what in ((endpoint, "the endpoint"), (_environment_endpoint(), "AWS_ENDPOINT_URL")):
         if given is not None:
             without_credentials(given, what)
@@ -119,13 +112,34 @@ def make_client(endpoint: str | None, budget: RetryBudget, region: str | None = 
     )
     keys = {"aws_access_key_id": key_id, "aws_secret_access_key": key_id} if key_id else {}
     try:
-        return session.client("s3", endpoint_url=endpoint, region_name=region, config=options, **keys)
+        client = session.client("s3", endpoint_url=endpoint, region_name=region, config=options, **keys)
     except Exception as error:
         raise InvalidJob(f"the S3 client could not be set up: {error}; check region, profile and endpoint") from error
+    refuse_cut_answers(client)
+    return client
+
+
+def refuse_cut_answers(client: Any) -> None:
+    """Lets calls of a boto3 client raise `IncompleteReadError` if a connection ended within the answer.
+
+    botocore alone would parse a cut answer, such as an empty list.
+    """
+    client.meta.events.register("before-parse", _check_length)
+
+
+def _check_length(operation_model: Any, response_dict: Any, **_: Any) -> None:
+    from botocore.exceptions import IncompleteReadError
+
+    body, announced = response_dict["body"], response_dict["headers"].get("content-length")
+    without_body = operation_model.http.get("method") == "HEAD" or response_dict["status_code"] >= 300
+    if without_body or announced is None or not isinstance(body, bytes):  # bodies of downloads are streams
+        return
+    if len(body) < int(announced):
+        raise IncompleteReadError(actual_bytes=len(body), expected_bytes=int(announced))
 
 
 def read_descriptions() -> None:
-    """Caches botocore's descriptions of S3 in this process and in processes forked from it. Sends nothing."""
+    """Caches botocore's descriptions of S3 for this process and forked processes. Sends nothing."""
     make_client(None, RetryBudget(), "us-east-1", _NOBODY)
 
 
@@ -144,10 +158,9 @@ def make_session() -> Any:
 
 
 def place_of(bucket: str, endpoint: str | None, region: str | None = None) -> S3Place:
-    """Place of `bucket` by botocore's rules.
+    """Place of `bucket` by all of botocore's rules, read from a signed request that is never sent.
 
-    The rules cover profile, region, partition, FIPS, dual stack, acceleration and endpoint. A signed request, which is
-    never sent, shows the result. `region` replaces the configured region.
+    `region` replaces the configured region.
     """
     client = make_client(endpoint, RetryBudget(), region, _NOBODY)
     shown: list[Any] = []
@@ -174,11 +187,11 @@ def place_of(bucket: str, endpoint: str | None, region: str | None = None) -> S3
 
 
 class _NotSent(Exception):
-    """Stops a complete request before it is sent."""
+    """Stops a complete request instead of sending."""
 
 
 def region_of(client: Any, bucket: str) -> str | None:
-    """Region of a bucket as the service reports it; None if the service reports none."""
+    """Region of a bucket by the service; None if unreported."""
     try:
         answer = client.head_bucket(Bucket=bucket)
     except client.exceptions.ClientError as error:
@@ -190,7 +203,7 @@ def region_of(client: Any, bucket: str) -> str | None:
 
 
 class AwsCredentials:
-    """Credentials of boto3's default chain, in obstore's format. Called on any thread."""
+    """Credentials of boto3's default chain, in obstore's format. For any thread."""
 
     def __init__(self) -> None:
         self._session = make_session()
@@ -204,7 +217,7 @@ class AwsCredentials:
         if found is None:
             raise NoCredentialsError
         frozen, ends = found.get_frozen_credentials(), datetime.now(timezone.utc) + _LEASE
-        known_end = getattr(found, "_expiry_time", None)  # set if botocore renews them; there is no public name
+        known_end = getattr(found, "_expiry_time", None)  # set if botocore renews them; not public
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
@@ -215,7 +228,7 @@ class AwsCredentials:
 
 @cache
 def _descriptions() -> Any:
-    """botocore's descriptions of services, read once per process: a megabyte of JSON."""
+    """Read once per process: a megabyte of JSON."""
     import botocore.session
 
     return botocore.session.get_session().get_component("data_loader")

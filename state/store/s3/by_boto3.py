@@ -1,10 +1,6 @@
-"""Object storage on S3 by boto3: `s3://bucket/prefix?client=boto3`.
+"""Object storage on S3 by boto3: `s3://bucket/prefix?client=boto3`, and for requests of `by_obstore`.
 
-Also sends the requests that `by_obstore` leaves to boto3.
-
-The endpoint is AWS_ENDPOINT_URL or `?endpoint=` of the URL; `aws` finds credentials. botocore's own retries are off: a
-conditional put must reach the store once, because a retry could mistake the object of the first attempt for another
-writer's. All other requests are retried here, visibly and within a budget.
+botocore's own retries are off, as in `clouds`.
 """
 
 import base64
@@ -33,7 +29,7 @@ from barrier_runtime.state.store.use import StoreUse
 
 _T = TypeVar("_T")
 _PART_BYTES = 8 << 20  # of boto3's managed transfer
-_SINGLE_PUT_BYTES = 64 << 20  # above this size, boto3's managed transfer sends parts in parallel
+_SINGLE_PUT_BYTES = 64 << 20  # larger files are sent in parts
 _TOO_LARGE_TO_COPY = ("InvalidRequest", "EntityTooLarge")  # errors of CopyObject, whose limit is 5 GiB
 _CHUNK = 1 << 20
 
@@ -47,7 +43,7 @@ class OnS3(Protocol):
 
 
 class S3Store:
-    """Objects below `prefix` of `bucket`. Thread-safe: one client, with a pool of connections."""
+    """Objects below `prefix` of `bucket`. Thread-safe."""
 
     def __init__(
         self,
@@ -79,10 +75,8 @@ class S3Store:
 
     @property
     def place(self) -> str:
-        """The bucket with its endpoint: two services may have buckets of the same name."""
+        """The bucket with the endpoint: two services may have buckets of the same name."""
         return f"{self._endpoint}/{self._bucket}"
-
-    # ---- the contract
 
     def put(self, key: str, data: bytes) -> None:
         name = self._name(key)
@@ -119,7 +113,7 @@ class S3Store:
             trouble = self._trouble("put_if_absent", key, error)
             if isinstance(trouble, InvalidJob):
                 raise trouble from error
-            return PutOutcome.UNKNOWN  # 409, 5xx, throttled, timeout, connection lost: may exist now or later
+            return PutOutcome.UNKNOWN  # 409, 5xx, throttled, timeout, connection lost
         return PutOutcome.CREATED
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
@@ -157,11 +151,11 @@ class S3Store:
             raise FileExistsError(f"{path} is there already: download to a fresh file")
         self._retrying("get", key, lambda: self._client.download_file(self._bucket, name, str(path)))
         size = path.stat().st_size
-        self.use.request("get", max(1, -(-size // _PART_BYTES)))  # parts, besides the HEAD that was counted
+        self.use.request("get", max(1, -(-size // _PART_BYTES)))  # parts, besides the HEAD
         self.use.received(size)
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
-        """Copies by the service, large objects in parts. Only from a bucket of the same service."""
+        """Copies by the service, large objects in parts, from a bucket of the same service."""
         if not isinstance(source, OnS3) or source.by_boto3._endpoint != self._endpoint:
             return False
         what = {"Bucket": source.by_boto3._bucket, "Key": source.by_boto3._name(key)}
@@ -220,7 +214,7 @@ class S3Store:
     def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         found = None if fresh else self._sha256_of(final)
         if found is None:
-            # If `staged` is absent, another process has published and deleted the object, or there was none.
+            # If `staged` is absent, another process has published the object, or there was none.
             with contextlib.suppress(ObjectNotFound):
                 found = self._copy(staged, final)
             found = found or self._sha256_of(final)
@@ -245,13 +239,11 @@ class S3Store:
         name = self._prefix + check_prefix(key)
         return self._retrying(operation, key, lambda: send(self._client, self._bucket, name))
 
-    # ---- internals
-
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
 
     def _copy(self, staged: str, final: str) -> str | None:
-        """Copies by the service. Returns the hash of the copy's whole content if the answer has that hash."""
+        """Returns the hash of the copy's whole content, if answered."""
         what, target = {"Bucket": self._bucket, "Key": self._name(staged)}, self._name(final)
 
         def copy() -> dict[str, Any]:
@@ -312,10 +304,7 @@ def _checksum(digest: bytes) -> str:
 
 
 def _whole_sha256(answer: Mapping[str, Any]) -> str | None:
-    """Hash (hex) of an object's whole content by the store's own checksum.
-
-    None if the store has no checksum, or only a checksum per part.
-    """
+    """Hash (hex) of the whole content; None if the store has no checksum, or only checksums of parts."""
     stored: str = answer.get("ChecksumSHA256") or ""
     whole = stored and answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and "-" not in stored
     return base64.b64decode(stored).hex() if whole else None

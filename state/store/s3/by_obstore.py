@@ -1,22 +1,20 @@
 """Object storage on S3 by obstore: `s3://`, unless the URL or the environment requires boto3.
 
-obstore sends puts, conditional puts, gets, transfers of files and deletions with less than half of boto3's processor
-time, and without the interpreter's lock. boto3 finds credentials, region and endpoint, and sends these requests, which
-obstore cannot send as the contract requires:
+obstore needs less than half of boto3's processor time, and not the interpreter's lock. boto3 finds credentials, region
+and endpoint, and sends the requests that obstore cannot send as the contract requires:
 
-| request                                   | obstore                                                              |
-|-------------------------------------------|----------------------------------------------------------------------|
-| list                                      | one key that it cannot name (`a//b`, `./x`) fails the whole listing, |
-|                                           | and a prefix must end at a slash                                     |
-| copy with the checksum of the copy        | does not return the answer's checksum                                |
-| copy of more than 5 GiB, or from a bucket | has no copy in parts, and none between buckets                       |
-| a deletion that the store refused in part | reports one key of the answer only                                   |
-| uploads that are completed later          | has no access to their parts                                         |
-| large puts, by obstore before 0.12        | leaves the parts of a failed upload in the bucket                    |
+| request                                   | obstore                                                   |
+|-------------------------------------------|-----------------------------------------------------------|
+| list                                      | fails at a key that obstore cannot name (`a//b`, `./x`);  |
+|                                           | a prefix must end at a slash                              |
+| copy with the checksum of the copy        | does not return the checksum                              |
+| copy of more than 5 GiB, or from a bucket | has no copy in parts, and none between buckets            |
+| a deletion that the store refused in part | reports a single key                                      |
+| uploads that are completed later          | has no access to their parts                              |
+| large puts, by obstore before 0.12        | leaves the parts of a failed upload in the bucket         |
 
-boto3 carries all requests in two cases in which obstore cannot fulfil the contract: a directory bucket of S3 Express,
-whose sessions obstore would have to renew, and an own bundle of certificate authorities (`AWS_CA_BUNDLE`): obstore
-refuses self-signed certificates that boto3 accepts, and its older releases take no bundle.
+boto3 carries all requests for directory buckets of S3 Express, whose sessions obstore would have to renew, and with
+`AWS_CA_BUNDLE`: obstore refuses self-signed certificates that boto3 accepts; older releases take no bundle.
 """
 
 import os
@@ -46,8 +44,8 @@ from barrier_runtime.state.store.s3.by_boto3 import S3Store
 _CREDENTIALS = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 _KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch"})
 _OTHER_REGION = frozenset({"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"})
-_NO_LOCATION = "Received redirect without LOCATION"  # obstore's message for a redirect to another region
-_OWN_PROVIDER = "External AWS credential provider"  # obstore's message if `AwsCredentials` raised
+_NO_LOCATION = "Received redirect without LOCATION"  # for a redirect to another region
+_OWN_PROVIDER = "External AWS credential provider"  # if `AwsCredentials` raised
 _EXPRESS = "--x-s3"  # end of a directory bucket's name
 _BATCH = 1_000  # keys per deletion
 
@@ -74,7 +72,7 @@ def _why_not(bucket: str, endpoint: str | None) -> str:
 
 
 class _Access:
-    """Clients with their connections, and credentials, shared by all stores of a bucket in a process."""
+    """Clients and credentials of a bucket, shared by all stores in a process."""
 
     def __init__(self, bucket: str, endpoint: str | None, budget: RetryBudget) -> None:
         self._bucket = bucket
@@ -96,14 +94,14 @@ class _Access:
             return self._boto3
 
     def renew(self, failed: Any) -> None:
-        """Reads the credentials again, unless another thread has done so since the client `failed` was made."""
+        """Reads the credentials again, unless another thread has replaced the client `failed`."""
         with self._lock:
             if self.client is failed:
                 self._boto3 = None
                 self.client = self._made(self.place)
 
     def move(self, failed: Any) -> bool:
-        """Finds the bucket's region. Returns False if the client `failed` has already used that region."""
+        """Finds the bucket's region. Returns False if the client `failed` has used that region."""
         found = region_of(self.boto3, self._bucket)
         with self._lock:
             if self.client is not failed:
@@ -123,7 +121,7 @@ def _access(
 
 
 def _shared(bucket: str, endpoint: str | None, budget: RetryBudget) -> _Access:
-    """An access per process, bucket and environment: reopening a store makes no client and no connection."""
+    """Reopening a store in the same environment makes no client and no connection."""
     asked = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "home", "ssl_cert_file", "ssl_cert_dir")
     names = (name for name in os.environ if name.startswith("AWS_") or name.lower() in asked)
     return _access(bucket, endpoint, budget, os.getpid(), tuple((name, os.environ[name]) for name in sorted(names)))
@@ -134,8 +132,6 @@ class _NotAll(BarrierRuntimeError):
 
 
 class ObstoreS3Store(CloudStore):
-    """Objects below `prefix` of `bucket`. Thread-safe."""
-
     def __init__(
         self, bucket: str, prefix: str = "", endpoint: str | None = None, budget: RetryBudget | None = None
     ) -> None:
@@ -196,13 +192,13 @@ class ObstoreS3Store(CloudStore):
 
     @property
     def _aborts_uploads(self) -> bool:
-        """Returns whether a failed upload in parts leaves no parts. Python 3.10 has older releases of obstore."""
+        """Returns whether a failed upload leaves no parts. Python 3.10 has older releases of obstore."""
         return tuple(map(int, self._obstore.__version__.split(".")[:2])) >= (0, 12)
 
     # ---- errors
 
     def _says_exists(self, error: Exception) -> bool:
-        """True for status 412 only; after 409, with the same exception, the outcome is unknown."""
+        """True for status 412 only; after 409 the outcome is unknown."""
         return super()._says_exists(error) and answer_of(error)[1] == 412
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:

@@ -1,12 +1,26 @@
 """Refusals of `connect`, `broadcast` and `process` on streams without a key, at build time."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from barrier_runtime import TTL, BroadcastState, Dataflow, InvalidJob, Stream, ValueState, connect
+from barrier_runtime import (
+    TTL,
+    BroadcastState,
+    CollectSink,
+    Dataflow,
+    InvalidJob,
+    Stream,
+    Tumbling,
+    ValueState,
+    connect,
+    count,
+)
+from barrier_runtime.graph.compiler import compile_plan
+from tests.waiting import until
 
 Row = dict[str, Any]
 
@@ -198,3 +212,92 @@ FUNCTIONS: list[tuple[Any, str]] = [
 def test_a_function_without_key_that_wants_one_is_told(function: Any, said: str) -> None:
     with pytest.raises(InvalidJob, match=said):
         streams()[0].process("step", function)
+
+
+class Reminded:
+    """Reminds of each key one second later, in event time."""
+
+    rules = BroadcastState(str, int)
+    recent = ValueState(int, default=0, ttl=TTL(1, clock="event"))
+
+    def on_rules(self, row: Any, ctx: Any) -> None:
+        self.rules[row["rule"]] = 1
+
+    def on_orders(self, key: Any, row: Any, ctx: Any) -> None:
+        self.recent.value += 1
+        ctx.timers.register(row["at"] + 1_000)
+
+    def on_timer(self, key: Any, at_ms: int, ctx: Any) -> Iterator[dict[str, Any]]:
+        yield {"key": key, "at": at_ms}
+
+
+@pytest.mark.parametrize("steady", [False, True], ids=["a single rule", "rules without end"])
+@pytest.mark.parametrize("window", [False, True], ids=["timers", "a window behind"])
+def test_rules_without_event_time_hold_no_timer_and_no_window_back(window: bool, steady: bool) -> None:
+    out = CollectSink()
+
+    def given_rules() -> Iterator[dict[str, Any]]:
+        while steady and not out.rows():
+            yield {"rule": "a"}
+            time.sleep(0.01)
+        yield from until_visible({"rule": "a"})
+
+    def until_visible(*rows: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from rows
+        until(lambda: out.rows() != [], "a timer fires while both sources wait")
+
+    flow = Dataflow("reminders")
+    given = [{"key": 1, "at": n * 1_000} for n in range(10)]
+    orders = flow.from_iterator(
+        "orders", lambda part, of: until_visible(*given), schema={"key": int, "at": int}, splits=1, event_time="at"
+    )
+    rules = flow.from_iterator("rules", lambda part, of: given_rules(), schema={"rule": str}, splits=1)
+    connected = connect(orders=orders.key_by("key"), rules=rules.broadcast())
+    made = connected.process("remind", Reminded, schema={"key": int, "at": int})
+    if window:
+        made = made.key_by("key").window("seconds", Tumbling(1), event_time="at").aggregate(n=count())
+    made.sink("out", out)
+    flow.run_local(parallelism=2, checkpoint_interval=0.1)
+    assert out.rows()
+
+
+def test_only_broadcast_inputs_without_event_time_hold_nothing_back() -> None:
+    flow = Dataflow("inputs")
+
+    def read(name: str, event_time: str | None = None) -> Stream:
+        return flow.from_iterator(
+            name, lambda part, of: iter(()), schema={"key": int, "at": int}, splits=1, event_time=event_time
+        )
+
+    inputs = connect(
+        orders=read("o", "at").key_by("key"), payments=read("p").key_by("key"),
+        rules=read("r").broadcast(), rates=read("t", "at").broadcast(),
+    )  # fmt: skip
+    inputs.process("match", with_(on_rates=lambda self, row, ctx: None)).sink("out", CollectSink())
+    graph = compile_plan(flow.plan, 1)
+    names = {chain.id: chain.name.split(" ")[0] for chain in graph.chains}
+    assert {names[edge.source_chain] for edge in graph.edges if edge.timeless} == {"r"}
+
+
+def test_one_broadcast_input_with_event_time_is_enough_for_a_window_behind() -> None:
+    flow = Dataflow("inputs")
+    orders, rules, rates = (
+        flow.from_iterator(name, lambda part, of: iter(()), schema={"key": int, "at": int}, splits=1, event_time=time)
+        for name, time in (("o", "at"), ("r", None), ("t", "at"))
+    )
+    inputs = connect(orders=orders.key_by("key"), rules=rules.broadcast(), rates=rates.broadcast())
+    timed = type("Timed", (Reminded,), {"on_rates": lambda self, row, ctx: None})
+    made = inputs.process("remind", timed, schema={"key": int, "at": int}).key_by("key")
+    made.window("seconds", Tumbling(1), event_time="at").aggregate(n=count()).sink("out", CollectSink())
+    assert compile_plan(flow.plan, 1)
+
+
+@pytest.mark.parametrize("shape", ["unions", "a chain"])
+def test_rules_and_earlier_streams_may_come_through_any_number_of_steps(shape: str) -> None:
+    orders, _, rules = streams()
+    for _ in range(40 if shape == "unions" else 1_200):
+        some = rules.filter("shop > 'a'")
+        rules = some.union(rules.filter("shop < 'a'")) if shape == "unions" else some
+    assert connect(orders=orders.key_by("id"), rules=rules.broadcast()).process("match", without("on_payments"))
+    with pytest.warns(UserWarning, match="followed_by 'later'"):
+        rules.followed_by("later", orders.select({"shop": "shop"}))

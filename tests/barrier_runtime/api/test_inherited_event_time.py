@@ -1,12 +1,26 @@
 """Event time is named at the source; windows, joins and functions inherit the column."""
 
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from barrier_runtime import TTL, CollectSink, Dataflow, InvalidJob, Stream, Tumbling, ValueState, connect, count, sum_
+from barrier_runtime import (
+    TTL,
+    CollectSink,
+    Dataflow,
+    InvalidJob,
+    JobFailed,
+    Stream,
+    Tumbling,
+    ValueState,
+    connect,
+    count,
+    sum_,
+)
 from barrier_runtime.api.dataflow import KeyedStream
 
 SCHEMA = {"k": str, "at": int, "v": int}
@@ -88,7 +102,9 @@ def test_windows_of_results_of_windows_count_them_by_start() -> None:
     for size in (MINUTE, Tumbling(timedelta(minutes=5))):
         assert results(nested(size)) == results(nested(size), event_time="window_start")
     uneven = Tumbling(timedelta(seconds=90))
-    assert results(nested(uneven)) == results(nested(uneven), event_time="window_end")
+    by_end = results(nested(uneven), event_time="window_end")
+    with pytest.warns(UserWarning, match="each result counts wholly in the window of the end"):
+        assert results(nested(uneven)) == by_end
 
 
 def test_late_rows_inherit_the_event_time_of_the_rows_of_the_window() -> None:
@@ -130,9 +146,13 @@ def test_a_step_after_a_join_has_to_choose_between_two_event_times() -> None:
     joined_pairs().window("w", MINUTE, event_time="at_right")
 
 
-def test_a_function_without_use_for_event_time_needs_no_choice() -> None:
-    stream: Any = joined_pairs().process("p", lambda key, row, ctx: None, schema={"k": str})
+def test_a_function_behind_a_join_has_no_time_until_one_is_chosen_and_is_told() -> None:
+    with pytest.warns(UserWarning, match="process 'p': its rows have the event times 'at' and 'at_right', so ctx.time"):
+        stream: Any = joined_pairs().process("p", lambda key, row, ctx: None, schema={"k": str})
     assert stream.schema.names == ["k"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        joined_pairs().process("p", lambda key, row, ctx: None, schema={"k": str}, event_time="at")
 
 
 def test_a_step_behind_changed_columns_needs_the_name_of_the_column() -> None:
@@ -148,3 +168,143 @@ def test_a_step_behind_a_source_without_event_time_names_the_source() -> None:
     for add in (lambda: rows.window("w", MINUTE), lambda: rows.join("j", rows, between=(0, 1))):
         with pytest.raises(InvalidJob, match="'in' of its rows has none: pass event_time= where the source is read"):
             add()
+
+
+def mapped(flow: Dataflow) -> Stream:
+    return read(flow).map(copied, schema=SCHEMA)
+
+
+def named_anew(row: Any) -> dict[str, Any]:
+    return {"k": row["k"], "at": row["v"] * 20_000, "v": row["v"]}
+
+
+def with_another(row: Any) -> dict[str, Any]:
+    return {**row, "at": row["v"]}
+
+
+BOTH = {**SCHEMA, "due": int}
+RENAMED: dict[str, tuple[Callable[[Dataflow], Stream], str]] = {
+    "a copy": (lambda flow: mapped(flow).with_columns(due="at"), "at"),
+    "a copy of a source's column": (lambda flow: read(flow).with_columns(due="at"), "at"),
+    "a copy and its original before a function": (
+        lambda flow: read(flow).with_columns(due="at").map(copied, schema=BOTH),
+        "at",
+    ),
+    "a copy without its original": (lambda flow: mapped(flow).with_columns(due="at").drop("at"), "due"),
+    "a copy beside a computed time": (lambda flow: mapped(flow).with_columns(due="at", at="at + 60000"), "at"),
+    "the name of a renamed column": (lambda flow: mapped(flow).rename(at="orig", v="at"), "orig"),
+    "the name of a copied column": (lambda flow: mapped(flow).with_columns(orig="at", at="v"), "orig"),
+    "the name of a copied column, computed": (lambda flow: mapped(flow).with_columns(orig="at", at="v + 1"), "orig"),
+    "a renamed column behind another function": (
+        lambda flow: mapped(flow).rename(at="due").map(with_another, schema=BOTH),
+        "due",
+    ),
+    "the old name behind another function": (
+        lambda flow: mapped(flow).rename(at="due").map(named_anew, schema=SCHEMA),
+        "at",
+    ),
+    "a dropped column behind another function": (
+        lambda flow: mapped(flow).select("k", "v").map(named_anew, schema=SCHEMA),
+        "at",
+    ),
+    "late rows": (
+        lambda flow: mapped(flow).rename(at="due").key_by("k").window("l", MINUTE).aggregate(late=True, n=count()).late,
+        "due",
+    ),
+}
+MOVED = [case for case, (_, column) in RENAMED.items() if column == "orig" or case.startswith("a renamed")]
+
+
+@pytest.mark.parametrize("case", RENAMED)
+def test_a_window_counts_by_the_column_that_is_the_event_time(case: str) -> None:
+    rows, column = RENAMED[case]
+
+    def make(flow: Dataflow, time: dict[str, Any]) -> Stream:
+        return rows(flow).key_by("k").window("w", MINUTE, **time).aggregate(n=count())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert results(make) == results(make, event_time=column)
+
+
+class Times:
+    def process(self, key: str, row: Any, ctx: Any) -> Any:
+        yield {"at": ctx.timestamp}
+
+    on_left = on_right = process
+
+
+def times_of(rows: Callable[[Dataflow], Stream], step: str, **given: Any) -> list[Any]:
+    def make(flow: Dataflow, time: dict[str, Any]) -> Stream:
+        keyed = rows(flow).key_by("k")
+        if step == "process":
+            stream: Stream = keyed.process("p", Times, schema={"at": int}, **time)
+            return stream
+        return connect(left=keyed, right=read(flow, "other").key_by("k")).process(
+            "p", Times, schema={"at": int}, **time
+        )
+
+    return results(make, **given)
+
+
+@pytest.mark.parametrize("step", ["process", "connect"])
+@pytest.mark.parametrize("case", [case for case in RENAMED if case not in MOVED])
+def test_functions_have_the_time_of_the_column_that_is_the_event_time(case: str, step: str) -> None:
+    rows, column = RENAMED[case]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = times_of(rows, step)
+    assert found == times_of(rows, step, event_time=column if step == "process" else {"left": column})
+    assert None not in [row["at"] for row in found]
+
+
+@pytest.mark.parametrize("step", ["process", "connect"])
+@pytest.mark.parametrize("case", MOVED)
+def test_a_function_whose_times_differ_from_those_of_older_builds_is_told(case: str, step: str) -> None:
+    rows, column = RENAMED[case]
+    with pytest.warns(UserWarning, match=rf"{step} 'p'.*: its event time is column '{column}'. Older .* column 'at'"):
+        found = times_of(rows, step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found == times_of(rows, step, event_time=column if step == "process" else {"left": column})
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (lambda flow: mapped(flow).select({"k": "k", "x": "at", "y": "at"}), "the event times 'x' and 'y', so ctx"),
+        (lambda flow: mapped(flow).select({"k": "k", "at": "v"}), "event time is unknown, so ctx.timestamp is None"),
+    ],
+)
+@pytest.mark.parametrize("step", ["process", "connect"])
+def test_a_function_without_one_event_time_is_told(rows: Any, told: str, step: str) -> None:
+    with pytest.warns(UserWarning, match=told) as found:
+        times_of(rows, step)
+    assert [each.filename for each in found] == [__file__], "the line that the user wrote"
+
+
+def run_until_checkpoints(folder: Path, **time: Any) -> None:
+    """Runs an endless job, which fails after four more records of the log."""
+    log = folder / "moved" / "log"
+    before = set(log.iterdir()) if log.exists() else set()
+
+    def row(given: dict[str, int]) -> dict[str, Any]:
+        if given["value"] % 50 == 49 and len(set(log.iterdir()) - before) > 3:
+            raise ValueError("enough")
+        return {"k": "a", "at": given["value"], "v": 0}
+
+    flow = Dataflow("moved")
+    numbers = flow.rate("numbers", 1_000, splits=1, event_time="intended_at").rename(intended_at="at")
+    rows = numbers.map(row, schema=SCHEMA).rename(at="orig", v="at")
+    rows.key_by("k").window("w", MINUTE, **time).aggregate(n=count()).sink("out", CollectSink())
+    flow.run_local(checkpoints=str(folder), checkpoint_interval=0.05, restart="none")
+
+
+def test_state_counted_by_another_column_is_refused_by_name(tmp_path: Path) -> None:
+    """Definitions with a named column are those of older builds, which counted by the name of the event time."""
+    with pytest.raises(JobFailed, match="enough"), pytest.warns(UserWarning, match="pass event_time='orig'"):
+        run_until_checkpoints(tmp_path, event_time="at")
+    with pytest.raises(JobFailed, match=r"'w' as tumbling 0:01:00, but .* as tumbling 0:01:00, by orig"):
+        run_until_checkpoints(tmp_path)
+    with pytest.raises(JobFailed, match="enough"), pytest.warns(UserWarning, match="pass event_time='orig'"):
+        run_until_checkpoints(tmp_path, event_time="at")

@@ -1,6 +1,7 @@
 """Type hints of all public names, so that type checkers find wrong arguments before the job runs."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import barrier_runtime
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import datetime
+
+import pyarrow
 
 import barrier_runtime as br
 
@@ -102,6 +105,100 @@ reveal_type(flow.source_with_dead_letters("letters2", kafka).main)
 outputs: br.Outputs[br.Stream] = keyed.process("v", print, side={"late": {"at": int}}, on_error="side")
 reveal_type(outputs.late)
 """
+TYPED = """
+import dataclasses
+from collections.abc import Iterator
+
+import msgspec
+from typing import Any, TypedDict
+
+from barrier_runtime.testing import KeyedHarness
+
+
+@dataclasses.dataclass
+class Order:
+    id: int
+    amount: float
+
+
+class Total(msgspec.Struct):
+    id: int
+    amount: float
+
+
+class Sum:
+    def process(self, key: int, order: Order, ctx: br.ProcessContext) -> Iterator[Total]:
+        yield Total(key, order.amount)
+
+
+class OfDicts:
+    def process(self, key: int, row: dict[str, Any], ctx: br.ProcessContext) -> Iterator[dict[str, Any]]:
+        yield row
+
+
+def total(order: Order) -> Total:
+    return Total(order.id, order.amount)
+
+
+def large(orders: br.TypedStream[Order]) -> br.TypedStream[Order]:
+    return orders.filter(lambda order: order.amount > 100, name="large")
+
+
+class Plain(TypedDict):
+    id: int
+
+
+def iterated(index: int, of: int) -> Iterator[Order]:
+    yield Order(index, 1.0)
+
+
+def fetched(cursor: Any) -> tuple[list[Order], Any] | None:
+    return [Order(1, 1.0)], cursor
+
+
+hour = datetime.timedelta(hours=1)
+reveal_type(flow.read_jsonl("r1", "in", schema=Order, watch=hour))
+reveal_type(flow.read_kafka("r2", "broker:9092", "t", group="g", value="json", schema=Order))
+reveal_type(flow.from_iterator("r3", iterated, schema=Order))
+reveal_type(flow.from_poll("r4", fetched, every=hour, schema=Order))
+reveal_type(flow.source("r5", br.CsvSource("in", schema=Order), event_time="at"))
+reveal_type(flow.source("r6", br.IteratorSource(iterated, schema=Order)))
+orders = flow.read_jsonl("orders", "in", schema=Order)
+windows = orders.key_by("id").window("w", br.Global())
+reveal_type(windows.apply(lambda key, window, table: Total(1, 1.0), schema=Total).typed(Total))
+reveal_type(flow.read_kafka("r7", "broker:9092", "t", group="g", value="json", schema=Order, debezium="upsert"))
+reveal_type(flow.read_jsonl("r8", "in", schema=Plain))
+reveal_type(flow.read_jsonl("r9", "in", schema="id BIGINT"))
+reveal_type(flow.from_iterator("r10", lambda index, of: [{"id": index}], schema={"id": int}))
+reveal_type(flow.source("r11", br.JsonlSource("in", schema=Plain)))
+with KeyedHarness(Sum, key="id", rows=Order, schema=Total) as harness:
+    reveal_type(harness.push(Order(1, 1.0)))
+with KeyedHarness(Sum, key="id") as harness_of_dicts:
+    reveal_type(harness_of_dicts.end())
+for row in br.CollectSink().rows(Total):
+    reveal_type(row)
+reveal_type(br.CollectSink().rows())
+by_id = orders.key_by("id")
+reveal_type(large(orders).inspect(lambda order: print(order.id)).inspect())
+reveal_type(orders.split("half", lambda order: "a" if order.amount > 1 else "b", into=("a", "b")).a)
+reveal_type(orders.union(orders.rebalance().stable().deduplicate("ids", "id", within=None).with_watermarks("at")))
+reveal_type(orders.map(total))
+reveal_type(orders.map(lambda order: Total(order.id, 1.0), schema=Total))
+reveal_type(orders.flat_map(lambda order: [total(order)], schema=Total))
+reveal_type(orders.process("each", lambda order, ctx: total(order), schema=Total))
+reveal_type(by_id)
+reveal_type(by_id.process("sum", Sum, schema=Total))
+reveal_type(by_id.process("sum2", lambda key, order, ctx: total(order), schema=Total).filter(lambda row: row.id > 1))
+reveal_type(rows.map(lambda row: Order(row["id"], 1.0), schema=Order).typed(Order))
+reveal_type(rows.flat_map(lambda row: [Order(row["id"], 1.0)], schema=Order).typed(Order))
+reveal_type(by_id.process("sum3", Sum, side={"late": Order})[1])
+reveal_type(orders.map(lambda order: {"id": order.id, "name": "x"}).map(lambda row: {"id": row["id"] + 1}))
+reveal_type(orders.filter(lambda order: order.amount > 1, on_error="side").errors)
+reveal_type(orders.union(rows))
+reveal_type(orders.select("id"))
+reveal_type(orders.select("id").map(lambda row: {"id": row["id"]}, schema=pyarrow.schema([])))
+large(orders).sink("large", br.CollectSink())
+"""
 REVEALED = [
     *(
         "ParquetSink",
@@ -118,17 +215,19 @@ REVEALED = [
         "RedisUpsertSink",
     ),
     *("BatchFunctionSink", "CollectSink", "CallableSink"),
-    *("ParquetSource", "JsonlSource", "CsvSource", "KafkaSource", "RabbitMQSource", "RateSource", "IteratorSource"),
-    *(
-        "PollSource",
-        "TextSource",
-        "BinarySource",
-        "KinesisSource",
-        "DeltaSource",
-        "IcebergSource",
-        "PostgresChangesSource",
-    ),
+    *("ParquetSource", "JsonlSource", "CsvSource"),
+    *("KafkaSource", "RabbitMQSource", "RateSource", "IteratorSource", "PollSource", "TextSource", "BinarySource"),
+    *("KinesisSource", "DeltaSource", "IcebergSource", "PostgresChangesSource"),
     *["Stream"] * 46,
+    *["TypedStream[Order]"] * 6,
+    "TypedStream[Total]",
+    *["Stream"] * 5,
+    *("list[Total]", "list[dict[str, Any]]", "Total", "list[dict[str, Any]]"),
+    *["TypedStream[Order]"] * 3,
+    *["TypedStream[Total]"] * 4,
+    *("TypedKeyedStream[Order]", "TypedStream[Total]", "TypedStream[Total]"),
+    *["TypedStream[Order]"] * 2,
+    *["Stream"] * 6,
 ]
 WRONG = """
 br.ParquetSink("out", nonsense=1)
@@ -140,26 +239,52 @@ rows.inspect(3)
 rows.map(dict, on_error="side").sink("s", br.CollectSink())
 flow.read_csv("csv", "in", nonsense=1)
 flow.read_jsonl("jsonl", "in", pace="fast")
+flow.read_jsonl("jsonl2", "in", schema=Order, nonsense=1)
+flow.read_jsonl("jsonl3", "in", schema=Order, pace="fast")
+flow.from_iterator("iterator", lambda index, of: [index], schema=Order)
+harness.push(Total(1, 1.0))
 keyed.join("j", keyed, between=(hour, hour), event_time=3)
 keyed.table_join("t", keyed, deleted=True)
 rows.lookup("l", print, key="k", schema={"name": str}, max_batches=3)
 hours.aggregate(late=True, n=br.count()).errors
+orders.filter(lambda order: order.amout > 1)
+orders.inspect(lambda order: order["id"])
+orders.map(lambda order: {"n": order.nme})
+orders.flat_map(lambda order: [{"n": order.nme}])
+orders.split("half", lambda order: order.nme, into=("a", "b"))
+orders.map(total).filter(lambda row: row.nme)
+orders.process("each", lambda order, ctx: order.nme)
+by_id.process("dicts", OfDicts)
+made = orders.map(total)
+large(made)
 """
 REFUSED = [
     'Unexpected keyword argument "nonsense" for "ParquetSink"',
     'Missing named argument "group" for "KafkaSource"',
     'Argument "on_change" to "CsvSource" has incompatible type',
-    'Argument 2 to "source" of "Readers" has incompatible type "str"',
+    'No overload variant of "source" of "Readers" matches argument types "str", "str"',
     'Argument "a" to "rename" of "ColumnSteps" has incompatible type "int"; expected "str"',
     'Argument 1 to "inspect" of "RowSteps" has incompatible type "int"',
     '"WithErrors[Stream]" has no attribute "sink"',
     'Unexpected keyword argument "nonsense"',
-    'has incompatible type "str"; expected "float | None"',
+    'No overload variant of "__call__" of "Reads" matches argument types "str", "str"',
+    'No overload variant of "__call__" of "Reads" matches argument types "str", "str", "str"',
+    'Unexpected keyword argument "nonsense"',
+    *['No overload variant of "__call__" of "Reads" matches argument types "str", "str", "type[Order]"'] * 2,
+    'List item 0 has incompatible type "int"',
+    'Argument 1 to "push" of "KeyedHarness" has incompatible type "Total"; expected "Order | dict[str, Any]"',
     'No overload variant of "join" of "JoiningStream" matches',
     'No overload variant of "table_join" of "JoiningStream" matches',
     'Unexpected keyword argument "max_batches" for overloaded function "lookup"',
     'No overload variant of "lookup" of "LookupSteps" matches',
     '"WithLate[Stream]" has no attribute "errors"',
+    '"Order" has no attribute "amout"; maybe "amount"?',
+    'Value of type "Order" is not indexable',
+    *['"Order" has no attribute "nme"'] * 3,
+    '"Total" has no attribute "nme"',
+    '"Order" has no attribute "nme"',
+    'Argument 2 to "process" of "TypedKeyedStream" has incompatible type "type[OfDicts]"',
+    'Argument 1 to "large" has incompatible type "TypedStream[Total]"; expected "TypedStream[Order]"',
 ]
 
 
@@ -188,14 +313,16 @@ def test_the_program_has_every_source_and_sink() -> None:
 @pytest.mark.slow
 def test_mypy_knows_the_type_of_every_source_and_sink_and_sees_wrong_arguments(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM + WRONG)
+    program.write_text(PROGRAM + TYPED + WRONG)
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(program)],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    revealed = [line.rpartition(".")[2].rstrip('"') for line in checked.stdout.splitlines() if "Revealed" in line]
+    told = re.findall(r'Revealed type is "(.*)"', checked.stdout)
+    revealed = [re.sub(r"\w+\.", "", kind) for kind in told]
+    revealed = [re.sub(r"(?<=Source)\[dict\[str, Any\]\]$", "", kind) for kind in revealed]
     errors = [line for line in checked.stdout.splitlines() if ": error: " in line]
     assert revealed == REVEALED, checked.stdout
     assert len(errors) == len(REFUSED), checked.stdout

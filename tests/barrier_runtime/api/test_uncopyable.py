@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
+import pyarrow as pa
 import pydantic
 import pytest
 from pyspark import cloudpickle
 
-from barrier_runtime import CollectSink, Dataflow, InvalidJob, JsonlSink
-from barrier_runtime.graph.uncopyable import uncopyable
+from barrier_runtime import CallableSink, CollectSink, Dataflow, InvalidJob, JobFailed, JsonlSink
+from barrier_runtime.operators.uncopyable import uncopyable
 
 LOCK = threading.Lock()
 
@@ -136,3 +137,38 @@ def test_what_refers_to_itself_is_looked_at_once() -> None:
     ring: list[Any] = []
     ring.append(ring)
     assert uncopyable(closing_over(ring)) == ""
+
+
+class Owner:
+    """Object of each kind that subtasks copy, with a lock."""
+
+    guarantee = "at_least_once"
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        yield row
+
+    def fetch_many(self, keys: list[Any]) -> list[Any]:
+        return [{"found": 1} for _ in keys]
+
+    def take(self, rows: pa.RecordBatch) -> None:
+        """Does nothing."""
+
+
+@pytest.mark.filterwarnings("ignore:step .* refers to")
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [("sink", "sink 'out': .* CallableSink"), ("process", "process 'step': .* Owner"), ("lookup", "lookup 'step'")],
+)
+def test_object_that_subtasks_cannot_copy_is_named_with_its_variable(place: str, named: str) -> None:
+    flow, owner = Dataflow("numbers"), Owner()
+    rows = flow.rate("rate", 1_000_000, 3, keys=1)
+    if place == "process":
+        rows = rows.process("step", owner, schema=rows.schema)
+    if place == "lookup":
+        rows = rows.lookup("step", owner, key="key", schema={"found": int})
+    rows.sink("out", CallableSink(owner.take) if place == "sink" else CollectSink())
+    with pytest.raises(JobFailed, match=rf"{named}.*`lock` of .*, a _thread.lock\) raised TypeError: .*\. Make what"):
+        flow.run_local()

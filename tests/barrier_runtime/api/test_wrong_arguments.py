@@ -4,7 +4,8 @@ names the parameter or the value, and no wrong argument is silently accepted.
 
 import inspect
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -26,6 +27,13 @@ SCHEMA = "k string, n bigint, t timestamp"
 AT_T = {"event_time": "t"}
 # None, lists, texts and functions are valid in some places, and tried in the others.
 VALUES = [5, -1, 1.5, b"x", object(), ("a", 5), [None], {"x": 1}, None, DAY, print]
+
+
+@dataclass
+class Event:
+    k: str | None
+    n: int | None
+    t: datetime | None
 
 
 def rows_of(part: int, parts: int) -> Iterable[dict[str, Any]]:
@@ -160,6 +168,7 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
     "Stream.drop": (lambda: variadic(lambda columns: stream().drop(columns), "columns"), {}),
     "Stream.explode": of_stream("explode", column="array(n)", into="x"),
     "Stream.inspect": of_stream("inspect", function=same),
+    "Stream.typed": of_stream("typed", rows=Event),
     "Stream.broadcast_join": of_stream("broadcast_join", name="j", table=[{"k": "a", "z": 1}], on="k"),
     "Stream.lookup": of_stream("lookup", name="l", fetch_many=fetch, key="k", schema="z bigint"),
     "Stream.stable": of_stream("stable", name="st"),

@@ -1,6 +1,6 @@
 """Watermark over several channels: the minimum of the active channels, never decreasing."""
 
-from barrier_runtime.data.elements import WATERMARK_MAX, Idle, Watermark
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Idle, Watermark
 from barrier_runtime.data.watermarks import WatermarkMerger
 
 
@@ -119,3 +119,34 @@ def test_later_channels_hold_event_time_back_once_all_others_have_ended():
     assert merger.on_watermark(2, 9) is None
     assert merger.on_watermark(3, 7) == Watermark(7)
     assert merger.on_idle(3) == Watermark(9)
+
+
+def test_a_timeless_channel_holds_nothing_back_whatever_it_brings():
+    merger = WatermarkMerger(3, timeless=[2])
+    assert merger.on_watermark(0, 10) is None
+    merger.on_activity(2)
+    assert merger.after_timeless_rows() is None
+    assert merger.on_watermark(1, 20) == Watermark(10)
+    assert merger.on_watermark(2, WATERMARK_MIN) is None, "its step repeats what it said"
+    assert merger.on_watermark(0, 20) == Watermark(20)
+
+
+def test_rows_of_a_timeless_channel_do_not_end_the_idleness_of_all_others():
+    merger = WatermarkMerger(2, timeless=[1])
+    assert merger.on_idle(0) == Idle()
+    merger.on_activity(1)
+    assert merger.after_timeless_rows() == Idle()
+    assert merger.on_watermark(0, 5) == Watermark(5)
+
+
+def test_the_end_of_time_waits_for_the_end_of_a_timeless_channel():
+    """Timers that are held for the end give rows that others may not pass."""
+    merger = WatermarkMerger(2, timeless=[1])
+    assert merger.on_end(0) is None
+    merger.on_activity(1)
+    assert merger.after_timeless_rows() is None
+    assert merger.on_end(1) == Watermark(WATERMARK_MAX)
+    merger = WatermarkMerger(2, timeless=[1])
+    assert merger.on_end(1) is None
+    assert merger.on_watermark(0, 5) == Watermark(5)
+    assert merger.on_end(0) == Watermark(WATERMARK_MAX)

@@ -9,13 +9,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from barrier_runtime import CallableSink, Dataflow, InvalidJob, JobFailed, Unavailable, committed_files
+from barrier_runtime import CallableSink, Dataflow, Fenced, InvalidJob, JobFailed, Unavailable, committed_files
 from barrier_runtime.launch import steering
 from barrier_runtime.launch.display import table_of
 from barrier_runtime.launch.local_handle import LocalJobHandle
+from barrier_runtime.launch.outcome import JobResult
 from barrier_runtime.launch.requests import SavepointFailed
+from tests.waiting import until
 
 
 def endless(rows: list[int]) -> Dataflow:
@@ -49,6 +52,120 @@ def test_a_job_runs_beside_the_program_until_it_is_stopped() -> None:
     job.stop()
     assert job.status().outcome == "cancelled"
     assert job.why().reasons[0].cause == "ended"
+
+
+def test_records_read_after_the_last_checkpoint_are_told_apart(tmp_path: Path) -> None:
+    """A stop at once leaves such records, and the next run reads them; a stop with a checkpoint leaves none."""
+    first: list[int] = []
+    job = start(endless(first), checkpoint_interval=3600, checkpoints=str(tmp_path))
+    until(lambda: job.status().records, "rows are read")
+    job.trigger_checkpoint()
+    until_checkpoints(job, 1)
+    last = job.status().checkpoints.last_completed
+    assert last is not None
+    covered = last.records
+    assert covered is not None
+    until(lambda: job.status().records > covered, "rows are read after the checkpoint")
+    job.stop("now")
+    result = job.wait(60)
+    assert result.records_after_checkpoint == result.records - covered > 0
+    said = f"; at least {result.records - covered:,} of the records w"
+    assert said in str(result)
+    assert str(result).endswith("read after the last checkpoint: the next run reads them again")
+    assert said in repr(job)
+
+    again: list[int] = []
+    job = start(endless(again), checkpoint_interval=3600, checkpoints=str(tmp_path))
+    until(lambda: job.status().records > result.records, "the next run has read the records again")
+    job.stop()
+    result = job.wait(60)
+    assert result.records_after_checkpoint == 0
+    assert "after the last checkpoint" not in str(result)
+    assert set(again) == set(range(covered, result.records)), "the next run begins after the checkpoint"
+
+
+def test_reports_older_than_the_last_checkpoint_do_not_hide_records_read_after(tmp_path: Path) -> None:
+    """Slots report once a second here, so a stop soon after a checkpoint finds reports from before."""
+    for attempt in range(4):
+        rows: list[int] = []
+        folder = str(tmp_path / str(attempt))
+        job = start(endless(rows), checkpoint_interval=3600, checkpoints=folder, slot_timeout=10)
+        until(lambda job=job: job.status().phase == "running", "the job runs")
+        job.trigger_checkpoint()
+        until_checkpoints(job, 1)
+        last = job.status().checkpoints.last_completed
+        assert last is not None
+        covered = last.records
+        assert covered is not None
+        job.stop("now")
+        result = job.wait(60)
+        assert result.records >= covered
+        beyond = result.records - covered
+        assert result.records_after_checkpoint == (beyond or None), "no report after the checkpoint: unknown"
+        assert f"{result.records:,} records read" in str(result)
+        assert f"{result.records:,} rows read" in repr(job)
+        assert ("after the last checkpoint" in str(result)) == bool(beyond)
+
+
+def test_a_run_that_restores_nothing_counts_all_its_records_as_after_a_checkpoint(tmp_path: Path) -> None:
+    """The checkpoint of the run before, which the status still shows, covers none of them."""
+    first = start(endless([]), checkpoints=str(tmp_path))
+    until_checkpoints(first, 2)
+    until(lambda: first.status().records > 500, "the first run reads more than the second run will")
+    first.stop()
+    job = start(endless([]), checkpoints=str(tmp_path), checkpoint_interval=3600, restore="none", allow_replay=True)
+    until(lambda: job.status().records, "rows are read")
+    job.stop("now")
+    result = job.wait(60)
+    assert result.status.checkpoints.last_completed is not None
+    assert result.status.restored_checkpoint == 0
+    assert result.records_after_checkpoint == result.records > 0
+    assert f"at least {result.records:,} of the records" in str(result)
+
+
+def test_a_restored_older_checkpoint_covers_its_own_records(tmp_path: Path) -> None:
+    options: dict[str, object] = {"checkpoints": str(tmp_path), "checkpoint_interval": 3600, "retained": 3}
+    first = start(endless([]), **options)
+    covered: list[int | None] = []
+    for count in (1, 2):
+        seen = covered[-1] or 0 if covered else 0
+        until(lambda seen=seen: first.status().records > seen, "rows are read before the checkpoint")
+        first.trigger_checkpoint()
+        until_checkpoints(first, count)
+        last = first.status().checkpoints.last_completed
+        assert last is not None
+        covered.append(last.records)
+    first.stop()
+    job = start(endless([]), **options, restore="1", allow_replay=True)
+    older = covered[0]
+    assert older is not None
+    until(lambda: job.status().records > older, "rows are read after the restored checkpoint")
+    job.stop("now")
+    result = job.wait(60)
+    assert result.status.restored_checkpoint == 1
+    assert result.records_after_checkpoint == result.records - older > 0
+
+
+def test_no_later_run_is_said_to_read_again_what_at_most_once_passes_over() -> None:
+    job = start(endless([]), checkpoint_interval=3600)
+    until(lambda: job.status().records, "rows are read")
+    job.stop("now")
+    status = job.wait(60).status
+    assert status.options["mode"] == "exactly_once"
+    other = JobResult(msgspec.structs.replace(status, options={**status.options, "mode": "at_most_once"}))
+    assert str(other).endswith("read after the last checkpoint")
+
+
+def test_a_run_that_another_run_replaced_says_nothing_of_records_read_again(tmp_path: Path) -> None:
+    job = start(endless([]), checkpoints=str(tmp_path), checkpoint_interval=3600)
+    until(lambda: job.status().records, "rows are read")
+    with start(endless([]), checkpoints=str(tmp_path)) as other:
+        with pytest.raises(Fenced):
+            job.wait(60)
+        assert job.status().outcome == "fenced"
+        assert job.status().records_after_checkpoint is None
+        assert "after the last checkpoint" not in repr(job)
+        until_checkpoints(other, 1)
 
 
 def test_a_job_that_has_ended_is_not_kept_until_the_program_ends() -> None:

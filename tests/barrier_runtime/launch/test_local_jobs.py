@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import gc
+import itertools
 import json
 import threading
 import weakref
@@ -17,10 +18,12 @@ from barrier_runtime.launch.options import JobOptions, job_spec
 from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
 SECOND = datetime.timedelta(seconds=1)
+SECOND_MS = 1_000
 
 
 def numbers(splits, rows):
@@ -252,6 +255,42 @@ def test_an_input_that_has_been_silent_for_its_idle_timeout_holds_no_split_back(
     fast.union(flow.from_iterator("silent", silent, idle_timeout=idle, **options)).sink("out", sink)
     flow.run_local(parallelism=parallelism, checkpoint_interval=0.05, max_drift=5 * SECOND, restart="none")
     assert sorted(row["at"] for row in sink.rows()) == [0, *range(0, 60_000, 1_000)]
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_files_found_while_a_job_runs_hold_event_time_back_for_the_timeout_alone(tmp_path, parallelism):
+    flow, windows, read, reached, over = Dataflow("silent"), CollectSink(), CollectSink(), [0], threading.Event()
+    folder = tmp_path / "silent"
+    folder.mkdir()
+
+    def live(index, of):
+        for second in itertools.count(1):
+            if over.wait(0.002):
+                return
+            reached[0] = second * SECOND_MS
+            yield {"at": reached[0]}
+
+    options = {"schema": {"at": int}, "event_time": "at"}
+    silent = flow.read_jsonl(
+        "silent", str(folder), watch=0.01, idle_timeout=datetime.timedelta(seconds=0.05), **options
+    )
+    silent.sink("read", read)
+    rows = flow.from_iterator("live", live, splits=1, **options).union(silent)
+    rows.window_all("windows", Tumbling(10 * SECOND)).aggregate(n=count()).sink("out", windows)
+    with flow.start_local(parallelism=parallelism, checkpoint_interval=0.05, restart="none") as job:
+        for number in range(3):
+            (tmp_path / "next").write_text(f'{{"at": {number}}}\n')
+            (tmp_path / "next").rename(folder / f"{number}.jsonl")
+            until(lambda: len(read.rows()) > number, "the file is read")  # noqa: B023
+            last = reached[0] + 100 * SECOND_MS
+            until(lambda: windows.rows() and max(map(ends_at, windows.rows())) > last, "event time goes on")  # noqa: B023
+        until(lambda: "no idle_timeout" not in str(job.why()), "`why` blames no idle source")
+        over.set()
+        job.stop("now")
+
+
+def ends_at(row):
+    return row["window_end"] if isinstance(row["window_end"], int) else row["window_end"].timestamp() * 1_000
 
 
 def test_an_error_with_half_a_surrogate_pair_is_told_as_any_other():

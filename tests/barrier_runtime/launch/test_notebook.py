@@ -115,7 +115,7 @@ def test_a_job_in_a_cell_is_a_line_of_live_figures_with_a_button_that_stops_it(n
     notebook.click(button)
     (said,) = notebook.run(ENDED)
     assert said["text"] == "cancelled\n"
-    assert "<b>clicks: CANCELLED</b>" in notebook.shown(figures)["value"]
+    assert "<b>clicks: STOPPED</b>" in notebook.shown(figures)["value"]
     assert notebook.shown(button)["disabled"] is True
 
 

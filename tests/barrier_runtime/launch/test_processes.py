@@ -26,6 +26,21 @@ flow = Dataflow("apart")
 flow.rate("ticks", 2_000, splits=4).select(["value"]).sink("out", JsonlSink({out!r}))
 """
 
+FORGETS_TO_STORE = """
+from barrier_runtime import Dataflow, ValueState
+
+
+class Forgets:
+    seen = ValueState(list[int], default_factory=list)
+
+    def process(self, key, row, ctx):
+        self.seen.value.append(row["value"])
+        return row
+
+
+flow = Dataflow("apart")
+flow.rate("ticks", 1_000, 100).key_by("value").process("forgets", Forgets).sink("out", print)
+"""
 
 PATIENT: Any = {"resource_wait_timeout": 3_600, "slot_timeout": 300}  # on a slow machine, too
 until = partial(until_within, patience_s=600)  # several programs start in turn
@@ -70,6 +85,11 @@ def until_checkpoints(job: JobHandle, more: int) -> JobStatus:
 
 def until_replaced(job: JobHandle, slot: int, killed: int) -> None:
     until_status(job, lambda status: status.phase == "running" and status.slots[slot].pid != killed)
+
+
+def waits_for_slot_0() -> bool:
+    asked = run_here("status", "apart", "--json")
+    return asked.returncode == 0 and bool(json.loads(asked.stdout)["missing_slots"])
 
 
 def is_gone(pid: int) -> bool:
@@ -127,7 +147,7 @@ def test_the_command_stops_its_processes_after_a_last_checkpoint(tmp_path: Path)
     finally:
         running.kill()  # no effect on an ended process
     assert running.returncode == 143, said
-    assert printed.startswith("job apart cancelled: ")
+    assert printed.startswith("job apart stopped: ")
     assert each_once(values_in(tmp_path))
 
 
@@ -187,22 +207,58 @@ def test_another_program_adds_slots_and_replaces_them(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_slot_with_another_program_is_refused(tmp_path: Path) -> None:
-    with start(tmp_path, 1, parallelism=2) as job:
-        until_status(job, lambda status: status.missing_slots == (1,))
+    with start(tmp_path, 0, parallelism=2) as job:
+        until_status(job, lambda status: status.missing_slots == (0, 1))
         embedded = job._coordinator._embedded
         assert embedded is not None
         (tmp_path / "app.py").write_text((tmp_path / "app.py").read_text().replace('"ticks"', '"others"'))
-        at = ["--coordinator", embedded.url, "--token-file", str(embedded._token_file)]
-        refused = run_here("slot", "app.py:flow", *at, "--slot", "1", cwd=tmp_path)
+        at = {"BARRIER_RUNTIME_COORDINATOR": embedded.url, "BARRIER_RUNTIME_TOKEN_FILE": str(embedded._token_file)}
+        refused = run_here("slot", "app.py:flow", "--slot", "1", cwd=tmp_path, variables=at)
         assert refused.returncode == 2
         assert "runs another program than this one" in refused.stderr
         job.stop("now")
 
 
+@pytest.mark.slow
+def test_joining_slots_have_options_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "app.py").write_text(FORGETS_TO_STORE)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the slot's command finds the coordinator there
+    monkeypatch.setattr("tempfile.tempdir", None)
+    command = [*COMMAND, "run", "app.py:flow", "--local", "--processes", "0", "--parallelism", "1", "--check-state"]
+    command += [
+        "--checkpoints",
+        "jobs",
+        "--restart",
+        "none",
+        "--resource-wait-timeout",
+        "3600",
+        "--slot-timeout",
+        "300",
+    ]
+    running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: waits_for_slot_0() or running.poll() is not None)
+        command = [*COMMAND, "slot", "app.py:flow", "--slot", "0"]
+        joined = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        try:
+            said = running.communicate(timeout=600)[1]
+            # The coordinator ends with the program, perhaps before the command saw the job's end.
+            joined_said = joined.communicate(timeout=600)[1]
+        finally:
+            joined.kill()  # no effect on an ended process
+            joined.wait()
+    finally:
+        running.kill()  # no effect on an ended process
+        running.communicate()
+    for ended, told in (running, said), (joined, joined_said):
+        assert ended.returncode == 1, told
+        assert "its value was changed in place but not stored" in told
+
+
 def test_wrong_numbers_of_processes_are_refused() -> None:
     flow = Dataflow("apart")
     flow.rate("ticks", 1, 1).sink("out", print)
-    for wrong in (0, True, 1.5):
+    for wrong in (-1, True, 1.5):
         with pytest.raises(InvalidJob, match="processes"):
             flow.run_local(processes=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidJob, match="processes=3 is more than parallelism=2"):

@@ -71,7 +71,7 @@ async def test_a_wish_that_the_end_of_the_job_makes_void_is_told_so(tmp_path: Pa
     job.runner.stop("now", None)
     status = await asyncio.wait_for(job.task, PATIENCE_S)
     assert [(each.id, each.state) for each in status.rescales] == [(asked.id, "failed")]
-    with pytest.raises(RescaleFailed, match=r"^job job ended \(cancelled\) before it was rescaled$"):
+    with pytest.raises(RescaleFailed, match=r"^job job ended \(stopped\) before it was rescaled$"):
         wait_for_rescale("job", asked, lambda: None, lambda: status)
     failed = msgspec.structs.replace(status, outcome="failed", error="its program was replaced")
     with pytest.raises(

@@ -135,7 +135,8 @@ async def test_an_older_checkpoint_that_is_not_kept_is_refused_with_what_to_do(t
     first = tmp_path / "split" / "checkpoints" / "1-1"
     await job.until(lambda status: status.checkpoints.completed > 1 and not first.exists())
     await job.stop()
-    said = "checkpoint 1 of job split is not kept any more: restore the latest one or a savepoint, and keep more"
+    said = r"checkpoint 1 of job split is not kept any more \(kept: \d+\): "
+    said += "restore the latest one or a savepoint, and keep more"
     options: dict[str, Any] = {"checkpoints": str(tmp_path), "restore": "1", "allow_replay": True, "parallelism": 1}
     with pytest.raises(InvalidJob, match=said):
         preview_of_restore(read_in(1, sink), options)

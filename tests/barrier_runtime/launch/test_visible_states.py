@@ -97,7 +97,7 @@ async def watched(**options: object) -> AsyncIterator[Job]:
         target.down.clear()
         target.answers.set()
     status = job.running.result()
-    assert (status.outcome, status.condition) == ("cancelled", "CANCELLED")
+    assert (status.outcome, status.condition) == ("cancelled", "STOPPED")
 
 
 @contextlib.asynccontextmanager

@@ -282,3 +282,9 @@ def test_whatever_is_processed_together_barriers_cut_where_they_stand(steps):
     for channel in range(2):
         of_channel = [value for value in emitted if value % 10 == channel]
         assert of_channel == came[channel][: len(of_channel)]
+
+
+def test_rows_without_event_time_leave_an_idle_input_idle_for_the_steps_behind():
+    bench = Bench(ports=[0, 1], timeless=[1])
+    bench.feed((0, Watermark(5)), (1, rows(1)), (0, Idle()), (1, rows(2)))
+    assert bench.emitted() == [Watermark(5), [1], Idle(), [2], Idle()]

@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
+from pathlib import Path
 
 import pytest
 
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
-from barrier_runtime.spark.task import SlotPlace, slot_place
+from barrier_runtime.spark.task import SlotPlace, slot_facts, slot_place
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.ports import ANY_PORT, PortRange
 
@@ -31,6 +32,16 @@ def test_values_of_the_host_win():
     assert slot_place(SlotOptions(slot_ports="7200-7299"), {}, own_address).ports == PortRange(7200, 7299)
 
 
+def test_a_network_chooses_the_address_on_each_host():
+    assert slot_place(SlotOptions(slot_host="127.0.0.0/8"), {}, own_address).host == "127.0.0.1"
+    environment = {"BARRIER_RUNTIME_SLOT_HOST": "node-1", "BARRIER_RUNTIME_SLOT_BIND": "127.0.0.0/8"}
+    assert slot_place(SlotOptions(slot_host="10.0.0.0/8"), environment, own_address) == SlotPlace(
+        "node-1", "127.0.0.1", ANY_PORT
+    )
+    with pytest.raises(InvalidJob, match=r"slot_host='203\.0\.113\.0/24': this host has no such address"):
+        slot_place(SlotOptions(slot_host="203.0.113.0/24"), {}, own_address)
+
+
 def test_the_address_for_others_is_one_that_they_can_connect_to():
     with pytest.raises(InvalidJob, match=r"BARRIER_RUNTIME_SLOT_HOST=0\.0\.0\.0 means every interface"):
         slot_place(SlotOptions(), {"BARRIER_RUNTIME_SLOT_HOST": "0.0.0.0"}, own_address)
@@ -50,3 +61,10 @@ async def test_a_slot_takes_the_first_free_port_of_its_range():
         finally:
             wide.close()
     assert port < chosen <= 65_535
+
+
+def test_a_slot_registers_without_facts_when_its_disk_cannot_be_asked(tmp_path: Path) -> None:
+    assert slot_facts(tmp_path / "local" / "gone") is None
+    facts = slot_facts(tmp_path)
+    assert facts is not None
+    assert facts.folder == str(tmp_path.parent)

@@ -156,7 +156,7 @@ def few_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows arrive in a quarter of the usual time, and one checkpoint is retained: just enough checkpoints follow to
     delete files of an older checkpoint.
     """
-    monkeypatch.setattr(run, "_LENGTHS_NS", (150_000_000, 220_000_000))
+    monkeypatch.setattr(run, "_LENGTHS_NS", (190_000_000, 250_000_000))
     monkeypatch.setitem(run._CHECKPOINTS, "retained", 1)
 
 

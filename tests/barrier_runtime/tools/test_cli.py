@@ -146,7 +146,7 @@ def test_sigterm_ends_a_local_run_after_a_last_checkpoint_and_leaves_no_folder(t
     assert (running.returncode, printed[:11]) == (143, "terminated:")
     assert "stopped after a last checkpoint" in printed
     assert "Traceback" not in printed
-    counted = re.match(r"job from-the-shell cancelled: ([0-9,]+) records read, 1 checkpoints completed", told)
+    counted = re.match(r"job from-the-shell stopped: ([0-9,]+) records read, 1 checkpoints completed", told)
     assert counted, told
     written = sorted(row["value"] for row in rows_of(tmp_path / "out"))
     assert int(counted[1].replace(",", "")) >= len(written)

@@ -1,84 +1,80 @@
-"""`barrier-runtime demo`: a job of real processes with a page; one process is killed while the job runs."""
+"""`barrier-runtime demo`: a job of real processes with a page, of which each process may be killed."""
 
 import os
 import re
 import signal
 import subprocess
-import threading
-import time
 import urllib.request
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import COMMAND, run_here
 
 from barrier_runtime import __version__
-from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
-from barrier_runtime.coordinator.wire.messages import JobSpec
-from barrier_runtime.state.store.open import open_store
-from barrier_runtime.tools import demo as demo_module
-from barrier_runtime.tools.demo import counted, demo
+from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.coordinator.client.private_directory import coordinators_here
+from barrier_runtime.coordinator.client.rest_token import read_token_file
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.launch.requests import rescale_asked
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.tools.demo import counted
+from tests.waiting import until as until_within
 
-_STARTED_AGAIN = re.compile(r"slot 0, process (\d+) died of SIGKILL and was started again as process \d+$")
+KILLS = int(os.environ.get("KILLS", "4"))
+until = partial(until_within, patience_s=600)  # several processes start in turn
+_WRITTEN = re.compile(r"written: ([\d,]+) orders in [\d,]+ windows, of which 0 are there twice\n")
 
 
-def kill_once_something_is_there(output: Path, slot: int) -> None:
-    while not list(output.glob("seconds/*.jsonl")):
-        time.sleep(0.02)
-    os.kill(slot, signal.SIGKILL)
+def running(client: CoordinatorClient, parallelism: int, after: int = 0) -> JobStatus | None:
+    """The status, once the job runs with a checkpoint after number `after`; None while processes are away."""
+    try:
+        status = client.status("demo")
+    except (Unavailable, InvalidJob):
+        return None
+    last = status.checkpoints.last_completed
+    ready = status.phase == "running" and status.parallelism == parallelism and not status.missing_slots
+    return status if ready and last is not None and last.checkpoint > after else None
 
 
-@pytest.mark.slow
-def test_the_demo_has_a_page_and_survives_the_kill_of_a_slot() -> None:
-    said: list[str] = []
-    page: list[int] = []
-
-    def heard(line: str) -> None:
-        said.append(line)
-        if line.startswith("the page of the job"):
-            with urllib.request.urlopen(line.split(": ", 1)[1], timeout=120) as answer:
-                page.append(answer.status)
-        slot = re.search(r"kill -9 (\d+)", line)
-        if slot:
-            output = Path(said[-2].split(": ", 1)[1])
-            threading.Thread(target=kill_once_something_is_there, args=(output, int(slot[1])), daemon=True).start()
-
-    result = demo(300, 6_000, browser=False, say=heard)  # 20 s at least: on a slow machine the kill is before the end
-    assert result is not None
-    assert page == [200]
-    (told,) = [each for each in map(_STARTED_AGAIN.match, said) if each]
-    assert any(f"process {told[1]} of slot 0 died of SIGKILL" in each.reason for each in result.status.recoveries)
-    assert re.fullmatch(r"written: 6,000 orders in \d+ windows, of which 0 are there twice", said[-1])
+def last_of(status: JobStatus) -> int:
+    assert status.checkpoints.last_completed is not None
+    return status.checkpoints.last_completed.checkpoint
 
 
 @pytest.mark.slow
-def test_the_demo_goes_on_with_a_coordinator_that_does_not_know_the_job_yet(tmp_path: Path) -> None:
-    """For example a coordinator that was killed and restarted before the supervisor sent the job."""
-    job, _ = demo_module._prepared(str(tmp_path), 2_000, 2_000)
-    job.prove(open_store(demo_module._checkpoints(str(tmp_path))))
-    with (
-        EmbeddedCoordinator(demo_module._checkpoints(str(tmp_path))) as coordinator,
-        demo_module._Slots() as slots,
-        demo_module._Signals() as signals,
-    ):
-        coordinator.wait_ready()
-        threading.Thread(target=start_slots_of, args=(coordinator, job.spec, slots, str(tmp_path)), daemon=True).start()
-        status = demo_module._follow(coordinator, job.spec, slots, signals, lambda line: None)
-    assert status.outcome == "finished"
-
-
-def start_slots_of(coordinator: EmbeddedCoordinator, spec: JobSpec, slots: Any, folder: str) -> None:
-    while not coordinator._specs:
-        time.sleep(0.02)
-    reply = coordinator.submit(spec)
-    address = (reply.control_host, reply.control_port)
-    slots.start(
-        [
-            demo_module._SlotOrder(slot, 0, spec.run_id, reply.secret, address, folder, 2_000, 2_000)
-            for slot in range(demo_module._SLOTS)
-        ]
-    )
+def test_the_demo_survives_kills_and_starts_the_slot_of_a_rescale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    command = [*COMMAND, "demo", "--no-browser", "--rate", "300"]
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert demo.stdout is not None
+        invited = next(line for line in demo.stdout if line.startswith("try it"))
+        (here,) = coordinators_here()
+        client = CoordinatorClient(here.url, read_token_file(here.token_file))
+        assert f"kill -9 {client.status('demo').slots[0].pid} " in invited
+        assert f"or {client.health().pid}, the coordinator" in invited
+        status = until(lambda: running(client, 2))
+        for number in range(KILLS):
+            before, slot, coordinator = last_of(status), status.slots[0].pid, client.health().pid
+            os.kill(coordinator if number % 2 else slot, signal.SIGKILL)
+            status = until(lambda: running(client, 2, before))  # noqa: B023 - called at once
+            assert (status.slots[0].pid, client.health().pid)[number % 2] != (slot, coordinator)[number % 2]
+        with urllib.request.urlopen(client.page_link("demo"), timeout=600) as page:
+            assert page.status == 200
+        client.rescale("demo", rescale_asked(3, 3_600))
+        moved = until(lambda: running(client, 3, last_of(status)))
+        assert len({slot.pid for slot in moved.slots}) == 3
+        demo.terminate()
+        rest = list(demo.stdout)
+        assert demo.wait(timeout=600) == 0
+    finally:
+        demo.kill()  # no effect on an ended process
+        demo.communicate()
+    assert _WRITTEN.fullmatch(rest[-2]), rest
 
 
 @pytest.mark.slow
@@ -95,7 +91,7 @@ def test_sigterm_ends_the_demo_with_a_last_checkpoint_and_no_folder(tmp_path: Pa
         assert any(line.startswith("Ctrl-C") for line in told), "it said that it runs"
         running.terminate()
         rest = list(told)
-        assert (running.wait(timeout=120), rest[0]) == (0, "stopping, with a last checkpoint\n"), rest
+        assert (running.wait(timeout=600), rest[0]) == (0, "stopping, with a last checkpoint\n"), rest
         assert re.match(r"written: (nothing|[\d,]+ orders in [\d,]+ windows, of which 0 are there twice)", rest[-2])
     finally:
         running.kill()  # no effect on an ended process

@@ -32,20 +32,20 @@ def test_a_report_of_a_running_job_and_of_the_same_job_when_it_has_ended(tmp_pat
         for slot in slots:
             slot.until(CheckpointComplete)
         token_file = coordinator._directory / "driver.token"
-        size = report("flights", to, coordinator.url, token_file, None)
+        size = report("flights", to, coordinator.url, token_file, None, None)
         running = to.read_text()
         assert size == len(to.read_bytes())
         assert ">RUNNING</span>" in running
         assert token_file.read_text() not in running
         with pytest.raises(InvalidJob, match="nothing says that it has ended"):
-            report("flights", to, None, None, store)
+            report("flights", to, None, None, None, store)
         coordinator.client.stop("flights", "now")
         until(lambda: coordinator.client.status("flights").outcome, "the end")
         for slot in slots:
             slot.close()
-    assert report("flights", to, None, None, store) > 1_000
+    assert report("flights", to, None, None, None, store) > 1_000
     ended = to.read_text()
-    assert ">CANCELLED</span>" in ended
+    assert ">STOPPED</span>" in ended
     assert f'<td class="n">{number}</td>' in running
     assert f'<td class="n">{number}</td>' in ended
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "store"], "nothing is left beside it"
@@ -54,8 +54,8 @@ def test_a_report_of_a_running_job_and_of_the_same_job_when_it_has_ended(tmp_pat
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("http://127.0.0.1:1", None, "x"), "leave one of them out"),
-        (("http://127.0.0.1:1", None, None), "--coordinator http://127.0.0.1:1: add --token-file"),
+        (("http://127.0.0.1:1", None, None, "x"), "leave one of them out"),
+        (("http://127.0.0.1:1", None, None, None), "--coordinator http://127.0.0.1:1: add --token-file"),
     ],
 )
 def test_what_is_given_wrongly_is_refused_with_the_remedy(tmp_path: Path, given: tuple, said: str) -> None:
@@ -65,9 +65,9 @@ def test_what_is_given_wrongly_is_refused_with_the_remedy(tmp_path: Path, given:
 
 def test_a_job_that_is_not_there_and_a_file_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match=r"job flights in .*: there is no log of it: check both names"):
-        report("flights", tmp_path / "report.html", None, None, str(tmp_path / "store"))
+        report("flights", tmp_path / "report.html", None, None, None, str(tmp_path / "store"))
     with pytest.raises(InvalidJob, match=r"job name '\.\./x' is not allowed"):
-        report("../x", tmp_path / "report.html", None, None, str(tmp_path / "store"))
+        report("../x", tmp_path / "report.html", None, None, None, str(tmp_path / "store"))
     from barrier_runtime.tools.views import write
 
     with pytest.raises(InvalidJob, match=r"cannot be written to .*none/report.html: No such file or directory"):
@@ -79,5 +79,5 @@ def test_a_daemon_that_does_not_answer_is_named(tmp_path: Path) -> None:
     token.write_text("t" * 64)
     token.chmod(0o600)
     with pytest.raises(Unavailable, match=r"coordinator http://127.0.0.1:1 does not answer"):
-        report("flights", tmp_path / "report.html", "http://127.0.0.1:1", token, None)
+        report("flights", tmp_path / "report.html", "http://127.0.0.1:1", token, None, None)
     assert not (tmp_path / "report.html").exists()

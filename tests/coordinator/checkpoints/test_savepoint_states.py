@@ -1,4 +1,4 @@
-"""Requested savepoints, transition by transition: the table of `coordinator/checkpoints/savepoints`."""
+"""Requested savepoints, transition by transition: the table of docs/design/savepoints.md."""
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest, Savepoints, SavepointState
 from barrier_runtime.coordinator.log.manifest import Manifest

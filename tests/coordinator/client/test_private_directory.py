@@ -5,7 +5,14 @@ import signal
 import subprocess
 import sys
 
-from barrier_runtime.coordinator.client.private_directory import PrivateDirectory, remove_what_the_killed_left
+import pytest
+
+from barrier_runtime.coordinator.client.private_directory import (
+    PrivateDirectory,
+    coordinators_here,
+    remove_what_the_killed_left,
+)
+from barrier_runtime.coordinator.client.trust import Trust
 
 PREFIX = "barrier-runtime-test-"
 DRIVER = f"""
@@ -64,3 +71,16 @@ def test_links_and_directories_that_are_just_being_made_are_left_alone(tmp_path)
     remove_what_the_killed_left(PREFIX, tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([elsewhere, link, new])
     assert (elsewhere / "life.lock").exists()
+
+
+@pytest.mark.parametrize("certificate", [None, "node-1.pem"])
+def test_an_address_has_a_third_line_only_for_a_certificate(tmp_path, certificate):
+    directory = PrivateDirectory(parent=tmp_path)
+    file = certificate and tmp_path / certificate
+    directory.announce("https://127.0.0.1:7070", tmp_path / "daemon.token", file)
+    lines = (directory.path / "address").read_text().splitlines()
+    assert lines == ["https://127.0.0.1:7070", str(tmp_path / "daemon.token"), *([str(file)] if file else [])]
+    [found] = coordinators_here(tmp_path)
+    assert (found.url, found.token_file) == ("https://127.0.0.1:7070", tmp_path / "daemon.token")
+    assert found.trust == Trust(certificate=str(file or ""))
+    directory.remove()

@@ -1,4 +1,4 @@
-"""Jobs with `at_least`: fewer slots while others stay away, and the return to full width (table of `phases/width`)."""
+"""Jobs with `at_least`: fewer slots while others stay away, and the return to full width (`phases/width`)."""
 
 import msgspec
 from coordinator_world import Coordinator, FakeSlot, kinds, log_of, spec, started

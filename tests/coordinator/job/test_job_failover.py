@@ -11,6 +11,7 @@ from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     CancelGeneration,
     CheckpointComplete,
+    CommitFailing,
     Committed,
     Deploy,
     Registered,
@@ -413,6 +414,23 @@ def test_facts_told_while_LEAD_is_on_its_way_are_not_lost(store):
     new.settle()
     assert new.status.commits.through["out/0"] == 1
     assert a.last(Trigger).checkpoint == 1, "the final checkpoint"
+
+
+def test_commits_told_while_another_slot_restores_are_not_lost(store):
+    """A sink commits the restored rows as it opens, and reports that once."""
+    coordinator, a, b = started(store)
+    coordinator.checkpoint(a, b)
+    a.fail()
+    coordinator.settle()
+    coordinator.later(0)
+    a.say(Committed(a.token, 1, "out", 0))
+    a.restored()
+    b.say(CommitFailing(b.token, 1, "out", 1, 1, "refused"))
+    b.restored()
+    coordinator.settle()
+    assert coordinator.phase == "running"
+    assert coordinator.status.commits.through["out/0"] == 1
+    assert [each.error for each in coordinator.status.commits.troubles] == ["refused"]
 
 
 @pytest.mark.parametrize("retryable", [True, False])

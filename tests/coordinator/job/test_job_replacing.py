@@ -126,6 +126,7 @@ def test_the_new_program_takes_over_at_a_checkpoint_that_is_committed() -> None:
     status = coordinator.status
     replaced = told(coordinator)
     assert (replaced.state, replaced.kind, replaced.checkpoint) == ("done", "replace", number)
+    assert coordinator.protocol.summary(coordinator.now_ms).restarts == 0, "no recovery"
     assert replaced.pause_ms is not None
     assert (status.program, status.standbys, len(status.slots)) == (request.id, None, 2)
     assert any("also" in chain.operators for chain in coordinator.protocol.spec.chains)

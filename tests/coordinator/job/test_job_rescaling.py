@@ -96,6 +96,8 @@ def test_new_slots_are_ready_before_the_pause_and_the_job_moves_at_its_checkpoin
         assert len(deploy.operators) == 2 * 2, "every snapshot: key groups and splits move"
         slot.restored()
     assert all(slot.got(Start) for slot in (a, b, c, d))
+    assert coordinator.protocol.summary(coordinator.now_ms).restarts == 0, "a rescale is no recovery"
+    assert [each.stored_kind for each in coordinator.status.recoveries] == ["start", "rescale"]
     rescale = told(coordinator)
     assert (rescale.state, rescale.before, rescale.parallelism, rescale.checkpoint) == ("done", 2, 4, number)
     assert rescale.pause_ms is not None
@@ -181,6 +183,7 @@ def test_a_new_slot_that_is_lost_while_the_job_restores_is_none_of_its_slots():
     """The generation does not need the new slot, and must not restart."""
     store = MemoryStore()
     coordinator, a, b = asked_while_it_restores(store)
+    assert coordinator.protocol.summary(coordinator.now_ms).restarts == 1
     (c,) = standbys(coordinator, 2)
     c.cut()
     for slot in (a, b):

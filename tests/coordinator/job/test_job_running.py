@@ -476,9 +476,8 @@ def test_the_grace_over_the_job_recovers_with_the_survivors():
     coordinator.later(1)
     coordinator.settle()
     assert a.last(CancelGeneration) == CancelGeneration(3, 1)
-    assert [kill.slot for kill in coordinator.status.kill] == [1]
-    replacement = coordinator.slot(1, attempt=1).connect()
     assert coordinator.status.kill == ()
+    replacement = coordinator.slot(1, attempt=1).connect()
     deploy = replacement.last(Deploy)
     assert (deploy.token, deploy.checkpoint) == (3, 1)
     restored = {(snapshot.operator, snapshot.subtask) for snapshot in deploy.operators if snapshot.keyed is not None}
@@ -488,6 +487,34 @@ def test_the_grace_over_the_job_recovers_with_the_survivors():
     recovery = coordinator.status.recoveries[-1]
     assert recovery.duration_ms is not None
     assert "lost contact" in recovery.reason
+
+
+def test_lost_process_that_stays_away_for_the_slot_timeout_is_to_be_ended():
+    """A process that a short fault of the network cut off returns: its task must not be killed meanwhile."""
+    coordinator, a, b = started(MemoryStore(), spec(slot_timeout_ms=3_000))
+    b.cut()
+    for _ in range(5):
+        coordinator.later(500)
+        a.say(Heartbeat(coordinator.protocol.token or 0))
+        coordinator.settle()
+        assert coordinator.status.kill == ()
+    coordinator.later(500)
+    coordinator.settle()
+    assert [kill.slot for kill in coordinator.status.kill] == [1]
+    coordinator.slot(1, attempt=1).connect()
+    assert coordinator.status.kill == ()
+
+
+def test_lost_process_that_returns_after_the_grace_takes_part_in_the_next_generation():
+    coordinator, a, b = started(MemoryStore())
+    b.cut()
+    coordinator.later(2_000)
+    coordinator.settle()
+    b.connect()
+    coordinator.settle()
+    assert coordinator.kills == []
+    coordinator.run_with(a, b)
+    assert coordinator.phase == "running"
 
 
 def test_a_new_process_for_the_slot_ends_the_grace_at_once():

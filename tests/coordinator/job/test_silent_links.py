@@ -1,6 +1,6 @@
 """Slots that do not hear each other although both reach the coordinator."""
 
-from coordinator_world import Coordinator, FakeSlot, started
+from coordinator_world import Coordinator, FakeSlot, spec, started
 
 from barrier_runtime.coordinator.job.effects import KillSlotTask
 from barrier_runtime.coordinator.wire.messages import Deploy, Heartbeat, Shutdown
@@ -61,3 +61,15 @@ def test_a_slot_of_a_pair_that_fails_again_is_requested_elsewhere_without_a_fenc
         slot.restored()
     assert coordinator.phase == "running"
     assert coordinator.status.kill == ()
+
+
+def test_processes_without_another_host_are_not_replaced_when_their_link_fails_again():
+    coordinator, first, second = started(MemoryStore(), spec(carrier="processes"))
+    beats(coordinator, 12, first, second, unheard={1: {0: 0}})
+    beats(coordinator, 60, first, second, unheard={1: {0: 0}})
+    assert coordinator.status.condition == "WAITING_NETWORK"
+    assert coordinator.kills == []
+    beats(coordinator, 2, first, second, unheard={})
+    for slot in (first, second):
+        slot.restored()
+    assert coordinator.phase == "running"

@@ -91,3 +91,17 @@ def registration(index: int, uuid: str, attempt: int) -> Register:
         token=0,
         phase="idle",
     )
+
+
+def test_a_replaced_process_leaves_its_newest_latency_behind_and_nothing_else() -> None:
+    table = SlotTable(spec(), 1_000)
+    table.register(1, registration(0, "first", 1), 1_000)
+    first = table.by_link(1)
+    assert first is not None
+    for second in range(90):
+        first.latency.tell({"out:visible": f"{second}"}, 1_000 * second)
+    table.register(2, registration(0, "second", 2), 91_000)
+    (left,) = table.departed
+    assert left is first.latency
+    assert left.before(400_000) == {"out:visible": "89"}
+    assert list(left._kept) == [(80_000, {"out:visible": "80"})], "the reports of a minute are large"

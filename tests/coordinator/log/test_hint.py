@@ -8,6 +8,7 @@ import pytest
 from coordinator_world import log_of as log_of_job
 from coordinator_world import new_generation, started
 
+from barrier_runtime.coordinator.log.compaction import milestone_after
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import EVERY, READ_AHEAD, HeadHint, Hint, find_head, read_log
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD
@@ -36,16 +37,16 @@ def test_whatever_the_hint_the_head_is_the_last_record(records: int) -> None:
 
 
 @pytest.mark.parametrize("behind", range(EVERY))
-def test_a_fresh_hint_costs_one_round_of_reads_in_a_log_of_100_000_records(behind: int) -> None:
+def test_a_fresh_hint_costs_a_round_of_reads_and_a_milestone(behind: int) -> None:
     exists, asked = log_of(100_000)
     assert find_head(exists, hint=100_000 - behind) == 100_000
-    assert sorted(asked) == list(range(100_000 - behind, 100_000 - behind + READ_AHEAD))
+    assert sorted(asked[:-1]) == list(range(100_000 - behind, 100_000 - behind + READ_AHEAD))
+    assert asked[-1] == milestone_after(100_000)
 
 
 def test_records_that_come_while_positions_are_read_leave_no_gap() -> None:
     """The answer for a position may be older than the answer for a later position: the first absent position counts."""
-    there = {position: position in (10, 11, 13) for position in range(30)}
-    assert find_head(lambda position: there[position], hint=10, at_once=1) == 11
+    assert find_head(lambda position: position in (10, 11, 13), hint=10, at_once=1) == 11
 
 
 def test_a_hint_is_stored_every_few_records_and_read_back(store: MemoryStore) -> None:
@@ -73,8 +74,8 @@ class Rounds(MemoryStore):
 
 
 @pytest.mark.parametrize("behind", range(EVERY))
-def test_a_fresh_hint_shows_a_start_all_it_needs_in_two_rounds(behind: int) -> None:
-    """The hint, then the records at the end with the FENCE of their generation."""
+def test_a_fresh_hint_shows_a_start_all_it_needs_in_three_rounds(behind: int) -> None:
+    """The hint, then the records at the end with the FENCE of their generation, then the next milestone."""
     store = Rounds()
     coordinator, *slots = started(store)
     for _ in range(12):
@@ -85,7 +86,7 @@ def test_a_fresh_hint_shows_a_start_all_it_needs_in_two_rounds(behind: int) -> N
     view = read_log(store, PATHS, completes=2, run_id="another", kept=True)
     assert view.head is not None
     assert (view.head.position, len(view.completes), view.kept) == (head, 2, (head,))
-    assert [group[0] for group in store.groups] == ["alone", "side by side"]
+    assert [group[0] for group in store.groups] == ["alone", "side by side", "alone"]
     assert view.first_sha256 == sha256_hex(store.get(PATHS.log_record(FIRST_POSITION)))
 
 
@@ -114,3 +115,7 @@ def test_a_store_that_refuses_the_hint_keeps_nothing_from_going_on(store: Memory
     hint.follow(EVERY)
     assert hint.read() == NO_RECORD
     assert hint.read() == NO_RECORD
+
+
+def test_hint_beyond_the_end_does_not_hide_records_after_the_known_one() -> None:
+    assert find_head(lambda position: 1 <= position <= 20, known=3, hint=50) == 20

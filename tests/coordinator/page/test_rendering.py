@@ -13,9 +13,10 @@ from page_facts import NOW_MS, TRACEBACK, checkpoint, status
 
 from barrier_runtime.coordinator.page import charts, checkpoint_chart, job_view, render
 from barrier_runtime.coordinator.page.checkpoint_chart import phases_of, strip, subtasks, timeline
-from barrier_runtime.coordinator.page.figures import ABSENT
+from barrier_runtime.coordinator.page.figures import ABSENT, count_ticks, duration_ticks, time_ticks
 from barrier_runtime.coordinator.page.job_view import events, live
 from barrier_runtime.coordinator.page.render import (
+    SUBTASKS_LISTED,
     CommandLine,
     JobFacts,
     explained,
@@ -25,6 +26,8 @@ from barrier_runtime.coordinator.page.render import (
     report,
     static_file,
 )
+from barrier_runtime.coordinator.page.trend_chart import hour_charts
+from barrier_runtime.coordinator.status.shares import SubtaskWork
 from barrier_runtime.coordinator.status.status import (
     ChainStatus,
     CheckpointsStatus,
@@ -32,9 +35,11 @@ from barrier_runtime.coordinator.status.status import (
     CommitsStatus,
     CommitTrouble,
     JobStatus,
+    RescaleStatus,
 )
 from barrier_runtime.coordinator.status.subtask_durations import packed, unpacked
 from barrier_runtime.coordinator.status.transactions import of_sinks
+from barrier_runtime.coordinator.status.trend import TrendPoint
 from barrier_runtime.coordinator.status.why.reason import Reason
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
 from barrier_runtime.state.masked_text import masked_text
@@ -72,7 +77,9 @@ def empty() -> JobStatus:
 
 def test_a_job_is_shown_with_everything_that_is_known():
     html = render.job_page(facts())
-    assert len(svgs(html)) == 8  # events twice, graph, checkpoints, and two charts for each of two latencies
+    assert len(svgs(html)) == 5  # latency of an hour, graph, events twice, checkpoints
+    assert len(svgs(render.latency_page(facts()))) == 4  # two for each of two latencies
+    assert len(svgs(report(facts()))) >= 8
     for text in (
         "part-3</bdi> in slot 1",
         "slot 1 is lost: process 101",
@@ -86,7 +93,12 @@ def test_a_job_is_shown_with_everything_that_is_known():
 
 def test_what_is_not_known_is_absent_and_never_zero():
     html = render.job_page(facts(empty()))
-    for text in ("The graph is not known", "No checkpoint has ended yet", "No row has reached a sink", "None that is"):
+    for text in (
+        "The graph is not known",
+        "No checkpoint has ended yet",
+        "No row has reached a sink",
+        "No failures recorded",
+    ):
         assert text in html
     figures = live(empty(), NOW_MS)
     unknown = {"rate", "lag", "checkpoint", "checkpoint_took", "checkpoint_age", "state", "generation"}
@@ -122,14 +134,14 @@ def test_names_in_backticks_are_shown_as_code_and_escaped(sentence, shown):
 def test_reasons_are_shown_without_backticks():
     named = Reason("busy", "`a` is `<b>`", ("`a` waits",), "look at `a`")
     html = render.job_page(facts(of_job=(named,)))
-    card = html[html.index('id="why"') : html.index('id="events"')]
+    card = html[html.index('id="why"') : html.index('id="graph"')]
     assert "`" not in card
     for text in ("<code>a</code> is <code>&lt;b&gt;</code>", "<li><code>a</code> waits</li>", "look at <code>a</code>"):
         assert text in card
 
 
 def test_the_time_axis_has_every_event_on_a_narrow_screen_too():
-    broad, narrow = svgs(render.job_page(facts()))[:2]
+    broad, narrow = (each for each in svgs(render.job_page(facts())) if "timeline" in each.get("class", ""))
     assert [each.get("class") for each in (broad, narrow)] == ["chart timeline broad", "chart timeline narrow"]
     told = [[each.text for each in one.iter("title")] for one in (broad, narrow)]
     assert [each for each in told[0] if not re.match(r"[\d:]+ checkpoint \d+ declined", str(each))] == told[1]
@@ -487,7 +499,7 @@ def test_the_first_view_of_a_large_job_is_small_and_has_what_is_worth_a_look():
     assert "450 more run" in html
     assert re.findall(r"<bdi>files/(\d+)</bdi>", html)[0] == "499"
     assert "450 more are no worse" in html
-    assert "17 older ones are in" in html
+    assert "17 older ones" in html
 
 
 @pytest.mark.slow
@@ -520,3 +532,108 @@ def test_the_figures_of_a_tick_have_a_bound():
         )
         < 2_000
     )
+
+
+def hour(rate: float | None = 7_000.0, lag_ms: float | None = 2_500.0) -> tuple[TrendPoint, ...]:
+    return tuple(TrendPoint(NOW_MS - 10_000 * (360 - n), rate, lag_ms, None) for n in range(361) if not 100 < n < 200)
+
+
+def test_the_last_hour_is_drawn_with_gaps_and_round_numbers():
+    charts_of_hour = hour_charts(status(), hour(), NOW_MS)
+    assert [(each.title, each.now) for each in charts_of_hour] == [
+        ("Rate", "7,000/s"),
+        ("Watermark lag", "2.5 s"),
+        ("Latency, slowest sink", "30 ms"),
+    ]
+    labels = [[each.text for each in svgs(one.chart)[0].iter("text")][:4] for one in charts_of_hour]
+    assert labels == [["0", "5k", "10k", "13:30"], ["0", "1 s", "2 s", "3 s"], ["0", "10 ms", "20 ms", "30 ms"]]
+    lines = [each.get("d", "") for each in svgs(charts_of_hour[0].chart)[0].iter("path")]
+    assert len([d for d in lines if d.startswith("M") and "L" in d and "V" not in d]) == 2, "a line before and after"
+    assert all(len(one.chart) < 8_000 for one in charts_of_hour)
+
+
+def test_replayed_data_have_a_dash_instead_of_a_lag_of_years():
+    old = 4_941 * 86_400_000
+    lagging = hour_charts(status(), hour(lag_ms=float(old)), NOW_MS)[1]
+    assert (lagging.now, lagging.chart) == (ABSENT, "")
+    replayed = status(sources=(replace(status().sources[0], lag_ms=old),))
+    assert live(replayed, NOW_MS)["lag"] == ABSENT
+    assert "4941" not in job_page(facts(replayed))
+
+
+def test_an_hour_of_nothing_is_no_chart():
+    assert [each.chart for each in hour_charts(empty(), (), NOW_MS)] == ["", "", ""]
+
+
+@given(st.floats(0.001, 1e15), st.integers(1, 6))
+def test_ticks_are_few_round_and_reach_the_highest_figure(highest, most):
+    for ticks in (count_ticks(highest, most), duration_ticks(highest, most)):
+        assert ticks[0] == 0
+        assert ticks[-1] >= highest * 0.999
+        assert len(ticks) <= most + 1
+
+
+@given(st.integers(1, 10**14), st.integers(0, 10**13), st.integers(2, 8))
+def test_times_on_an_axis_are_few_and_within(first, span, most):
+    times = [at_ms for at_ms, _ in time_ticks(first, first + span, most)]
+    assert len(times) <= most + 1
+    assert all(first <= at_ms <= first + span for at_ms in times)
+
+
+def test_edges_have_the_rows_that_are_known_of_them():
+    def chain(number: int, rows_in: float | None, rows_out: float | None, *inputs: int) -> ChainStatus:
+        operators = (f"op{number}",)
+        return ChainStatus(
+            chain=number, operators=operators, inputs=inputs, rows_in_per_s=rows_in, rows_out_per_s=rows_out
+        )
+
+    chains = [chain(0, 9.0, 9.0), chain(1, 6.0, 4.0, 0), chain(2, 7.0, None, 0, 1), chain(3, None, None, 2, 99)]
+    assert charts.edge_rates(chains) == {(0, 1): 6.0, (0, 2): 3.0, (1, 2): 4.0, (2, 3): None}
+    assert ">6/s</text>" in charts.graph(chains, {})
+
+
+def test_late_and_skipped_rows_are_shown_with_their_step():
+    slots = tuple(
+        replace(each, metrics={"count.late_rows": 12.0, "parse.skipped_rows": 3.0, "a.b.late_left_rows": 1.0})
+        for each in status().slots
+    )
+    of = status(slots=slots)
+    assert job_view.dropped(of) == [
+        ("a.b", "left rows too late for a join: dropped", "2"),
+        ("count", "too late for a window: dropped", "24"),
+        ("parse", "skipped, because the function raised", "6"),
+    ]
+    assert (live(of, NOW_MS)["late"], live(of, NOW_MS)["skipped"]) == ("26", "6")
+    assert "24 late rows" in job_page(facts(of))
+    assert "Rows that results lack" not in job_page(facts())
+
+
+def test_changes_under_way_and_done_are_told_to_those_who_look():
+    saved = replace(status().savepoints[0], bytes=1_234_000)
+    told = live(status(savepoints=(saved,)), NOW_MS)
+    assert told["done"].startswith("Savepoint of checkpoint 145: done at ")
+    assert "1.2 MB in s3://bucket/s" in told["done"]
+    assert told["doing"] == ""
+    hangs = RescaleStatus(id="r", before=2, parallelism=3, state="starting", asked_ms=NOW_MS - 40_000)
+    assert live(status(rescales=(hangs,)), NOW_MS)["doing"] == "rescale 2 → 3 slots: starting, for 40 s"
+    failed = replace(hangs, state="failed", ended_ms=NOW_MS, error="no core came")
+    assert "failed" in live(status(rescales=(failed,)), NOW_MS)["done"]
+    assert "no core came" in live(status(rescales=(failed,)), NOW_MS)["done"]
+
+
+def test_a_step_has_the_work_of_its_subtasks_and_a_wide_job_some_of_them():
+    work = [SubtaskWork(slot, 10.0 * slot, None, 0.5, 0.0, 7) for slot in range(256)]
+    html = render.step_page(facts(), status().chains[1], work)
+    assert html.count("<svg class=") == SUBTASKS_LISTED
+    assert f"{256 - SUBTASKS_LISTED} more slots" in html
+    assert html.index("2,550") < html.index("2,540"), "the highest rate is first"
+    assert not re.search(r"<td class=\"n\">55</td><td><svg", html), "the lowest rates are left out"
+    assert re.search(r"<td class=\"n\">56</td><td><svg", html)
+    assert len(html.encode()) <= 100_000
+    assert "No slot is connected" in render.step_page(facts(), status().chains[0], [])
+
+
+def test_all_failures_have_a_page():
+    html = render.failures_page(facts(large()))
+    assert html.count("T" * 4_000) == 20
+    assert "No failures recorded" in render.failures_page(facts(empty()))

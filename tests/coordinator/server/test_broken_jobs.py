@@ -60,6 +60,27 @@ def test_internally_broken_job_logs_its_fault_and_no_other_daemon_takes_the_job(
     assert head(store).position == position
 
 
+def test_job_that_waits_for_slots_ends_when_its_deadline_cannot_be_told(store):
+
+    async def main():
+        runner = JobRunner(JOB, store, leader="a", host="h")
+        deadline = runner._protocol.next_deadline
+
+        def raising():
+            if runner.lead_position is not None:
+                raise RuntimeError("a bug of ours")
+            return deadline()
+
+        runner._protocol.next_deadline = raising
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: escaped.append(context))
+        return await asyncio.wait_for(runner.run(), 60)
+
+    escaped = []
+    assert asyncio.run(main()).reason == "job flights was stopped by an internal error: a bug of ours"
+    assert isinstance(head(store).record, Finish)
+    assert escaped == []
+
+
 def test_a_store_that_does_not_answer_does_not_keep_a_broken_job_from_ending(store):
     """A coordinator that adopts the job breaks again, and then logs the end."""
 

@@ -331,6 +331,28 @@ def test_rest_on_another_address_than_loopback_needs_the_operators_word(tmp_path
     assert "--insecure-network-ok" in said
 
 
+def test_a_generated_certificate_needs_a_random_token(tmp_path):
+    """H2"""
+    said = refused(tmp_path, "--https", "generated", token="correct horse battery staple 2026".replace(" ", "-"))
+    assert "--https generated needs a random token of 64 hex characters" in said
+    assert "openssl rand -hex 32, or give a certificate with --https FILE" in said
+
+
+def test_an_interface_that_is_missing_is_named_with_the_others(tmp_path, monkeypatch):
+    def unknown(*arguments, **options):
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    said = refused(tmp_path, "--listen", "eth7:0")
+    assert "--listen eth7:" in said
+    assert ": no such name, and the interfaces of this host are " in said
+
+
+def test_a_coordinator_that_does_not_come_up_is_reported_with_the_last_error(embedded):
+    with pytest.raises(Unavailable, match=r"did not come up in time: no answer. Its log says:"):
+        embedded._check_alive(Unavailable("no answer"), deadline=float("-inf"))
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", *(["[::]"] if "::1" in LOOPBACKS else [])])
 def test_every_interface_needs_an_address_that_others_connect_to(tmp_path, host):
     said = refused(tmp_path, "--listen", f"{host}:0")
@@ -355,6 +377,13 @@ def test_slots_connect_to_the_advertised_address_of_a_daemon(tmp_path, advertise
         reply = daemon.submit(JOB)
         host, port = address
         assert (reply.control_host, reply.control_port) == (host, port or daemon.control_address[1])
+
+
+def test_an_interface_or_network_without_an_address_here_is_refused(tmp_path):
+    said = refused(tmp_path, "--listen", "203.0.113.0/24:0")
+    assert "--listen='203.0.113.0/24': this host has no such address, only 127.0.0.1 (" in said
+    assert "is no network" in refused(tmp_path, "--http", "10.0.0.0/99:7000-7009")
+    assert "--listen='7100-7099' is no range of ports" in refused(tmp_path, "--listen", "127.0.0.1:7100-7099")
 
 
 @pytest.mark.slow

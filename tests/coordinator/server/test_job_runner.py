@@ -164,7 +164,9 @@ def test_a_job_that_is_stopped_before_it_begins_ends():
 
 def test_a_slot_that_disconnects_and_never_returns_is_waited_for_then_named():
     restart = RestartOptions("fixed_delay", initial_ms=10, max_attempts=1)
-    job = spec(parallelism=1, reconnect_grace_ms=20, resource_wait_timeout_ms=200, restart=restart)
+    job = spec(
+        parallelism=1, reconnect_grace_ms=20, slot_timeout_ms=300, resource_wait_timeout_ms=5_000, restart=restart
+    )
 
     async def check(runner, slot):
         await eventually(lambda: runner.phase == "running", "the job to run")

@@ -265,7 +265,7 @@ async def test_who_stops_a_job_that_has_ended_hears_how_it_ended_and_why(broken)
         await eventually(lambda: runner.phase == "waiting")
         assert (await http.post("/jobs/flights/stop", content=b'{"mode":"now"}', headers=GOOD)).status_code == 202
         await eventually(lambda: runner.outcome is not None)
-        how = "(cancelled)"
+        how = "(stopped)"
         if broken:
             runner._broken, how = "a defect: file it", "(failed): a defect: file it"
         for mode in ("checkpoint", "drain", "now"):
@@ -286,7 +286,7 @@ async def test_steering_a_job_that_ended_before_this_coordinator_reports_the_end
         for what in ("stop", "checkpoints"):
             answer = await http.post(f"/jobs/flights/{what}", headers=GOOD)
             assert answer.status_code == 404
-            assert "job flights has ended (cancelled)" in answer.json()["error"]
+            assert "job flights has ended (stopped)" in answer.json()["error"]
 
 
 async def test_a_repeated_request_id_acts_once():

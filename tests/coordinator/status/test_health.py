@@ -62,7 +62,7 @@ def test_a_restarted_coordinator_recovers_and_does_not_start():
     [
         ("finished", "FINISHED: why"),
         ("failed", "FAILED: why"),
-        ("cancelled", "CANCELLED: why"),
+        ("cancelled", "STOPPED: why"),
         ("fenced", "FENCED why"),
         ("replaced", "FENCED why"),
     ],

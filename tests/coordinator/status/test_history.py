@@ -21,6 +21,7 @@ from barrier_runtime.coordinator.status.status import CommitsStatus, CommitTroub
 from barrier_runtime.coordinator.wire.messages import CommitFailing, Heartbeat, Trigger
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.store.object_store import get_or_none
 from barrier_runtime.state.store.paths import Paths
 from tests.waiting import eventually
 
@@ -29,6 +30,10 @@ PATHS = Paths("flights")
 
 def stored(store):
     return decode_history(PATHS.history, store.get(PATHS.history))
+
+
+def stored_run(store):
+    return stored(store).run_id if get_or_none(store, PATHS.history) is not None else None
 
 
 def view(store):
@@ -50,6 +55,27 @@ def test_counters_and_checkpoints_go_on_in_the_next_run_of_the_job(store):
     assert after.generations == 2
     assert after.recoveries[0].token == 1
     assert stored(store).completed == after.checkpoints.completed
+
+
+def test_generations_of_a_history_without_kinds_are_told_apart_by_their_reasons():
+    def of(reason, **kind):
+        return {
+            "token": 1,
+            "reason": reason,
+            "started_ms": 1,
+            "slots_ready_ms": 2,
+            "running_ms": 3,
+            "duration_ms": 2,
+            **kind,
+        }
+
+    reasons = ("started by ann@host pid 1", "rescaled from 2 to 3", "its program was replaced", "slot 1 was lost")
+    given = [*map(of, reasons), of("rescaled from 2 to 3", kind="recovery")]
+    data = msgspec.json.encode({"version": 1, "job": "flights", "run_id": "run-1", "recoveries": given})
+    known = decode_history("history", data).recoveries
+    assert [each.kind for each in known] == ["start", "rescale", "replace", "recovery", "recovery"]
+    again = decode_history("history", encode_history(History(job="flights", run_id="run-1", recoveries=known)))
+    assert again.recoveries == known
 
 
 def test_a_decision_that_the_history_lacks_is_counted_from_the_log(store):
@@ -135,7 +161,7 @@ def test_a_coordinator_that_was_replaced_does_not_write_over_its_successors_hist
         successor = JobRunner(msgspec.structs.replace(JOB, run_id="run-2"), store, leader="b", host="h")
         following = asyncio.create_task(successor.run())
         await eventually(lambda: successor.lead_position is not None, "the second to lead")
-        await eventually(lambda: stored(store).run_id == "run-2", "the successor's history")
+        await eventually(lambda: stored_run(store) == "run-2", "the successor's history")
         await zombie._history._put(None)
         assert stored(store).run_id == "run-2"
         for task in (running, following):

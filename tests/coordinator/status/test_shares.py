@@ -54,6 +54,20 @@ def test_the_busiest_slot_is_named_and_its_share_of_the_rows() -> None:
     assert (source.busy, source.busiest, source.busiest_slot, source.busiest_rows) == (0.5, 0.9, 3, 0.75)
 
 
+def test_a_rate_over_slots_is_unknown_until_each_slot_of_the_chain_has_one() -> None:
+    """The tile and /metrics would otherwise show the rate of some slots as that of the job."""
+    reads, begun = told(figures(0.0), figures(0.0, rows=100)), told(figures(0.0, rows=7))
+
+    def rates(*slots: ReportedFigures) -> tuple[float | None, float | None]:
+        (source,) = chain_statuses([SOURCE], dict(enumerate(slots)))
+        return source.rows_in_per_s, source.rows_out_per_s
+
+    assert rates(reads, begun) == (None, None)
+    assert rates(reads, ReportedFigures()) == (None, None), "connected, and has not reported"
+    assert rates(reads, told({"rss_bytes": 1.0}, {"rss_bytes": 1.0})) == (100.0, 200.0), "runs no subtask of the chain"
+    assert rates(reads, reads) == (200.0, 400.0)
+
+
 def test_a_backlog_that_falls_tells_when_the_source_has_caught_up() -> None:
     def slot(*backlogs: float) -> ReportedFigures:
         return told(*[{**figures(0.1 * at), "numbers.backlog_rows": rows} for at, rows in enumerate(backlogs)])

@@ -140,6 +140,14 @@ def test_a_split_that_holds_the_watermark_back_is_named(watermark_ms: int | None
     assert (cause, "split clicks-3 of clicks holds the watermark back" in sentence) == ("watermark", True)
 
 
+def test_of_several_sources_the_one_with_the_lowest_watermark_is_named() -> None:
+    old = SourceStatus(source="clicks", watermark_ms=NOW - 900_000, lag_ms=900_000, split="clicks-3", split_slot=1)
+    older = msgspec.structs.replace(old, source="views", watermark_ms=NOW - 990_000, lag_ms=990_000, split="views-1")
+    silent = SourceStatus(source="prices", split="prices-0", split_slot=0)
+    for sources, named in (((old, older), "views"), ((old, older, silent), "prices")):
+        assert f"of {named} holds the watermark back" in first(running(sources=sources))[1]
+
+
 def test_a_source_without_rows_that_holds_another_back_is_named() -> None:
     folder = SourceStatus(source="prices", idle_slots=(0, 1))
     clicks = SourceStatus(source="clicks", watermark_ms=NOW - 500, lag_ms=500, split="clicks-3", split_slot=1)
@@ -222,7 +230,7 @@ def test_a_checkpoint_that_is_not_in_the_history_is_refused_with_those_that_are(
     ("outcome", "reason", "sentence"),
     [
         ("finished", "job flights has read all of its input", "Job flights is finished: it has read all of its input."),
-        ("cancelled", "job flights was stopped by its user", "Job flights is cancelled: it was stopped by its user."),
+        ("cancelled", "job flights was stopped by its user", "Job flights is stopped: it was stopped by its user."),
         ("fenced", "job flights-2 took over", "Job flights is fenced: job flights-2 took over."),
         ("failed", "ValueError: x", "Job flights is failed: ValueError: x."),
         ("finished", "", "Job flights is finished."),

@@ -1,5 +1,6 @@
 """Both ends prove that they know the secret; frames prove their origin and order."""
 
+import hmac
 import pickle
 
 import pytest
@@ -190,3 +191,15 @@ def test_an_announced_length_over_the_cap_is_refused_before_anything_is_kept():
 def test_frame_errors_are_protocol_violations():
     assert issubclass(FrameRejected, ProtocolViolation)
     assert issubclass(HandshakeFailed, ProtocolViolation)
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 65, 200])
+def test_mac_of_a_frame_is_the_hmac_of_earlier_releases(size: int) -> None:
+    key, payload = bytes(range(size)), b"payload"
+    framing = Framing(key, key)
+    for sequence in range(2):
+        expected = hmac.digest(key, sequence.to_bytes(8, "big") + payload, "sha256")[:16]
+        assert (
+            framing.frame(memoryview(payload))
+            == len(payload).to_bytes(4, "big") + sequence.to_bytes(8, "big") + expected + payload
+        )

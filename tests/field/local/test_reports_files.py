@@ -10,7 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from barrier_runtime import CollectSink, CsvSink, Dataflow, JsonlSink, ParquetSink
+from barrier_runtime.coordinator.status.status import JobStatus
 from tests.field.jobs import REFUSED, read_file, stream_of, utc
+from tests.waiting import until
 
 
 # Source: pandas-dev/pandas#4793
@@ -219,6 +221,22 @@ def test_a_csv_file_of_another_encoding_is_refused(tmp_path: Path, data: bytes, 
     (tmp_path / "in.csv").write_bytes(data)
     with pytest.raises(REFUSED, match=told):
         read_file("csv", tmp_path, encoding=encoding)
+
+
+# Source: our own trial
+@pytest.mark.parametrize("watch", [None, 0.01])
+def test_files_that_a_folder_has_beside_those_read_are_counted(tmp_path: Path, watch: Any) -> None:
+    for name in ("a.csv", "b.csv", "notes.md", "old.txt", "_SUCCESS"):
+        (tmp_path / name).write_text("n\n1\n")
+    flow, sink = Dataflow("field"), CollectSink()
+    flow.read_csv("in", str(tmp_path), watch=watch).sink("out", sink)
+    with flow.start_local(parallelism=2) as job:
+        until(lambda: len(sink.rows()) == 2, "both files are read")
+        until(lambda: counted(job.status(), "in.files_passed_over") == [2], "the status has the count, once")
+
+
+def counted(status: JobStatus | None, metric: str) -> list[float]:
+    return [] if status is None else [slot.metrics[metric] for slot in status.slots if metric in slot.metrics]
 
 
 # Source: our own trial

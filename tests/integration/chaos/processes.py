@@ -104,8 +104,10 @@ def _role(entry: Path) -> Role:
         return "jvm"
     if "barrier_runtime.coordinator.server.daemon" in command:
         return "coordinator"
-    if "chaos.program" in command:
+    if "chaos.program" in command or "soak.program" in command:
         return "driver"
+    if "carriers.slot_process" in command:
+        return "slot"
     if "spark.worker_daemon" in command:
         parent = _PROC / (entry / "stat").read_text().rpartition(")")[2].split()[1]
         return "slot" if "spark.worker_daemon" in _command(parent) else "worker daemon"

@@ -79,7 +79,7 @@ def main() -> int:
     return 0
 
 
-def accompany(handle: JobHandle, settings: Settings) -> None:
+def accompany(handle: JobHandle, settings: Settings, every_s: float = _PUBLISH_S) -> None:
     """Publishes the status and passes on the request to stop, as long as the program lives."""
     pause = threading.Event()
     stop_wanted = Path(settings.stop_file)
@@ -90,7 +90,7 @@ def accompany(handle: JobHandle, settings: Settings) -> None:
             if not told and stop_wanted.exists():
                 handle.stop("checkpoint")
                 told = True
-        pause.wait(_PUBLISH_S)
+        pause.wait(every_s)
 
 
 def publish(status: JobStatus, settings: Settings) -> None:

@@ -10,7 +10,7 @@ shows whether the order was kept.
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime import Dataflow, JsonlSink, ParquetSink, ValueState, count, sum_
+from barrier_runtime import Dataflow, JsonlSink, KafkaSink, ParquetSink, ValueState, count, sum_
 
 JOB = "chaos"
 SPLITS = 4
@@ -18,6 +18,8 @@ KEYS = 600
 GROUPS = 7
 COUNTED = "counted"  # Parquet, after the first shuffle
 TOTALS = "totals"  # JSON lines, after the second
+TOPIC = "counted-topic"  # Kafka, if the job has brokers: the rows of `COUNTED`
+PARTITIONS = 2
 
 
 class Count:
@@ -31,7 +33,7 @@ class Count:
         return {"value": row["value"], "key": key, "group": key % GROUPS, "due_ns": row["due_ns"], "n": n}
 
 
-def build(target: str, rows_per_second: float) -> Dataflow:
+def build(target: str, rows_per_second: float, bootstrap: str = "") -> Dataflow:
     flow = Dataflow(JOB)
     records = flow.rate("records", rows_per_second, keys=KEYS, splits=SPLITS)
     due = records.select({"value": "value", "key": "key", "due_ns": pc.field("intended_at").cast(pa.int64())})
@@ -39,6 +41,8 @@ def build(target: str, rows_per_second: float) -> Dataflow:
         "count", Count, schema={"value": int, "key": int, "group": int, "due_ns": int, "n": int}
     )
     counted.sink(COUNTED, ParquetSink(target))
+    if bootstrap:
+        counted.sink(TOPIC, KafkaSink(bootstrap, TOPIC, key="key"))
     totals = counted.key_by("group").aggregate("total", m=count(), total=sum_("value"))
     totals.sink(TOTALS, JsonlSink(target))
     return flow

@@ -7,10 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Script:
     """Answers in order, each with a status and an error code or body; the last answer repeats.
 
-    `None` closes the connection without an answer."""
+    A third element: the number of bytes after which the connection ends within the body. `None` closes the connection
+    without an answer."""
 
     def __init__(self) -> None:
-        self.answers: list[tuple[int, str] | None] = [(200, "")]
+        self.answers: list[tuple[int, str] | tuple[int, str, int] | None] = [(200, "")]
         self.headers: dict[str, str] = {}  # added to every answer
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         script = self
@@ -27,9 +28,9 @@ class Script:
                     self.close_connection = True
                     self.connection.close()
                     return
-                status, code = answer
+                status, code, *sent = answer
                 error = f"<Error><Code>{code}</Code><Message>m</Message></Error>"
-                body = (code if code.startswith("<") else error).encode() if code else b""
+                body = (code if code.startswith(("<", "{")) else error).encode() if code else b""
                 part = status == 200 and "range" in headers
                 self.send_response(206 if part else status)
                 if part:
@@ -41,7 +42,9 @@ class Script:
                     self.send_header(name, value)
                 self.end_headers()
                 if self.command != "HEAD":
-                    self.wfile.write(body)
+                    self.wfile.write(body[: sent[0]] if sent else body)
+                if sent:
+                    self.close_connection = True
 
             do_PUT = do_GET = do_HEAD = do_POST = do_DELETE = answer
 

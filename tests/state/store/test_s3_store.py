@@ -114,6 +114,24 @@ def test_bytes_that_were_damaged_on_their_way_are_sent_again(script: Script, sto
     assert len(script.requests) == 3
 
 
+LISTED = """<ListBucketResult><KeyCount>1</KeyCount><IsTruncated>false</IsTruncated><Contents><Key>jobs/log/1</Key>
+<Size>1</Size><ETag>"tag"</ETag><LastModified>2026-11-28T12:00:00Z</LastModified></Contents></ListBucketResult>"""
+
+
+@pytest.mark.parametrize("sent", [0, 60, len(LISTED) - 1])
+def test_a_listing_whose_connection_ends_early_is_not_an_empty_folder(script: Script, store: Store, sent: int) -> None:
+    script.answers = [(200, LISTED, sent), (200, LISTED)]
+    assert [found.key for found in store.list("log/")] == ["log/1"]
+    assert len(script.requests) == 2
+
+
+def test_a_cut_answer_to_a_deletion_does_not_hide_objects_that_stay(script: Script, store: Store) -> None:
+    kept = "<DeleteResult><Error><Key>jobs/a</Key><Code>InternalError</Code></Error></DeleteResult>"
+    script.answers = [(200, kept, 0), (200, "<DeleteResult></DeleteResult>")]
+    store.delete(["a"])
+    assert len(script.requests) > 1  # obstore is tried first
+
+
 @pytest.mark.parametrize(
     ("code", "error", "said"),
     [

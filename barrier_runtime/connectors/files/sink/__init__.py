@@ -1,1 +1,1 @@
-"""Exactly-once files, and the log of the files that readers may see."""
+"""Exactly-once files and their commit log."""

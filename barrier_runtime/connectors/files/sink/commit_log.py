@@ -1,13 +1,12 @@
 """Commit log of a file sink: the files that readers may see, with a record per commit of all subtasks.
 
-A file system cannot rename many files at once: readers that list the folder may see rows of a subtask before rows of
-another. Readers of the commit log see whole checkpoints: a record is put, if absent, when all its files are in place.
-
     <url>/_commits/<job>/<sink>/<sequence, 20 digits>.json        1, 2, 3, … without gaps; immutable
 
-A file is in exactly one record, however often and by whomever a commit is repeated: `CommitLog.append` omits files that
-the log names, and loses the put if another process was faster. File names never repeat (`file_committable`). A summary
-covers 250 records (`commit_record`).
+A file system cannot rename many files at once, so only readers of the log see whole checkpoints. A record is put, if
+absent, when all its files are in place.
+
+A file is in exactly one record: `CommitLog.append` omits files that the log names, and loses the put if another process
+was faster. File names never repeat.
 """
 
 import contextlib
@@ -42,8 +41,8 @@ from barrier_runtime.state.store.open import open_existing_store
 
 T = TypeVar("T")
 
-_ONE_BY_ONE = 16  # records read back singly, before parallel reads
-_MOST_SUMMARIES = 64  # of a parallel read
+_ONE_BY_ONE = 16
+_MOST_SUMMARIES = 64
 
 
 def commits_prefix(job: str, sink: str) -> str:
@@ -51,9 +50,9 @@ def commits_prefix(job: str, sink: str) -> str:
 
 
 def read_commit_log(store: ObjectStore, job: str, sink: str, after: int = 0) -> tuple[CommitRecord, ...]:
-    """Returns the records after the first `after` records, oldest first.
+    """Records after the first `after` records, oldest first.
 
-    Reads summaries, and records in parallel batches that double: single reads of a long log take hours on S3.
+    Parallel batches double, because single reads of a long log take hours on S3.
     """
     log = CommitLog(store, job, sink)
     records: list[CommitRecord] = []
@@ -84,7 +83,7 @@ def _until_none(found: Iterable[T | None]) -> Iterator[T]:
 
 
 class CommitLog:
-    """Commit log for a writer or reader. Blocks. `later`: runs work, in order, for which no commit waits."""
+    """Blocks. `later`: runs work, in order, for which no commit waits."""
 
     def __init__(
         self,
@@ -99,17 +98,16 @@ class CommitLog:
         self._later = later
         self._summaries = Summaries(store, commits_prefix(job, sink), job, sink, self.record)
         self._hint = HeadHint(store, f"{commits_prefix(job, sink)}hint.json")
-        self._head: int | None = None  # highest record seen; None before the first search
+        self._head: int | None = None
         self._looking = threading.Lock()
         self._read: dict[int, CommitRecord] = {}  # during the search all records read; then the head
         self._read_head: int | None = None  # found by `look_ahead`
-        self._durable = 0  # records up to this number are known to be durable
+        self._durable = 0  # records up to this number are durable
         self._highest = (0, 0)  # checkpoint and token of the head and all earlier records
         # Files that a later call may repeat, with the checkpoint of the record that names them.
         self._named: dict[str, int] = {}
 
     def record(self, sequence: int) -> CommitRecord | None:
-        """Returns a record, or None. Raises `Corrupt` if the object is no record of this log."""
         key = self._key(sequence)
         data = get_or_none(self._store, key)
         if data is None:
@@ -120,7 +118,7 @@ class CommitLog:
         return self._summaries.read(number)
 
     def look_ahead(self) -> None:
-        """Searches the head before the first `append`, in any thread. `append` meets errors and a later head."""
+        """Searches the head before the first `append`, in any thread. `append` repeats a failed search."""
         with self._looking:
             if self._head is None and self._read_head is None:
                 with contextlib.suppress(BarrierRuntimeError, OSError):
@@ -133,11 +131,11 @@ class CommitLog:
         files: Sequence[CommittedFile],
         origin_of: Callable[[CommittedFile], tuple[int, int]],
     ) -> None:
-        """Makes `files` visible at once, except files that the log names already. Idempotent.
+        """Makes `files` visible at once, except files already in the log. Idempotent.
 
         `origin_of`: the token under which a file was written and the checkpoint that closed the file; no record below
-        either can name the file. Checkpoints of calls only rise, so only a record of a later checkpoint (perhaps of a
-        successor) can name files of later calls.
+        either can name the file. Checkpoints of calls only rise, so only a record of a later checkpoint can name files
+        of later calls.
         """
         if not files:
             return
@@ -160,10 +158,10 @@ class CommitLog:
         self._named = {name: of for name, of in self._named.items() if name in asked or of > checkpoint}
 
     def replace(self, known: list[CommitRecord], old: Sequence[str], new: CommittedFile, wall_ms: int) -> bool:
-        """Writes a record that replaces the files `old` by `new`, for callers that write no rows.
+        """Replaces `old` by `new`, for callers that write no rows.
 
-        Returns False if another compaction has replaced some of `old`. `known`: all records read so far; newer records
-        are appended.
+        Returns False if another compaction has replaced some of `old`. `known`: all records read so far; newer
+        records are appended.
         """
         while True:
             known += read_commit_log(self._store, self._job, self._sink, len(known))
@@ -211,7 +209,6 @@ class CommitLog:
         return any(each.name == file for record in records for each in record.files)
 
     def _look(self, lowest: Mapping[str, tuple[int, int]]) -> None:
-        """Finds the head; the first call also reads the names of files that a call may repeat."""
         if self._head is not None:
             return  # a newer record makes the next put fail
         with self._looking:
@@ -235,7 +232,7 @@ class CommitLog:
         return record is not None
 
     def _newest_first(self, head: int, lowest: Mapping[str, tuple[int, int]]) -> Iterator[CommitRecord]:
-        """Yields records backwards while they may name a file of `lowest`: (token, checkpoint) per decision log."""
+        """Yields records while they may name a file of `lowest`: (token, checkpoint) per decision log."""
         token, checkpoint = (min(each) for each in zip(*lowest.values(), strict=True))
         sequence = head
         while sequence:
@@ -281,26 +278,20 @@ def _lowest(
 
 
 def committed_files(url: str, job: str | None = None, sink: str | None = None) -> tuple[str, ...]:
-    """Files of whole committed checkpoints below `url`, in commit order: `spark.read.json(list(committed_files(url)))`.
+    """Files of whole committed checkpoints below `url`, in commit order.
 
-    `job`, `sink`: only their files; default: files of all jobs and sinks.
+    `job`, `sink`: only their files. Example: `spark.read.json(list(committed_files(url)))`.
 
     Returns URLs with the scheme of `url`: Spark outside EMR and Databricks reads only `s3a://`, most others `s3://`. If
-    a folder's name has characters that a URL must quote, returns plain paths: some readers do not unquote. (Spark takes
-    `*`, `?`, `[…]` and `{…}` for patterns.)
+    a folder's name has characters that a URL must quote, returns plain paths: some readers do not unquote. Spark takes
+    `*`, `?`, `[…]` and `{…}` for patterns.
 
-    With unaligned checkpoints, rows that a barrier overtook may be missing while the job runs, although later rows of
-    the same split are there. At the job's end no row is missing.
+    With unaligned checkpoints, rows that a barrier overtook may be missing until the job ends, although later rows of
+    the same split are there.
     """
     store = open_existing_store(url)
-    writers = jobs_and_sinks(store)
-    wanted = [one for one in writers if job in (None, one[0]) and sink in (None, one[1])]
-    if not wanted:
-        there = ", ".join(f"{each[0]}/{each[1]}" for each in writers) or "none"
-        raise InvalidJob(
-            f"{store.url} has no commit log of job {job or 'any'}, sink {sink or 'any'}; there are: {there}"
-        )
-    names = [file.name for each in wanted for file in live_files(read_commit_log(store, *each))]
+    writers = writers_of(store, job, sink)
+    names = [file.name for each in writers for file in live_files(read_commit_log(store, *each))]
     folder = _for_readers(store.url, url, names)
     return tuple(f"{folder}/{name}" for name in names)
 
@@ -314,6 +305,26 @@ def _for_readers(url: str, asked: str, names: Iterable[str]) -> str:
 
 
 def jobs_and_sinks(store: ObjectStore) -> tuple[tuple[str, str], ...]:
-    """Every (job, sink) with a commit log below this URL."""
     jobs = folders_in(store, "_commits/")
     return tuple((job, sink) for job in jobs for sink in folders_in(store, f"_commits/{job}/"))
+
+
+def writers_of(store: ObjectStore, job: str | None, sink: str | None) -> list[tuple[str, str]]:
+    """Every (job, sink) with a commit log here, of `job` and `sink` (None: any).
+    Raises `InvalidJob` if there is none.
+    """
+    there = jobs_and_sinks(store)
+    found = [each for each in there if job in (None, each[0]) and sink in (None, each[1])]
+    if not found:
+        raise _no_commit_log(store.url, job, sink, there)
+    return found
+
+
+def _no_commit_log(url: str, job: str | None, sink: str | None, there: Sequence[tuple[str, str]]) -> InvalidJob:
+    if not there:
+        return InvalidJob(
+            f"{url} has no commit log: no file sink has committed rows there yet, or the sink writes to another folder"
+        )
+    wanted = ", ".join(f"{kind} {name}" for kind, name in (("job", job), ("sink", sink)) if name is not None)
+    names = ", ".join(f"{job}/{sink}" for job, sink in there)
+    return InvalidJob(f"{url} has no commit log of {wanted}: there are logs (job/sink) of {names}")

@@ -2,12 +2,11 @@
 
     <url>/_commits/<job>/<sink>/summaries/<number, 20 digits>.json        number n: of records 250·(n-1)+1 … 250·n
 
-A summary is a copy of durable, immutable records, the same bytes whoever writes them. Readers ignore a summary that is
-missing, damaged or outdated (the last record differs from the log's). Summaries are written in order, at most one per
-commit.
+A summary is a copy of durable records, the same bytes whoever writes them. Readers ignore a summary that is missing,
+damaged or outdated (the last record differs from the log's).
 
-`origins`: the highest token and checkpoint per decision log (see `file_committable`) of files named by these *and all
-earlier records*. A job that starts anew in the same folder has another decision log and skips older records.
+`origins`: the highest token and checkpoint per decision log of files named by these *and all earlier records*, so that
+a job that starts anew in the same folder skips older records.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +29,7 @@ PLAIN_VERSION = 1
 
 class CommittedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str  # key relative to the sink's URL
-    sha256: str  # hex, of the whole file
+    sha256: str
     rows: int
 
 
@@ -38,13 +37,13 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     job: str
     sink: str
-    checkpoint: int  # the checkpoint that made these files visible
-    token: int  # fencing token of the generation that wrote the record
-    highest_checkpoint: int  # of this record and all earlier records
-    highest_token: int  # likewise
+    checkpoint: int  # that made these files visible
+    token: int
+    highest_checkpoint: int  # of this and all earlier records
+    highest_token: int
     files: tuple[CommittedFile, ...]  # in row order: by checkpoint, subtask and part
-    check: str = ""  # sha256 of the bytes without this field
-    replaces: tuple[str, ...] = ()  # files that a compaction replaced by `files`, which contain the same rows
+    check: str = ""
+    replaces: tuple[str, ...] = ()  # files that a compaction replaced by `files`
     wall_ms: int = 0  # time of a compaction
 
 
@@ -64,13 +63,15 @@ def encode_commit_record(record: CommitRecord) -> bytes:
 
 def _encoded(record: CommitRecord, check: str) -> bytes:
     fields = {**msgspec.structs.asdict(record), "check": check}
-    if not record.replaces:  # older releases read records without these fields and refuse unknown fields
+    if not record.replaces:  # older releases refuse unknown fields
         del fields["replaces"], fields["wall_ms"]
     return msgspec.json.encode(fields)
 
 
 def live_files(records: Iterable[CommitRecord]) -> list[CommittedFile]:
-    """Files that readers may see now, in row order; a compacted file takes the place of the first it replaced."""
+    """Files that readers may see, in row order.
+    A compacted file takes the place of the first replaced file.
+    """
     order: list[CommittedFile] = []
     into: dict[str, tuple[CommittedFile, ...]] = {}
     for record in records:
@@ -91,7 +92,7 @@ def live_files(records: Iterable[CommitRecord]) -> list[CommittedFile]:
 
 
 def decode_commit_record(data: bytes, where: str, job: str, sink: str) -> CommitRecord:
-    """Decodes the object at `where`. Raises `Corrupt` if it is no record of this log."""
+    """Raises `Corrupt` if the object is no record of this log."""
     record = _RECORD.decode(data, where)
     if (record.job, record.sink) != (job, sink):
         raise Corrupt(
@@ -110,13 +111,13 @@ def decode_commit_record(data: bytes, where: str, job: str, sink: str) -> Commit
 SUMMARY_VERSION = 1
 
 
-RECORDS = 250  # in a summary
+RECORDS = 250
 
 
 READS_AT_ONCE = 32
 
 
-Origins: TypeAlias = dict[str, tuple[int, int]]  # decision log -> fencing token, checkpoint
+Origins: TypeAlias = dict[str, tuple[int, int]]  # fencing token and checkpoint, by decision log
 
 
 _UNKNOWN = ("", (1 << 62, 1 << 62))  # of foreign names: no summary excludes them
@@ -127,9 +128,9 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str
     sink: str
     number: int
-    records: tuple[CommitRecord, ...]  # oldest first
-    origins: Origins  # highest token, highest checkpoint
-    check: str = ""  # sha256 of the bytes without this field
+    records: tuple[CommitRecord, ...]
+    origins: Origins
+    check: str = ""
 
     def may_name(self, lowest: Mapping[str, tuple[int, int]]) -> bool:
         """False if these and earlier records name no file of these logs with such or higher origins."""
@@ -146,14 +147,12 @@ _SUMMARY = VersionedDecoder(_SUMMARY_FORMAT, msgspec.json.Decoder(Summary))
 
 
 def log_of(file: str) -> str:
-    """Tag of the decision log under which the file was written; "" without."""
+    """Tag of the decision log of the file's writer; "" if unknown."""
     return (origin_of_name(file) or _UNKNOWN)[0]
 
 
 @dataclass
 class Summaries:
-    """Summaries of a log. Blocks; for one thread."""
-
     _store: ObjectStore
     _prefix: str
     _job: str
@@ -173,7 +172,6 @@ class Summaries:
         return summary if summary.records[-1] == self._record_at(number * RECORDS) else None
 
     def follow(self, head: int) -> None:
-        """Writes the oldest missing summary of a log with `head` durable records."""
         wanted = head // RECORDS
         if wanted <= max(self._through, 0):
             return
@@ -185,7 +183,6 @@ class Summaries:
             self._through = self._through + 1 if written else wanted
 
     def _write(self, number: int) -> bool:
-        """Returns False if a record or the previous summary is missing or damaged, which readers report."""
         before = self.read(number - 1) if number > 1 else None
         if number > 1 and before is None:
             return False

@@ -1,21 +1,18 @@
-"""Compaction of small committed files into large files, while readers read and the job writes.
+"""Compaction of small committed files, while readers read and the job writes.
 
-A record of the commit log replaces many files by one in a single step. Readers of the log (`committed_files`) see each
-row once; files that they have listed stay for `keep` more. Readers that list the folder miss rows between the deletion
-of the small files and the appearance of the large file, and never see rows twice.
+Files that readers of the log (`committed_files`) have listed stay for `keep` more.
 
 | step                                        | readers of the log | folder's listing     | died here, run again     |
 |---------------------------------------------|--------------------|----------------------|--------------------------|
 | the large file is put below `_compacted/`   | small files        | small files          | left over for a day      |
-| a record names it in place of the small     | the large one      | small files          | goes on below            |
-| `keep` has passed: the small are deleted    | the large one      | misses rows          | deletes the others       |
-| the large one is copied to a visible name   | the hidden one     | the large one        | copies it again          |
-| a record names it in place of the hidden    | the visible one    | the large one        | goes on below            |
-| `keep` has passed: the hidden is deleted    | the visible one    | the large one        | deletes it               |
+| a record names the file, not the small files| the large file     | small files          | goes on below            |
+| `keep` has passed: the small are deleted    | the large file     | misses rows          | deletes the others       |
+| the large file is copied to a visible name  | the hidden file    | the large file       | copies it again          |
+| a record names the copy, not the hidden file| the visible file   | the large file       | goes on below            |
+| `keep` has passed: the hidden is deleted    | the visible file   | the large file       | deletes it               |
 
 Each run performs the due steps. Concurrent runs are safe: a record is written only if all its files are still visible;
-all other steps may be repeated. A restored job that commits a compacted file again skips the file (`FileSink.commit`).
-Folders that a watching source reads must not be compacted: large files would be read as new rows.
+other steps may be repeated. Never compact folders that a watching source reads: large files would be read as new rows.
 """
 
 import hashlib
@@ -30,14 +27,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from barrier_runtime.connectors.files.csv_quoting import end_of_first_row
-from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, jobs_and_sinks, read_commit_log
+from barrier_runtime.connectors.files.sink.commit_log import (
+    CommitLog,
+    CommittedFile,
+    read_commit_log,
+    writers_of,
+)
 from barrier_runtime.connectors.files.sink.commit_record import CommitRecord, live_files
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, copy_object
 from barrier_runtime.state.store.open import open_existing_store
 
 _HIDDEN = "_compacted/"
-_LEFT_OVER_MS = 24 * 3_600_000  # age of an unnamed file whose run died
+_LEFT_OVER_MS = 24 * 3_600_000
 _CHUNK = 1 << 20
 
 
@@ -65,7 +67,8 @@ def compact_files(
     target_bytes: int = 128 << 20,
     keep_s: float = 3_600.0,
 ) -> dict[tuple[str, str], Compacted]:
-    """Merges small files that file sinks have committed below `url` into large files. The job may run meanwhile.
+    """Merges small files that file sinks have committed below `url` into large files.
+    The job may run meanwhile.
 
     `job`, `sink`: only their files. Neighbours in a folder, each below half of `target_bytes`, become a file of about
     that size. `keep_s`: time for which files stay that readers may have listed; each run continues the previous run, so
@@ -74,9 +77,7 @@ def compact_files(
     if target_bytes < 1 or keep_s < 0:
         raise InvalidJob(f"target_bytes={target_bytes}, keep_s={keep_s}: give bytes, above 0, and seconds, 0 or more")
     store = open_existing_store(url)
-    writers = [each for each in jobs_and_sinks(store) if job in (None, each[0]) and sink in (None, each[1])]
-    if not writers:
-        raise InvalidJob(f"{store.url} has no commit log of job {job or 'any'}, sink {sink or 'any'}: check the names")
+    writers = writers_of(store, job, sink)
     return {each: Compaction(store, *each, target_bytes, round(keep_s * 1_000)).run() for each in writers}
 
 
@@ -107,8 +108,6 @@ class Compaction:
                     merged, made = merged + len(files), made + 1
         return Compacted(merged, made, shown, waiting, tuple(self._skipped))
 
-    # ------------------------------------------------------------ small files into a hidden large file
-
     def _small(self, records: Sequence[CommitRecord]) -> Iterator[list[CommittedFile]]:
         sizes = {info.key: info.size for info in self.store.list("")}
         runs: dict[str, tuple[list[CommittedFile], int]] = {}
@@ -126,7 +125,7 @@ class Compaction:
         yield from (_worth_it(run, sizes) for run, _ in runs.values())
 
     def _of_one_form(self, run: list[CommittedFile]) -> Iterator[list[CommittedFile]]:
-        """Yields parts of a run whose files have the same columns, if the format shows them."""
+        """Parts of a run whose files have the same columns, if the format shows them."""
         if len(run) < 2:
             return
         part: list[CommittedFile] = []
@@ -142,7 +141,6 @@ class Compaction:
         yield part
 
     def _form_of(self, file: CommittedFile) -> object:
-        """Columns of a file, to compare; None if the file cannot be merged."""
         suffix = file.name.rpartition(".")[2]
         try:
             if suffix == "jsonl":
@@ -197,8 +195,6 @@ class Compaction:
                 "compacted of it: restore it from a backup"
             )
 
-    # ------------------------------------------------------------ the hidden file replaces the small files
-
     def _show(self, records: Sequence[CommitRecord]) -> tuple[int, int]:
         hidden = {file.name for file in live_files(records) if file.name.startswith(self._hidden)}
         shown = waiting = 0
@@ -219,7 +215,6 @@ class Compaction:
         return shown, waiting
 
     def _drop_hidden(self, records: Sequence[CommitRecord]) -> None:
-        """Deletes copies that no reader needs, and copies of runs that died before their record."""
         replaced = {name: record.wall_ms for record in records for name in record.replaces}
         named = {file.name for record in records for file in record.files}
         now_ms, gone = self.now_ms(), []
@@ -233,7 +228,7 @@ class Compaction:
 
 
 def _worth_it(run: list[CommittedFile], sizes: Mapping[str, int]) -> list[CommittedFile]:
-    """Drops leading files larger than all later files together: a row is rewritten only a few times."""
+    """Drops leading files larger than all later files together: rows are rewritten only a few times."""
     total = sum(sizes[file.name] for file in run)
     start = 0
     while start < len(run) and 2 * sizes[run[start].name] > total:
@@ -248,7 +243,6 @@ def _visible_name(name: str) -> str:
 
 
 def _merged(files: Iterable[Path], into: Path, suffix: str) -> int | None:
-    """Returns the number of rows, or None if not counted."""
     if suffix == "parquet":
         return _merged_parquet(files, into)
     with into.open("xb") as target:
@@ -268,7 +262,7 @@ def _merged_parquet(files: Iterable[Path], into: Path) -> int:
             with pq.ParquetFile(path) as small:
                 if writer is None:
                     writer = pq.ParquetWriter(into, small.schema_arrow)
-                table = small.read()  # below half of the target
+                table = small.read()
                 writer.write_table(table)
                 rows += table.num_rows
     finally:

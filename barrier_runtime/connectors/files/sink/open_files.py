@@ -14,9 +14,8 @@ A rolled file is staged, and becomes visible with the checkpoint that rolled the
 |               | a snapshot                                   | the rows are in the snapshot, or in a rolled file |
 |               |                                              |   of the same snapshot, never in both             |
 
-Snapshots store *parts*: the rows of all folders from a checkpoint in a single value. Eight parts of similar size are
-merged, and a part with mostly rolled files is rewritten, so each row is written a few times. A stored part stays
-referenced after some of its files were rolled; their rows are ignored.
+Snapshots store *parts*: the rows of all folders from a checkpoint in a single value. Parts of similar size are merged,
+and parts with mostly rolled files are rewritten, so each row is written a few times.
 """
 
 import struct
@@ -31,18 +30,18 @@ from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-LIST = "files"  # the kept value that lists the parts, which are the other values
+LIST = "files"  # name of the kept value that lists the parts
 _MERGED = 8  # parts of similar size
 _SMALLEST = 64 << 10  # bytes; smaller parts count as equal
 _LIST_VERSION = 1
 _MOST_FILES = 1_000
 
-_Key: TypeAlias = tuple[str, pa.Schema]  # of an open file: folder, and columns of the rows
+_Key: TypeAlias = tuple[str, pa.Schema]  # folder and columns of an open file
 
 
 @dataclass(frozen=True)
 class Rolling:
-    """Limits of open files: `size` bytes in memory or `age_ms` after the first row; `most_bytes` of all files."""
+    """Limits: `size` bytes in memory or `age_ms` after the first row; `most_bytes` of all files."""
 
     size: int
     age_ms: int
@@ -56,8 +55,8 @@ class _StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
 
 
 class _StoredPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str  # of the kept value
-    files: tuple[_StoredFile | None, ...]  # of the part's tables; None: rolled
+    name: str
+    files: tuple[_StoredFile | None, ...]
 
 
 class _StoredList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,8 +97,8 @@ class OpenFiles:
     """
 
     unique: str
-    parts: tuple[_Part, ...] = ()  # in row order
-    since_ms: Mapping[_Key, int] = field(default_factory=dict)  # of each open file
+    parts: tuple[_Part, ...] = ()
+    since_ms: Mapping[_Key, int] = field(default_factory=dict)
     next_id: int = 1
 
     def grown(
@@ -107,7 +106,7 @@ class OpenFiles:
     ) -> tuple["OpenFiles", list[tuple[str, pa.Table]]]:
         """Returns the open files with the added `rows` by folder, and the rolled files as folder and rows.
 
-        `rolling` None, or `last`: all files are rolled.
+        With `rolling` None, or `last`, all files are rolled.
         """
         # If the clock was set back, the age counts from now.
         since_ms = {key: min(since, now_ms) for key, since in self.since_ms.items()}
@@ -167,13 +166,10 @@ class OpenFiles:
             level += 1
         return replace(self, parts=tuple(parts), next_id=next_id)
 
-    # ------------------------------------------------------------ snapshots
-
     def names(self) -> frozenset[str]:
         return frozenset(map(self._name, self.parts))
 
     def kept(self, stored: Container[str]) -> dict[str, bytes]:
-        """Values of a snapshot without the parts in `stored`; empty if no file is open."""
         if not self.parts:
             return {}
         values = {self._name(part): _encoded(part) for part in self.parts if self._name(part) not in stored}
@@ -191,7 +187,7 @@ class OpenFiles:
 
 
 def restored(unique: str, kept: Iterable[Mapping[str, bytes]], where: str) -> OpenFiles:
-    """Open files from the kept values of several subtasks, in order. Raises `Corrupt` for invalid values."""
+    """Open files from the kept values of several subtasks, in order. Raises `Corrupt`."""
     parts: list[_Part] = []
     since_ms: dict[_Key, int] = {}
     for values in kept:
@@ -227,7 +223,7 @@ def _merged(id: int, parts: Iterable[_Part]) -> _Part:
 
 
 def _encoded(part: _Part) -> bytes:
-    """Arrow streams after a list of their lengths; a rolled table has length 0."""
+    """Lengths of Arrow streams, then the streams; a rolled table has length 0."""
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     streams = []
     for _, table in part.tables:

@@ -1,11 +1,7 @@
-"""Exactly-once sinks of files (Parquet, JSON lines, CSV) in a local folder or an object store.
+"""Exactly-once sinks of files in a local folder or an object store.
 
-Pre-commit stages whole, durable, hidden objects that never expire. Commit publishes each under its final name: atomic,
-idempotent, checked by hash. Then the global committer adds the files of all subtasks to the commit log at once.
-
-A file takes the rows of a subtask and checkpoint; a large transaction makes several files. With `roll_bytes` or
-`roll_age`, files grow over several checkpoints (`open_files`); with `partition_by`, there is a file per folder
-(`hive`).
+Pre-commit stages whole, durable, hidden objects. Commit publishes each under its final name: atomic, idempotent,
+checked by hash. Then the global committer adds the files of all subtasks to the commit log at once.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -48,31 +44,31 @@ from barrier_runtime.state.store.object_store import ObjectStore, side_by_side
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.urls import last_part, shown, without_credentials
 
-_Files: TypeAlias = tuple[StagedFile, ...]  # of a part of a transaction: a file per folder
+_Files: TypeAlias = tuple[StagedFile, ...]
 
 _ROLL_BYTES = 128 << 20
 _ROLL_AGE_MS = 600_000
 _KEEP = Rolling(1 << 62, 1 << 62, 1 << 62)
-_SHOWN_AT_ONCE = 16  # files of a commit
+_SHOWN_AT_ONCE = 16
 _MOST_FOLDERS = 10_000  # of a part of a transaction
 
 
 @kinds_checked
 class FileSink(TwoPhaseCommitSink):
-    """Base of the file sinks. `url`: a local folder or the URL of a store (docs/running.md), for several jobs.
+    """Base of the file sinks.
+    `url`: a local folder or the URL of a store (docs/running.md), for several jobs.
 
     `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction, above which a part is staged early as a separate
-    file. The default is smaller for text, which is encoded as rows arrive and also staged at four times this size of
-    text.
+    file. The default is smaller for text, which is also staged at four times this size of text.
 
     `partition_by`: columns (text, integers, booleans, dates) whose values are stored in the path instead of the file,
     as in Hive and Spark: `day=2026-01-01/part-….parquet`.
 
     `roll_bytes`, `roll_age`: a file becomes visible when its rows take that many bytes in memory (three to ten times as
-    many as in a Parquet file) or the first row has that age. Defaults of the second: 128 MiB, 10 minutes. Without both,
-    every checkpoint shows its rows. Rows of open files wait in the job's checkpoints, at most `max_bytes_in_memory` (or
-    `roll_bytes`) per subtask: beyond that the largest files become visible earlier. At the end of the input, and when
-    the job is drained, all files become visible.
+    many as in a Parquet file) or the first row has that age. If one is given, the other defaults to 128 MiB or 10
+    minutes; without both, every checkpoint shows its rows. Rows of open files wait in the job's checkpoints, at most
+    `max_bytes_in_memory` (or `roll_bytes`) per subtask: beyond that the largest files become visible earlier. At the
+    end of the input, and when the job is drained, all files become visible.
     """
 
     global_committer = True
@@ -80,8 +76,8 @@ class FileSink(TwoPhaseCommitSink):
     keeps_rows = True
     former_settings = frozenset({"staging"})
     suffix: ClassVar[str]
-    format: ClassVar[str]  # name of the format …
-    remedy: ClassVar[str]  # … and the remedy for types that the format cannot hold
+    format: ClassVar[str]
+    remedy: ClassVar[str]
     default_bytes_in_memory: ClassVar[int] = 32 << 20
     _open_files = OpenFiles("")
 
@@ -114,7 +110,7 @@ class FileSink(TwoPhaseCommitSink):
         return f"{type(self).__name__}({shown(self.url)!r})"
 
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments; a folder's path is absolute, because an equal sink may be made elsewhere."""
+        """Makes a folder's path absolute, because an equal sink may be made elsewhere."""
         url = self.url if "://" in self.url else str(Path(self.url).expanduser().absolute())
         return {"url": url, "max_bytes_in_memory": self.max_bytes_in_memory}
 
@@ -129,10 +125,10 @@ class FileSink(TwoPhaseCommitSink):
         self._where = context.where
         self._names = names_of(context, self.suffix, folders=bool(self.partition_by))
         self._schema_checked = False
-        self._last = False  # no more rows follow
+        self._last = False
         self._open_files = OpenFiles(self._names.incarnation)
-        self._moved = False  # the open files are of another parallelism
-        self._last_checkpoint = 0  # highest that is known to have closed a transaction
+        self._moved = False
+        self._last_checkpoint = 0  # highest known to have closed a transaction
         self._store = self._checked_store(context)
         self._staging = Staging(self._store, self._names, self._where)
         self._commit_log = CommitLog(self._store, context.job, context.sink, self._later)
@@ -166,10 +162,8 @@ class FileSink(TwoPhaseCommitSink):
         """Returns the bytes of a file with the rows in order. Runs off the loop."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------ reading back
-
     def committed_rows(self, job: str, sink: str, after: int, until: int) -> Iterator[str]:
-        """Yields a text for each visible row of the checkpoints after `after`, up to `until`; see `ReadsBack`."""
+        """Yields a text for each visible row of the checkpoints after `after`, up to `until`."""
         if self._rolling is not None or self.partition_by:
             raise InvalidJob(
                 f"sink {sink!r}: files with roll_bytes, roll_age or partition_by do not tell the rows of a checkpoint "
@@ -183,14 +177,12 @@ class FileSink(TwoPhaseCommitSink):
                     yield from self.texts(store.get(file.name))
 
     def texts(self, data: bytes) -> Iterator[str]:
-        """Yields a text for each row of a file of this sink. Equal rows have equal texts."""
+        """Yields a text for each row of a file. Equal rows have equal texts."""
         yield from data.decode().split("\n")[:-1]
 
     def texts_of(self, batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
         """Yields the texts that `texts` would return for these rows."""
         yield from self.texts(self.encode(batches))
-
-    # ------------------------------------------------------------ staging
 
     def begin_transaction(self) -> RowBuffer[_Files]:
         return RowBuffer()
@@ -230,11 +222,11 @@ class FileSink(TwoPhaseCommitSink):
         return encode_committable(files) if files else None
 
     def _roll(self, transaction: RowBuffer[_Files], checkpoint: int) -> list[StagedFile]:
-        """Stages the open files, and rows of this transaction, that are done; the rest stays open.
+        """Stages rows that are done, of open files and this transaction; the rest stays open.
 
-        Rows of a subtask become visible in the order of their arrival. Rows staged early are younger than the open
-        files, so these are then staged, too, and no later rows stay open. Rows from before a rescaling become visible
-        first: newer rows, perhaps of another subtask, wait for the next checkpoint.
+        Rows of a subtask become visible in order: rows staged early are younger than the open files, so these are then
+        staged, too, and no later rows stay open. Rows from before a rescaling become visible first: newer rows, perhaps
+        of another subtask, wait for the next checkpoint.
         """
         full = self._stage(transaction, checkpoint)
         rest = transaction.rest()
@@ -270,8 +262,6 @@ class FileSink(TwoPhaseCommitSink):
         for folder, table in rows:
             yield self._staging.stage(self.encode(table.to_batches()), table.num_rows, earliest, folder)
 
-    # ------------------------------------------------------------ open files
-
     def kept(self, stored: Container[str]) -> Mapping[str, bytes]:
         return self._open_files.kept(stored)
 
@@ -284,8 +274,6 @@ class FileSink(TwoPhaseCommitSink):
 
     def end_of_input(self) -> None:
         self._last = True
-
-    # ------------------------------------------------------------ deciding
 
     def commit(self, committable: bytes) -> None:
         self.commit_together([committable])
@@ -310,7 +298,7 @@ class FileSink(TwoPhaseCommitSink):
                 raise
 
     def _was_visible(self, file: StagedFile) -> bool:
-        """True if the file was visible; rotation or compaction may have removed the file since."""
+        """Rotation or compaction may have removed a file that was visible."""
         token, checkpoint = origin_of(file)
         return CommitLog(self._store, self._context.job, self._context.sink).names(file.final, token, checkpoint)
 
@@ -335,7 +323,7 @@ class FileSink(TwoPhaseCommitSink):
         self._afterwards.close()
 
     def recover(self, decided: Sequence[bytes]) -> None:
-        if decided and self._context.subtask == 0:  # commits for all subtasks
+        if decided and self._context.subtask == 0:
             self._later(self._commit_log.look_ahead)
         files = self._shown(decided)  # the sweep deletes the staged objects of these files
         self._last_checkpoint = max([self._last_checkpoint, *(origin_of(file)[1] for file in files)])
@@ -379,7 +367,7 @@ class TextSink(FileSink):
         return self.head(batches[0].schema) + self.encode_rows(batches)
 
     def begin_transaction(self) -> RowBuffer[_Files]:
-        """Buffer that encodes rows as they arrive, if no folders, open files or a subclass's `encode` prevent this."""
+        """Encodes rows as they arrive, unless folders, open files or a subclass's `encode` prevent this."""
         waits = self._rolling is not None or self._open_files.parts or self.partition_by
         if waits or type(self).encode is not TextSink.encode:
             return RowBuffer()

@@ -1,1 +1,1 @@
-"""Files as a source: listing, watching, and reading from any position."""
+"""Files as a source."""

@@ -1,4 +1,4 @@
-"""Source of whole files: a row per file with path, time and bytes (as Spark's `binaryFile`)."""
+"""Source of whole files."""
 
 import datetime
 from dataclasses import KW_ONLY, dataclass
@@ -12,19 +12,21 @@ from barrier_runtime.connectors.files.source.listing import ANY_NAME, FoundFile,
 from barrier_runtime.connectors.files.source.reader import FilePosition, FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.source_bases.ranges import NotThere, RangesFile
+from barrier_runtime.data.rows import Row
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 BINARY = pa.schema(
     [("path", pa.string()), ("modified", pa.timestamp("us", "UTC")), ("length", pa.int64()), ("content", pa.binary())]
 )
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-_STEP_BYTES = 1 << 20  # bytes per turn of the loop
+_STEP_BYTES = 1 << 20
 _MOST_BYTES = 256 << 20
+_LARGE_BYTES = 4 << 20  # a larger file is copied on a thread
 
 
 @kinds_checked
 @dataclass(frozen=True)
-class BinarySource(FileSource):
+class BinarySource(FileSource[Row]):
     """Whole files, a row each: images, PDFs, messages; see `ParquetSource`.
 
     Columns: `path`, `modified` (time of the last change), `length` in bytes, `content`. `schema` may name some of them,
@@ -49,7 +51,7 @@ class BinaryFiles(Files):
 
     def __init__(self, about: BinarySource, name: str, schema: pa.Schema | None, *, watched: bool) -> None:
         self.suffixes = tuple(about.suffixes) or ANY_NAME
-        if schema is None and watched:  # files with more columns in folders may come
+        if schema is None and watched:  # later files may have more columns in folders
             schema = BINARY
         super().__init__(name, about.paths, schema, about.pace, watched=watched, on_change=about.on_change)
         self._check_types()
@@ -111,14 +113,18 @@ class WholeFileReader(FileReader):
         return len(self._content) == self.file.size
 
     def next_chunk(self) -> pa.RecordBatch | None:
+        row = self.made_aside(self._row) if len(self._content) > _LARGE_BYTES else self._row()
+        self._content = bytearray()
+        self._given = True
+        return row
+
+    def _row(self) -> pa.RecordBatch:
         values = {
             "path": self.file.path,
             "modified": _EPOCH + datetime.timedelta(microseconds=self.file.modified_ns // 1_000),
             "length": self.file.size,
             "content": bytes(self._content),
         }
-        self._content = bytearray()
-        self._given = True
         return pa.RecordBatch.from_pylist([{name: values[name] for name in self.schema.names}], schema=self.schema)
 
     def at_end(self) -> bool:
@@ -130,6 +136,6 @@ class WholeFileReader(FileReader):
     def raw(self) -> Any:
         return self._raw
 
-    def close(self) -> None:
+    def close_file(self) -> None:
         if self._raw is not None:
             self._raw.close()

@@ -1,4 +1,4 @@
-"""Source of CSV files with a header line, plain or compressed."""
+"""Source of CSV files."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -18,13 +18,13 @@ from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import GuessingSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
-from barrier_runtime.data.schemas import require_columns
+from barrier_runtime.data.schemas import Rows, require_columns
 from barrier_runtime.state.errors import InvalidJob
 
 
 @kinds_checked
 @dataclass(frozen=True)
-class CsvSource(GuessingSource):
+class CsvSource(GuessingSource[Rows]):
     """CSV files with a header line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
 
     An empty field is null, an empty field in quotes the empty text; quoted values may contain line breaks. Without

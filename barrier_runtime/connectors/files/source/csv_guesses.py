@@ -1,8 +1,8 @@
 """Guesses types of CSV columns and checks later values against the guess.
 
 A column is guessed as numbers or times only if each text is the usual form of its value: `007`, `+49301234567`, `1.10`,
-`12e3` and `12345678901234567890` stay text. Later values that the type would not reproduce are refused. The form of
-times may vary (`T` or a blank, trailing zeros, the zone's offset), because the moment is kept.
+`12e3` and `12345678901234567890` stay text. The form of times may vary (`T` or a blank, trailing zeros, the zone's
+offset), because the moment is kept.
 """
 
 import re
@@ -28,7 +28,6 @@ _0, _9, _MINUS, _E = b"09-e"
 
 
 def guessed_type(texts: pa.Array, decimal_point: str) -> pa.DataType | None:
-    """None if all texts are null."""
     values = {text for text in pc.unique(texts).to_pylist() if text is not None}
     if not values:
         return None
@@ -44,7 +43,6 @@ def guessed_type(texts: pa.Array, decimal_point: str) -> pa.DataType | None:
 
 
 def is_float(text: str, decimal_point: str = ".") -> bool:
-    """True if `text` is the usual form of a 64-bit float."""
     if decimal_point != ".":
         if "." in text:
             return False
@@ -68,7 +66,6 @@ def is_checked(kind: pa.DataType) -> bool:
 
 
 def refuse_unwritable(texts: pa.Array, kind: pa.DataType, decimal_point: str) -> None:
-    """Raises `TextMisfit` for a text that is not the usual form of its number or boolean."""
     is_written: Callable[[str], bool]
     if types.is_boolean(kind):
         rows, is_written = list(range(len(texts))), _BOOLEANS.__contains__
@@ -91,7 +88,6 @@ def refuse_unwritable(texts: pa.Array, kind: pa.DataType, decimal_point: str) ->
 
 
 def _unequal(texts: pa.Array, rows: list[int]) -> list[int]:
-    """Rows whose text differs from Arrow's form of the float, if there are many; else `rows`."""
     if len(rows) < _MANY:
         return rows
     chosen = texts.take(pa.array(rows))
@@ -103,7 +99,7 @@ def _unequal(texts: pa.Array, rows: list[int]) -> list[int]:
 
 
 def _suspects(texts: pa.Array, whole: bool, decimal_point: str) -> list[int]:
-    """Rows whose text may differ from the usual form, by first and last characters and lengths."""
+    """Rows whose text may differ from the usual form."""
     valid = texts.drop_null() if texts.null_count else texts
     if not len(valid):
         return []
@@ -111,7 +107,7 @@ def _suspects(texts: pa.Array, whole: bool, decimal_point: str) -> list[int]:
     text = np.frombuffer(valid.buffers()[2], np.uint8)
     lengths = np.diff(offsets)
     if not lengths.all():
-        return list(range(len(texts)))  # an empty text in quotes
+        return list(range(len(texts)))
     first = text[offsets[:-1]]
     odd = first <= _0
     if not whole:

@@ -53,7 +53,7 @@ _MISQUOTED = (
     "a value begins with a quote here, and text follows its closing quote: write a quote within a quoted value as two "
     "quotes (Spark: option escape='\"'), or correct the file"
 )
-_COLUMN = re.compile(r"CSV column #(\d+)")  # Arrow's message
+_COLUMN = re.compile(r"CSV column #(\d+)")
 _ROW = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+)")
 
 
@@ -139,7 +139,6 @@ def texts_of(data: bytes, header: bytes, form: CsvForm, where: str) -> dict[str,
 
 class CsvRows:
     """Parses whole rows of a file into batches. `guessed`: columns whose values must reproduce the text.
-
     Raises `InvalidJob` if the header lacks a column, `LineError` for an invalid row.
     """
 
@@ -278,9 +277,8 @@ class CsvRows:
 
 
 class CsvReader(LinesReader):
-    """Reader of CSV files whose blocks end with rows: at the last line end while each line is a row.
-
-    From the first other block on, blocks end at the last line end outside of quotes.
+    """Reader whose blocks end at the last line end, as long as each line is a row.
+    From the first other block on, at the last line end outside quotes.
     """
 
     def __init__(
@@ -311,7 +309,7 @@ class CsvReader(LinesReader):
             self._by_quotes, self._half_line = True, False
             self.end_of_records = self._end_of_rows
             data = super().next_block()
-        if self._text is not None and self._text.end is not None and self._next + len(data) >= self._text.end:
+        if self._text is not None and self._text.end is not None and self._reached + len(data) >= self._text.end:
             open_at = quoted(data, self._form.delimiter).open_at
             if open_at is not None:
                 raise self.refused(
@@ -322,7 +320,7 @@ class CsvReader(LinesReader):
         return data
 
     def _is_whole(self, data: bytes) -> bool:
-        """True if each line is a row and the last row is complete. Keeps the parsed rows.
+        """True if each line is a row and the last row is complete.
 
         With as many rows as lines, only the last line end can be in quotes.
         """
@@ -357,7 +355,6 @@ class CsvReader(LinesReader):
 
 
 def _may_be_wrong(column: pa.Array, data: bytes) -> bool:
-    """True if Arrow may have misread a text as a value of `column`."""
     if types.is_floating(column.type):
         return may_be_inexact(column)
     if types.is_timestamp(column.type):
@@ -392,7 +389,7 @@ def _convert_options(schema: pa.Schema, *, guessed: bool) -> pacsv.ConvertOption
 
 
 def _parse(data: bytes, names: list[str], form: CsvForm, options: pacsv.ConvertOptions) -> pa.Table:
-    """Empty lines are rows only of a file with a single column."""
+    """Parses empty lines as rows only if there is a single column."""
     options.decimal_point = form.decimal_point
     return pacsv.read_csv(
         pa.BufferReader(data),

@@ -1,4 +1,4 @@
-"""Base of sources of files: the list of files, each a split, and a pace over all files."""
+"""Base of sources of files."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -16,9 +16,9 @@ from barrier_runtime.connectors.source import Remaining, Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 log = logging.getLogger("barrier_runtime.files")
-_CHECKED_IN_DRIVER = 200  # local files; the others are checked when opened
+_CHECKED_IN_DRIVER = 200  # local files; others are checked when opened
 
-OnChange = Literal["fail", "append"]  # for files that were read
+OnChange = Literal["fail", "append"]
 
 
 def with_types(guessed: pa.Schema, types: pa.Schema) -> pa.Schema:
@@ -26,10 +26,8 @@ def with_types(guessed: pa.Schema, types: pa.Schema) -> pa.Schema:
 
 
 class Files:
-    """Base class; subclasses know a format: `kind`, `suffixes`, `guess`, `check`, `file_reader`.
-
-    `watched`: files may appear later (`WatchedFiles`). `on_change`: treatment of a read file that is longer now.
-    `types`: columns that are not guessed without `schema`.
+    """Base of the formats. `watched`: files may appear later.
+    `types`: schema of the columns that are not guessed.
     """
 
     exactly_once = True
@@ -77,14 +75,12 @@ class Files:
         self.schema = schema
 
     def leaves_column_out(self, where: str, found: Sequence[str], guessed: pa.Schema) -> bool:
-        """True if the guessed schema lacks a column of a file; logs the first such column."""
         left = next((name for name in found if name not in guessed.names), None) if self._guesses else None
         if left is not None:
             self.log_left_out(where, left)
         return left is not None
 
     def log_left_out(self, where: str, column: str) -> None:
-        """Logs, once per process, that a column is not read."""
         if not self._logged:
             self._logged = True
             log.warning(
@@ -96,7 +92,7 @@ class Files:
 
     @property
     def checked_in_driver(self) -> Sequence[FoundFile]:
-        """Local files to check; each remote file takes a request, made in a slot."""
+        """Local files to check; a remote file takes a request, which a slot makes."""
         return [file for file in self.files[:_CHECKED_IN_DRIVER] if not is_remote(file.url)]
 
     @property
@@ -107,8 +103,11 @@ class Files:
         pace = f", {self._pace:g} rows/s" if self._pace else ""
         return f"{len(self.files)} {self.kind} files of {self.paths}{self._passed}{pace}"
 
+    @property
+    def passed_over(self) -> int:
+        return self._passed.unexpected
+
     def reading(self, columns: Collection[str]) -> "Files":
-        """Returns all columns if the format cannot omit any."""
         return self
 
     def schema_in(self, file: FoundFile) -> pa.Schema:
@@ -132,20 +131,14 @@ class Files:
         added = with_types(guess_columns((file.folders for file in self.files), self.where), self.types)
         return pa.schema([*(field for field in schema if field.name not in added.names), *added])
 
-    # ------------------------------------------------------------ the format
-
     def guess(self, file: FoundFile) -> pa.Schema:
-        """Schema of a file, with the declared `types`."""
         raise NotImplementedError
 
     def check(self) -> None:
         """Raises `InvalidJob` for files that do not fit the schema, as far as a quick check shows."""
 
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
-        """Returns a reader of the columns `schema_in(file)`."""
         raise NotImplementedError
-
-    # ------------------------------------------------------------ Source
 
     def reads_from(self, place: str) -> bool:
         return would_find(self.paths, self.suffixes, self.where, place)
@@ -166,7 +159,7 @@ class Files:
         return reader
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Bytes left. Positions in text files count; other unfinished files count as a whole."""
+        """Positions in text files count; other unfinished files count as a whole."""
         sizes = {split.id: split.size or 0 for split in splits}
         read = sum(min(position_of(at).offset, sizes.get(id, 0)) for id, at in positions.items())
         return Remaining(bytes=sum(sizes.values()) - read)

@@ -1,4 +1,4 @@
-"""Source of files with a JSON object per line, plain or compressed."""
+"""Source of files with a JSON object per line."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -21,14 +21,14 @@ from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import GuessingSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
 from barrier_runtime.data.json_lines import guessed_schema, json_parser
-from barrier_runtime.data.schemas import meant
+from barrier_runtime.data.schemas import Rows, meant
 from barrier_runtime.data.values.text_columns import LineError
 from barrier_runtime.state.errors import InvalidJob
 
 
 @kinds_checked
 @dataclass(frozen=True)
-class JsonlSource(GuessingSource):
+class JsonlSource(GuessingSource[Rows]):
     """Files with a JSON object per line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
 
     Fields that `schema` lacks are ignored, absent fields are null. Without `schema`, types are guessed from the

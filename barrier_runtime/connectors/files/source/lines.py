@@ -1,41 +1,58 @@
-"""Reader of text files with a record per line, and the source whose rows are the lines.
+"""Reader of text files with a record per line, and `TextSource`.
 
-Blocks of about 256 kB end at line ends and are parsed as a whole. A position is the byte offset of a block and the
-number of rows already returned; a seek reads from that offset (a compressed file is uncompressed up to there). Blocks
-are cut the same way from any offset. A growing file is read up to the listed size, and only whole records.
+Blocks of about 256 kB (some milliseconds of the loop) end at line ends. A position is the byte offset of a block and
+the number of rows already returned; blocks are cut the same way from any offset. A growing file is read up to the
+listed size, and only whole records. A record above 1 MiB is read and parsed on a thread.
+
+A thread decodes the next block of a local file; meanwhile the attributes of decoding (`_reached` to `_longest`) belong
+to the thread.
 """
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from barrier_runtime.connectors.argument_types import kinds_checked
+from barrier_runtime.connectors.files.source.decoding import DecodedAhead
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FilePosition, FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import Text, is_compressed, open_text, or_compressed
 from barrier_runtime.connectors.source_bases.ranges import RangesFile
+from barrier_runtime.data.rows import Row
 from barrier_runtime.data.values.text_columns import LineError, not_utf8_at
 from barrier_runtime.state.errors import InvalidJob
 
-BLOCK_BYTES = 256 << 10  # takes some milliseconds of the loop to parse
+BLOCK_BYTES = 256 << 10
 _LONGEST_LINE = 64 << 20
-_COUNTED_BYTES = 16 << 20  # whose lines the loop counts in milliseconds
+_LONGEST_ON_LOOP = 1 << 20
+_COUNTED_BYTES = 16 << 20
 
 Parse = Callable[[bytes], pa.RecordBatch]
-EndOfRecords = Callable[[bytes], int]  # the end of the last whole record in some bytes; 0 if there is none
+EndOfRecords = Callable[[bytes], int]  # end of the last whole record in some bytes, or 0
 
 
 def end_of_lines(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
+class LongRecord(Exception):
+    """A record is longer than the loop may read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    begin: int
+    end: int
+    rows: pa.RecordBatch
+
+
 class LinesReader(FileReader):
-    """`make_parser(header, where)` returns a function from whole lines to a batch, which raises `LineError`."""
+    """`make_parser(header, where)` returns a function from whole lines to a batch; it raises `LineError`."""
 
     def __init__(
         self,
@@ -55,10 +72,13 @@ class LinesReader(FileReader):
         self._parse: Parse | None = None
         self._block = 0  # offset of the block of the last chunk
         self._block_rows = 0
-        self._next = 0  # offset of the next block
-        self._skip = 0  # rows of the next block to skip
-        self._data = b""  # the block of the last chunk
-        self._half_line = False  # only half a line is left
+        self._next = 0
+        self._skip = 0
+        self._ahead = DecodedAhead(self._decode)
+        self._reached = 0
+        self._data = b""  # the last block
+        self._half_line = False
+        self._longest = _LONGEST_ON_LOOP
 
     def read_header(self, text: Text) -> tuple[bytes, int]:
         return b"", begin_of_text(text)
@@ -70,7 +90,7 @@ class LinesReader(FileReader):
         header, end = self.read_header(self._text)
         self._parse = self._make_parser(header, self.where)
         if self._next < end:
-            self._next = self._block = end
+            self._next = self._block = self._reached = end
 
     def request_first(self) -> None:
         assert self._text is not None
@@ -80,29 +100,52 @@ class LinesReader(FileReader):
 
     def ready(self) -> bool:
         assert self._text is not None
-        return self._text.reach(self._next)
+        return self._ahead.begun or self._text.reach(self._next)
 
     def next_chunk(self) -> pa.RecordBatch | None:
         assert self._text is not None
-        data = self.next_block()
-        if not data:
+        block = self._taken()
+        if block is None:
             return None
-        self._data = data
-        chunk = self.parsed(data)
-        self._block, self._block_rows = self._next, chunk.num_rows
-        self._next += len(data)
+        chunk = block.rows
+        self._block, self._block_rows, self._next = block.begin, chunk.num_rows, block.end
         self._text.has_read(self._next)
         if self._skip:
             skipped, self._skip = self.skipped(chunk, self._skip)
             chunk = chunk.slice(skipped)
+        self.decode_next(self._ahead, 2 * BLOCK_BYTES)
         return chunk
+
+    def _taken(self) -> _Block | None:
+        if not self.aside.busy:
+            with suppress(LongRecord):
+                return self._ahead.take()
+        block: _Block | None = self.made_aside(self._decode_long)
+        return block
+
+    def _decode(self) -> _Block | None:
+        data = self._data = self.next_block()
+        if not data:
+            return None
+        rows = self.parsed(data)
+        begin, self._reached = self._reached, self._reached + len(data)
+        return _Block(begin, self._reached, rows)
+
+    def _decode_long(self) -> _Block | None:
+        """As `_decode`, on a thread, which may wait for bytes of a store."""
+        assert self._text is not None
+        waits, self._text.waits, self._longest = self._text.waits, True, _LONGEST_LINE
+        try:
+            return self._decode()
+        finally:
+            self._text.waits, self._longest = waits, _LONGEST_ON_LOOP
 
     def next_block(self) -> bytes:
         assert self._text is not None
-        if self.at_end():
+        if self._is_all_decoded():
             return b""
-        data = read_lines(self._text, self._next, BLOCK_BYTES, self.where, self.end_of_records)
-        if self.grows and self._text.end is not None and self._next + len(data) >= self._text.end:
+        data = read_lines(self._text, self._reached, BLOCK_BYTES, self.where, self.end_of_records, self._longest)
+        if self.grows and self._text.end is not None and self._reached + len(data) >= self._text.end:
             whole = self.end_of_records(data)
             self._half_line = whole < len(data)
             data = data[:whole]
@@ -116,18 +159,17 @@ class LinesReader(FileReader):
             raise self.refused(data, error.at, error.problem) from error
 
     def refused(self, data: bytes, at: int, problem: str) -> InvalidJob:
-        line = 1 + self._lines_before(self._next) + data.count(b"\n", 0, at)
+        line = 1 + self._lines_before(self._reached) + data.count(b"\n", 0, at)
         return InvalidJob(f"{self.where}, line {line}: {problem}")
 
     def line_in_block(self, at: int) -> str:
-        """Place of byte `at` of the parsed block: a line, or far from the beginning a byte."""
-        if self._next > _COUNTED_BYTES:
-            return f"byte {self._next + at}"
-        lines = self._lines_before(self._next) + self._data.count(b"\n", 0, at)
+        if self._reached > _COUNTED_BYTES:
+            return f"byte {self._reached + at}"
+        lines = self._lines_before(self._reached) + self._data.count(b"\n", 0, at)
         return f"line {1 + lines}"
 
     def _lines_before(self, offset: int) -> int:
-        """Number of line ends before `offset`. Reads the file again: for errors only."""
+        """Reads the file again: for errors only."""
         lines = at = 0
         with closing(open_text(self.file, self.where, grows=self.grows)) as text:
             while at < offset and (data := text.read_at(at, min(BLOCK_BYTES, offset - at))):
@@ -136,14 +178,16 @@ class LinesReader(FileReader):
         return lines
 
     def skipped(self, chunk: pa.RecordBatch, skip: int) -> tuple[int, int]:
-        """Number of the `skip` rows that are in `chunk`, and the rest."""
         found = min(skip, chunk.num_rows)
         return found, skip - found
 
     def at_end(self) -> bool:
+        return not self._ahead.begun and self._is_all_decoded()
+
+    def _is_all_decoded(self) -> bool:
         if self._half_line:
             return True
-        return self._text is not None and self._text.end is not None and self._next >= self._text.end
+        return self._text is not None and self._text.end is not None and self._reached >= self._text.end
 
     def place(self, pending: int) -> tuple[int, int]:
         if pending:
@@ -151,12 +195,15 @@ class LinesReader(FileReader):
         return self._next, self._skip
 
     def go_to(self, position: FilePosition) -> None:
-        self._next, self._skip = position.offset, position.skip
+        self._ahead.close()
+        self._next = self._reached = position.offset
+        self._skip = position.skip
 
     def raw(self) -> Any:
         return None if self._text is None else self._text.raw
 
-    def close(self) -> None:
+    def close_file(self) -> None:
+        self._ahead.close()
         if self._text is not None:
             self._text.close()
 
@@ -165,8 +212,18 @@ def begin_of_text(text: Text) -> int:
     return 3 if text.read_at(0, 3) == b"\xef\xbb\xbf" else 0
 
 
-def read_lines(text: Text, offset: int, block: int, where: str, end_of_records: EndOfRecords = end_of_lines) -> bytes:
-    """About `block` bytes from `offset`, up to the end of a record or file; empty at the end."""
+def read_lines(
+    text: Text,
+    offset: int,
+    block: int,
+    where: str,
+    end_of_records: EndOfRecords = end_of_lines,
+    longest: int = _LONGEST_LINE,
+) -> bytes:
+    """About `block` bytes, up to the end of a record or file; empty at the end.
+
+    Raises `LongRecord` for a record above `longest` bytes, `InvalidJob` above 64 MiB.
+    """
     length = block
     while True:
         data = text.read_at(offset, length)
@@ -181,6 +238,8 @@ def read_lines(text: Text, offset: int, block: int, where: str, end_of_records: 
                 f"{where}: no record ends in {length} bytes from byte {offset}: it must be text with one record per "
                 f"line{quotes}"
             )
+        if length >= longest:
+            raise LongRecord
         length *= 2
 
 
@@ -189,7 +248,7 @@ LINE = pa.schema([("line", pa.string())])
 
 @kinds_checked
 @dataclass(frozen=True)
-class TextSource(FileSource):
+class TextSource(FileSource[Row]):
     """Text files (`.txt`, `.log`), also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
 
     Each line, without the line end, is a row of the column `line`; empty lines are rows. `schema` may name the column,

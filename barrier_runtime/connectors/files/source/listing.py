@@ -1,4 +1,4 @@
-"""Finds and opens input files: local paths, folders and patterns, and the same in stores (`remote`)."""
+"""Finds and opens input files, local and in stores (`remote`)."""
 
 import hashlib
 import os
@@ -32,14 +32,16 @@ from barrier_runtime.state.store.urls import local_path, shown, without_credenti
 
 
 class FoundFile(msgspec.Struct, frozen=True):
-    """Input file. `id`: stable if the folder moves. `folders`: folders below a listed folder that name columns."""
+    """Input file. `id`: stable if the folder moves.
+    `folders`: folders below a listed folder that name columns.
+    """
 
     id: str
     url: str
     size: int
     modified_ns: int = 0  # a hint for the order
     folders: str = ""
-    place: str = ""  # of a remote file: bucket and key
+    place: str = ""
     former: str = ""  # id in earlier releases
     etag: str = ""  # version of a remote file; empty: unknown
 
@@ -61,12 +63,11 @@ class FoundFile(msgspec.Struct, frozen=True):
 _FOUND = msgspec.json.Decoder(FoundFile)
 
 
-ANY_NAME = ("",)  # instead of suffixes
+ANY_NAME = ("",)
 _ENDS_BYTES = 64 << 10
 
 
 def fingerprint(opened: Any, size: int, where: str) -> str:
-    """Hash of the first and the last 64 kB of the first `size` bytes of a file."""
     last = max(_ENDS_BYTES, size - _ENDS_BYTES)
     try:
         at = opened.tell()
@@ -82,9 +83,10 @@ def fingerprint(opened: Any, size: int, where: str) -> str:
 def find_files(
     paths: str | Sequence[str], suffixes: tuple[str, ...], where: str, passed: PassedOver | None = None
 ) -> list[FoundFile]:
-    """Files of `paths`, sorted by id. In folders, only visible names with a suffix; `passed` counts others.
+    """Files of `paths`, sorted by id.
+    In folders, only visible names with a suffix; `passed` counts others.
 
-    Raises `InvalidJob` if a path is missing or has no such file.
+    Raises `InvalidJob` if a path has no such file.
     """
     found: list[FoundFile] = []
     passed = PassedOver() if passed is None else passed
@@ -116,8 +118,8 @@ def find_arrivals(
 ) -> list[FoundFile]:
     """Files of folders in which files appear, oldest first; else like `find_files`.
 
-    Raises `Unavailable` for a missing folder. Folders may be empty. Hidden names, of incomplete files, are left out
-    even if a pattern names them. `skips`: ids of local files that need no look.
+    Raises `Unavailable` for a missing folder; folders may be empty. Omits hidden names even if a pattern names them.
+    `skips`: ids of local files that need no look.
     """
     listed, passed = _listed(paths, where), PassedOver() if passed is None else passed
     found = [file for path in listed for file in _files_of(path, suffixes, where, passed, skips, len(listed) == 1)]
@@ -169,10 +171,8 @@ def local_place(path: str) -> str:
 def _with_sizes(
     named: Iterable[tuple[str, str]], whole: bool, alone: bool, where: str, passed: PassedOver
 ) -> list[FoundFile]:
-    """Listed files with size and time.
-
-    `whole`: ids are paths below the listed folder, and folders above name no columns. `alone`: the only path, so former
-    ids cannot collide with ids of other paths.
+    """`whole`: ids are paths below the listed folder, and folders above name no columns.
+    `alone`: the only path, so former ids cannot collide with ids of other paths.
     """
     files = []
     for id, path in named:
@@ -183,7 +183,7 @@ def _with_sizes(
             raise InvalidJob(f"{where}: the name of file {name} is not UTF-8: rename it") from error
         try:
             about = os.stat(path)
-        except FileNotFoundError:  # removed since the listing
+        except FileNotFoundError:
             if os.path.islink(path):
                 passed.add("links to nothing", path)
             continue
@@ -248,7 +248,7 @@ def _below_real(folder: str, file: str, remote: bool) -> str:
 def open_file(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Any:
     """Opens the listed file for random access. A file that `grows` may be longer.
 
-    Opening a remote file requests nothing: the first read detects a missing or changed file.
+    The first read detects a missing or changed remote file.
     """
     if is_remote(file.url):
         stored = StoredFile(file.url, file.place, file.size, file.etag, where, grows=grows)

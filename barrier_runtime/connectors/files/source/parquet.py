@@ -1,7 +1,7 @@
-"""Source of Parquet files: a split per file, read by row groups, only the wanted columns.
+"""Source of Parquet files, read by row groups, only the wanted columns.
 
-The position is a row number; earlier row groups are skipped unread. Of a file in a store, the wanted columns of several
-row groups are fetched ahead together, and decoded when all have arrived.
+The position is a row number; earlier row groups are skipped unread. From a store, the wanted columns of several row
+groups are fetched ahead together.
 """
 
 from collections import deque
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from barrier_runtime.connectors.argument_types import kinds_checked
+from barrier_runtime.connectors.files.source.decoding import DecodedAhead
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
 from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FilePosition, FileReader
@@ -22,29 +23,30 @@ from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.parquet_format import Int96Columns, int96_columns, open_parquet
 from barrier_runtime.connectors.source_bases.ranges import NotThere, RangesFile
 from barrier_runtime.data import plain_rows
-from barrier_runtime.data.schemas import fit
+from barrier_runtime.data.schemas import Rows, fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-_READ_BYTES = 1 << 16  # of a read of a local column; a remote chunk is a request
-_CHUNK_BYTES = 8 << 20  # limits a chunk of wide rows
-_LOOKED_AT = 8  # row groups that are sampled for the width of rows
+_READ_BYTES = 1 << 16  # of a read of a local column
+_CHUNK_BYTES = 8 << 20
+_LARGE_BYTES = 16 << 20  # of a column chunk, which may be a single page: decoded on a thread
+_LOOKED_AT = 8
 _WINDOW_BYTES = 4 << 20  # least size of row groups fetched together
 _PART_BYTES = 4 << 20  # of a request
 _AHEAD_BYTES = 32 << 20  # requested beyond the row groups that are decoded
-_GAP_BYTES = 128 << 10  # largest gap between wanted columns that is fetched with them
+_GAP_BYTES = 128 << 10  # unwanted bytes between columns, up to which requests are joined
 _BEHIND_BYTES = 128  # Arrow reads beyond a column chunk of old parquet-mr
 
 
 @kinds_checked
 @dataclass(frozen=True)
-class ParquetSource(FileSource):
-    """Parquet files by paths, folders (read recursively) or patterns (docs/files.md); a split per file. Local or in a
-    cloud (`s3://`, `gs://`, `abfss://`, `webhdfs://`).
+class ParquetSource(FileSource[Rows]):
+    """Parquet files by paths, folders (read recursively) or patterns (docs/files.md); a split per file.
+    Local or in a cloud (`s3://`, `gs://`, `abfss://`, `webhdfs://`).
 
     `schema` names the columns to read (default: all columns of the first file). `pace`: rows per second over all files;
     default: as fast as possible. `watch`: period of the endless search for new files; existing files are read first,
     and there may be none yet. Files must be complete when they appear: rename them into place; names that begin with
-    `.` or `_` are ignored. Checkpoints keep the name of each file. A file that changes after reading began ends the job
+    `.` or `_` are ignored. Checkpoints keep a record of each file. A file that changes after reading began ends the job
     (docs/guarantees.md).
 
     >>> flow.source("orders", ParquetSource("s3://lake/orders", watch=timedelta(seconds=10)), event_time="at")
@@ -58,7 +60,7 @@ class ParquetFiles(Files):
     kind = "Parquet"
     suffixes = (".parquet", ".pq")
 
-    _whole: pa.Schema | None = None  # all columns, if `schema` is only a part
+    _whole: pa.Schema | None = None
 
     def reading(self, columns: Collection[str]) -> "ParquetFiles":
         part = copy(self)
@@ -101,9 +103,8 @@ class _Window:
 
 
 class ParquetReader(FileReader):
-    """Reader of a Parquet file. `wanted`: columns that the file must have, even unread; default: `schema`.
-
-    `found` is called with the names of the file and of its columns.
+    """`wanted`: columns that the file must have, even unread; default: `schema`.
+    `found` gets the names of file and columns.
     """
 
     def __init__(
@@ -121,14 +122,16 @@ class ParquetReader(FileReader):
         self._raw: Any = None
         self._opened: pq.ParquetFile | None = None
         self._int96: Int96Columns | None = None
-        self._ranges: RangesFile | None = None  # of a remote file
-        self._windows: Iterator[_Window] = iter(())  # before planning
-        self._planned: deque[_Window] = deque()  # the next windows
-        self._chunks: Iterator[pa.RecordBatch] = iter(())  # of the current window
-        self._skip = 0  # rows of the next chunks to skip
+        self._ranges: RangesFile | None = None
+        self._windows: Iterator[_Window] = iter(())
+        self._planned: deque[_Window] = deque()
+        self._chunks: Iterator[pa.RecordBatch] = iter(())
+        self._ahead = DecodedAhead(self._decode)
+        self._skip = 0
         self._decoded = 0  # rows returned as chunks, from the beginning of the file
         self._rows = 0
         self._rows_at_once = ROWS_PER_CHUNK
+        self._large = False
 
     def open(self) -> None:
         if self._opened is not None:
@@ -150,27 +153,47 @@ class ParquetReader(FileReader):
 
     def next_chunk(self) -> pa.RecordBatch | None:
         try:
-            chunk = next(self._chunks, None)
+            chunk = self._next_of_window()
             while chunk is None and self._begin_window():
-                chunk = next(self._chunks, None)
+                chunk = self._next_of_window()
         except (pa.ArrowInvalid, OSError) as error:
             raise corrupt(f"{self.where}, after row {self._decoded}", error) from error
         if chunk is None:
+            self._check_that_all_came()
             return None
         self._decoded += chunk.num_rows
-        return fit(chunk, self.schema, self.where)
+        if not self._large:
+            self.decode_next(self._ahead, _CHUNK_BYTES)
+        return chunk
+
+    def _check_that_all_came(self) -> None:
+        """Detects a truncated file: Arrow reads nothing, without an error, from row groups beyond the end."""
+        if self._decoded < self._rows:
+            raise InvalidJob(
+                f"{self.where}: it had {self._rows} rows and ends after row {self._decoded} now: files must not change "
+                "while they are read; write to a new file and rename it into place"
+            )
+
+    def _next_of_window(self) -> pa.RecordBatch | None:
+        return self.made_aside(self._decode) if self._large else self._ahead.take()
+
+    def _decode(self) -> pa.RecordBatch | None:
+        chunk = next(self._chunks, None)
+        return None if chunk is None else fit(chunk, self.schema, self.where)
 
     def at_end(self) -> bool:
         return self._decoded >= self._rows
 
     def go_to(self, position: FilePosition) -> None:
         if self._opened is not None:
+            self._ahead.close()
             self._start_at(position.row)
 
     def raw(self) -> Any:
         return self._raw
 
-    def close(self) -> None:
+    def close_file(self) -> None:
+        self._ahead.close()
         self._chunks = iter(())
         if self._opened is not None:
             self._opened.close(force=True)
@@ -195,7 +218,7 @@ class ParquetReader(FileReader):
             self._ranges.request(self._planned[0].ranges, needed=False, most=_PART_BYTES)
 
     def _begin_window(self) -> bool:
-        """Begins the next row groups; False without any. Raises `NotThere` until their bytes have arrived."""
+        """Returns False without further row groups. Raises `NotThere` until the bytes have arrived."""
         if not self._plan():
             return False
         window = self._planned[0]
@@ -209,6 +232,7 @@ class ParquetReader(FileReader):
             if self.fetcher is not None and not self._ranges.have(window.ranges):
                 raise NotThere
         self._planned.popleft()
+        self._large = any(self._is_large(group) for group in _sample(window.groups))
         self._chunks = self._from(window.groups)
         return True
 
@@ -238,6 +262,14 @@ class ParquetReader(FileReader):
         if window.groups:
             yield window
 
+    def _is_large(self, group: int) -> bool:
+        assert self._opened is not None
+        about = self._opened.metadata.row_group(group)
+        columns = (about.column(number) for number in range(about.num_columns))
+        return any(
+            each.total_uncompressed_size > _LARGE_BYTES and self._is_wanted(each.path_in_schema) for each in columns
+        )
+
     def _is_wanted(self, path: str) -> bool:
         """True if the leaf is part of a wanted column; names may contain dots."""
         return any(path == name or path.startswith(f"{name}.") for name in self.schema.names)
@@ -258,7 +290,7 @@ class ParquetReader(FileReader):
     def _rows_per_chunk(self, groups: list[int]) -> int:
         assert self._opened is not None
         wanted, widest = set(self.schema.names), 1.0
-        for group in groups[:: -(-len(groups) // _LOOKED_AT) or 1]:
+        for group in _sample(groups):
             about = self._opened.metadata.row_group(group)
             columns = (about.column(number) for number in range(about.num_columns))
             size = sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] in wanted)
@@ -266,11 +298,12 @@ class ParquetReader(FileReader):
         return max(1, min(ROWS_PER_CHUNK, int(_CHUNK_BYTES / widest)))
 
 
-def _joined(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Column chunks (start, end) in order; near chunks are joined, up to a request of `_PART_BYTES`.
+def _sample(groups: list[int]) -> list[int]:
+    return groups[:: -(-len(groups) // _LOOKED_AT) or 1]
 
-    A request that ends inside a chunk makes Arrow's read of this chunk a copy.
-    """
+
+def _joined(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Joins near column chunks (start, end) up to `_PART_BYTES`: Arrow copies chunks that span requests."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(places):
         if found and (
@@ -301,7 +334,7 @@ def _footer_schema(file: FoundFile, where: str) -> pa.Schema:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Schema without metadata, dictionary types and views of text, which depend on how a file was written."""
+    """Omits metadata, dictionary types and views of text, which depend on how a file was written."""
     return plain_rows.plain_schema(pa.schema([(field.name, field.type) for field in schema]))
 
 
@@ -324,7 +357,6 @@ def check_columns(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
 
 
 def _widens(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """True if a cast keeps or refuses every value."""
     types = pa.types
     kind, wanted = (_plain_type(each) for each in (kind, wanted))
     if kind.equals(wanted) or types.is_null(kind):
@@ -351,7 +383,6 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def corrupt(where: str, error: Exception) -> Exception:
-    """`Unavailable` for an error of the storage, `InvalidJob` for invalid bytes."""
     if isinstance(error, OSError) and not isinstance(error, pa.ArrowException) and error.errno is not None:
         return Unavailable(f"{where}: it cannot be read now: {error}")
     said = str(error).rstrip(". \n")

@@ -1,10 +1,8 @@
-"""Base of readers of files: decodes chunk by chunk, returns slices, possibly at a pace, and detects changed files.
+"""Base of file readers: decodes chunks, returns slices, perhaps at a pace; detects changed files.
 
 A file of another size is refused. So is a file with another time of change, if the first or last 64 kB differ (a copy
-has another time); a change in the middle alone is not detected.
-
-Of a completely read file, a mark of 24 bits remains beside the size: half of the time, half of those 128 kB
-(docs/design/splits-and-discovery.md). A change in about 2,000 keeps half of the mark and is missed.
+has another time). A completely read file leaves only a mark of 24 bits: a change in about 2,000 is missed. Design:
+docs/design/splits-and-discovery.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,26 +14,28 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.files.hive import with_values
+from barrier_runtime.connectors.files.source.decoding import DecodedAhead
 from barrier_runtime.connectors.files.source.listing import FoundFile, fingerprint, open_file
 from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.name_set import UNMARKED
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled, Split
+from barrier_runtime.connectors.source_bases.aside import Aside
 from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES, NotThere, PartFetcher, RangesFile
 from barrier_runtime.coordinator.metric_table import FILES_WITH_MORE_COLUMNS, Counter
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-ROWS_PER_CHUNK = 32_768  # takes some milliseconds of the loop to decode
+ROWS_PER_CHUNK = 32_768
 
 
 class FilePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    row: int  # rows returned so far
-    size: int  # of the file, bytes
-    offset: int = 0  # text formats: byte offset of the block of the next row …
-    skip: int = 0  # … and the number of rows of that block that were returned
-    start_ns: int | None = None  # of the schedule
-    modified_ns: int = 0  # of the listed file
-    ends: str = ""  # `fingerprint` of the first `size` bytes; empty: not known
+    row: int
+    size: int
+    offset: int = 0  # text formats: byte offset of the block of the next row,
+    skip: int = 0  # and the number of returned rows of that block
+    start_ns: int | None = None
+    modified_ns: int = 0
+    ends: str = ""  # `fingerprint` of the first `size` bytes; empty: unknown
     blank_rows: bool = False  # `skip` counts empty lines of a CSV file with a single column
 
 
@@ -47,8 +47,6 @@ def position_of(position: bytes) -> FilePosition:
 
 
 class FileReader:
-    """Base class; subclasses implement `next_chunk`, `at_end`, `place`, `go_to` and `close`."""
-
     grows = False  # the file may be longer than when the position was taken
 
     def __init__(self, where: str, file: FoundFile, schema: pa.Schema, rows_per_second: float | None) -> None:
@@ -62,68 +60,62 @@ class FileReader:
         self._prepared = False
         self._ends = ""
         self.remote = is_remote(file.url)
-        self.fetcher: PartFetcher | None = None  # None: reads wait for their requests
+        self.fetcher: PartFetcher | None = None
         self.fetching = False
+        self.aside: Aside[Any] = Aside()  # for chunks that would hold the loop
         self._whole: tuple[pa.Schema, Mapping[str, str | None]] | None = None
         self._count: Callable[[Counter, int], None] | None = None
         self._leaves_out = False
         self._counted = False
 
     def add_columns(self, schema: pa.Schema, values: Mapping[str, str | None]) -> None:
-        """Adds columns of `schema` that the file lacks; each repeats its text of `values`."""
         self._whole = schema, values
 
     def leaves_out(self) -> None:
-        """Records, in any thread, that the file has columns that are not read. The loop counts once."""
+        """Records unread columns, in any thread; the loop counts once."""
         self._leaves_out = True
 
-    # ------------------------------------------------------------ the format
-
     def open(self) -> None:
-        """Opens a closed file; waits for requests of a remote file."""
+        """Waits for requests of a remote file."""
         raise NotImplementedError
 
     def request_first(self) -> None:
-        """Requests the bytes of the first chunks of an open remote file, without waiting."""
+        """Requests the first bytes of an open remote file, without waiting."""
 
     def ready(self) -> bool:
         """True if the next rows can be decoded; False after a step towards them. Called after `prepare`.
 
-        Like `next_chunk`, raises `NotThere` until bytes of a remote file have arrived.
+        Like `next_chunk`, raises `NotThere` until bytes of a remote file, or chunks from `aside`, have arrived.
         """
         return True
 
     def next_chunk(self) -> pa.RecordBatch | None:
-        """Next rows in the wanted schema; None at the end."""
+        """Returns the next rows, or None at the end."""
         raise NotImplementedError
 
     def at_end(self) -> bool:
-        """True if no rows are left to decode."""
         raise NotImplementedError
 
     def place(self, pending: int) -> tuple[int, int]:
-        """Returns (offset, skip) of the next row, with `pending` rows of the last chunk left."""
+        """(offset, skip) of the next row, with `pending` rows of the last chunk left."""
         return 0, 0
 
     def go_to(self, position: FilePosition) -> None:
-        """Continues at `position`. The file may still be closed."""
+        """The file may still be closed."""
 
     def raw(self) -> Any:
-        """Returns the open file, or None."""
         raise NotImplementedError
 
-    def close(self) -> None:
+    def close_file(self) -> None:
         raise NotImplementedError
-
-    # ------------------------------------------------------------ SplitReader
 
     def prepare(self) -> None:
         self.open()
         if self.remote and not self._prepared:
             self._prepared = True
-            self._fingerprint()  # here: the loop takes positions
+            self.own_fingerprint()  # not later: the loop must not wait when a barrier takes the position
             if isinstance(raw := self.raw(), RangesFile):
-                raw.forget(FIRST_BYTES, raw.size())  # the end of the file
+                raw.forget(FIRST_BYTES, raw.size())
             self.request_first()
 
     def count_by(self, count: Callable[[Counter, int], None]) -> None:
@@ -131,6 +123,12 @@ class FileReader:
 
     def fetch_by(self, fetcher: PartFetcher) -> None:
         self.fetcher = fetcher if self.remote else None
+        self.aside.fetcher = fetcher
+
+    def decode_next(self, ahead: DecodedAhead[Any], size: int) -> None:
+        if self.aside.fetcher is not None and not self.remote and not self.at_end():
+            self.own_fingerprint()  # not later: a thread then reads the file
+            ahead.begin(self.aside.fetcher, size)
 
     @property
     def finished(self) -> bool:
@@ -160,12 +158,13 @@ class FileReader:
             emit_ns = self._schedule.due_ns(self.row)
         chunk = self._pending
         while chunk is None or not chunk.num_rows:
-            self.prepare()
-            if not self.ready():
-                return None
-            if self.at_end():
-                self._finished = True
-                return None
+            if not self.aside.busy:
+                self.prepare()
+                if not self.ready():
+                    return None
+                if self.at_end():
+                    self._finished = True
+                    return None
             chunk = self.next_chunk()
             if chunk is None:
                 self._finished = True
@@ -184,13 +183,13 @@ class FileReader:
     def position(self) -> bytes:
         offset, skip = self.place(self._pending.num_rows if self._pending is not None else 0)
         start_ns = self._schedule.start_ns if self._schedule is not None else None
-        modified_ns, ends = self.file.modified_ns, self._fingerprint()
+        modified_ns, ends = self.file.modified_ns, self.own_fingerprint()
         return msgspec.json.encode(
             FilePosition(self.row, self.file.size, offset, skip, start_ns, modified_ns, ends, True)
         )
 
     def mark(self) -> int:
-        ends = self._fingerprint()
+        ends = self.own_fingerprint()
         return mark_of(self.file.modified_ns, ends) if ends else UNMARKED
 
     def seek(self, position: bytes) -> None:
@@ -209,7 +208,15 @@ class FileReader:
             self._schedule.start_ns = found.start_ns
         self.go_to(found)
 
-    def _fingerprint(self) -> str:
+    def close(self) -> None:
+        self.aside.after(self.close_file)
+
+    def made_aside(self, work: Callable[[], Any]) -> Any:
+        """Runs `work`, which reads the file, on a thread. Raises `NotThere` until the thread has ended."""
+        self.own_fingerprint()
+        return self.aside.result(work)
+
+    def own_fingerprint(self) -> str:
         if not self._ends and (raw := self.raw()) is not None:
             self._ends = fingerprint(raw, self.file.size, self.where)
         return self._ends
@@ -225,7 +232,7 @@ class FileReader:
             )
 
 
-COMPARED_AT_START = 1_000  # changed times that a start checks
+COMPARED_AT_START = 1_000
 
 
 _AT_ONCE = 16
@@ -238,7 +245,6 @@ _HALVES = 4_093  # values of half a mark, from 1; a prime
 
 
 def mark_of(modified_ns: int, ends: str) -> int:
-    """`ends`: `fingerprint` of the whole file."""
     return _half(modified_ns) << _HALF_BITS | _half(int(ends, 16))
 
 
@@ -247,7 +253,7 @@ def may_have_changed(mark: int, file: FoundFile) -> bool:
 
 
 def renewed_mark(mark: int, file: FoundFile, where: str) -> int:
-    """New mark of an unchanged file; the old mark if it cannot be read now. Raises `InvalidJob` for changed content."""
+    """Returns the old mark if the file cannot be read now. Raises `InvalidJob` for changed content."""
     now = content_mark(file, where)
     if now is None:
         return mark
@@ -261,7 +267,6 @@ def renewed_mark(mark: int, file: FoundFile, where: str) -> int:
 
 
 def renewed_marks(finished: Sequence[tuple[Split, int]], where: str) -> list[tuple[Split, int]]:
-    """Files with new marks. Raises `InvalidJob` for changed content."""
     files = ((split, FoundFile.of(split), mark) for split, mark in finished)
     candidates = [each for each in files if may_have_changed(each[2], each[1])][:COMPARED_AT_START]
     if not candidates:
@@ -272,7 +277,7 @@ def renewed_marks(finished: Sequence[tuple[Split, int]], where: str) -> list[tup
 
 
 def content_mark(file: FoundFile, where: str) -> int | None:
-    """Mark of the current content; None if the file is gone or is being written, which does no harm."""
+    """Returns None if the file is gone or is being written, which does no harm."""
     try:
         with closing(open_file(file, where)) as opened:
             return mark_of(file.modified_ns, fingerprint(opened, file.size, where))

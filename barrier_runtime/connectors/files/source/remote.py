@@ -26,13 +26,11 @@ from barrier_runtime.state.store.urls import shown, split_settings
 
 _SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss", "hdfs": "hdfs", "webhdfs": "webhdfs"}
 _SETTINGS = {"s3": ("endpoint", "client"), "s3a": ("endpoint", "client"), "gs": ("endpoint",), "abfss": ("endpoint",)}
-_CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")  # prefixes of environment variables
+_CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """Listed file. `etag`: version; empty: the store names no versions."""
-
     place: str
     size: int
     modified_ns: int
@@ -83,15 +81,15 @@ def remote_url(url: str, where: str) -> RemoteUrl:
 
 
 def list_remote(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
-    """Returns False and the files below the folder `base`, or True and the file `base`.
+    """Returns False and the files below the folder `base`, or True and that file.
 
-    Raises `Unavailable` for a failed listing, and `InvalidJob` for a missing bucket.
+    Raises `Unavailable` for a failed listing, `InvalidJob` for a missing bucket.
     """
     return _list_hdfs(url, base, where) if url.scheme == "hdfs" else _list_store(url, base, where)
 
 
 class StoredFile:
-    """Listed file of a store: reads ranges, and detects that the file was replaced or removed. Any thread may read.
+    """Listed file of a store: reads ranges, in any thread; detects a replaced or removed file.
 
     `place`: bucket and key, which may look like a setting of the URL. A file that `grows` may be longer and of another
     version than listed.
@@ -107,7 +105,6 @@ class StoredFile:
         self._opened: ObjectStore | None = None
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Returns exactly these bytes. Raises `InvalidJob` or `Unavailable`."""
         more = 1 if not self._etag and not self._grows and offset + length == self._size else 0
         try:
             data = self._asked(offset, length + more)
@@ -125,7 +122,6 @@ class StoredFile:
         return data
 
     def compare(self) -> None:
-        """Raises an error if the store now lists another version."""
         try:
             now = self._listed()
         except Unavailable as error:
@@ -182,9 +178,6 @@ def _remote_at(url: str, place: str) -> RemoteUrl:
     return RemoteUrl(_SCHEMES[scheme], place, rest[len(place) :]) if place else remote_url(url, "a file")
 
 
-# ------------------------------------------------------------ hdfs
-
-
 def _list_hdfs(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
     path, system = _path(base), _hdfs(url, where)
     try:
@@ -209,15 +202,16 @@ _CONNECTING = threading.Lock()
 
 @cache
 def _connected(host_and_port: str) -> Any:
-    """Connects for the life of the process: a dropped object closes libhdfs's only connection. Raises `OSError`."""
+    """Connects for the life of the process: a dropped object closes libhdfs's only connection.
+    Raises `OSError`.
+    """
     host, _, port = host_and_port.partition(":")
     return pafs.HadoopFileSystem(host or "default", int(port) if port.isdigit() else 8020)
 
 
 def _hdfs(url: RemoteUrl, where: str) -> Any:
-    """Connects through libhdfs, which is part of Hadoop and not of pyarrow."""
     try:
-        with _CONNECTING:  # dropping a second object closes the connection
+        with _CONNECTING:
             return _connected(url.bucket)
     except OSError as error:
         said = str(error).split("\n", 1)[0]
@@ -230,12 +224,9 @@ def _hdfs(url: RemoteUrl, where: str) -> Any:
         ) from error
 
 
-# ------------------------------------------------------------ object stores
-
-
 @lru_cache(maxsize=16)
 def _opened_store(bucket: str, environment: tuple[tuple[str, str], ...]) -> ObjectStore:
-    """Keeps connections. `environment`: variables from which the client takes credentials."""
+    """`environment`: variables from which the client takes credentials."""
     return open_store(bucket)
 
 
@@ -262,7 +253,6 @@ def _list_store(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[Remot
 
 
 def _below(url: RemoteUrl, store: ObjectStore, prefix: str) -> list[RemoteFile]:
-    """Omits the empty objects that represent folders in some tools."""
     return [_remote_file(url, info) for info in store.list(prefix) if not info.key.endswith("/")]
 
 

@@ -20,12 +20,11 @@ from barrier_runtime.state.errors import InvalidJob
 _MAX_BYTES = 256 << 20  # sent to every slot
 _FILES_AT_ONCE = 16
 _BYTES_AT_ONCE = 64 << 20  # stored size of these files; a larger file is read alone
-_BYTES_AHEAD = 16 << 20  # of each file
+_BYTES_AHEAD = 16 << 20
 
 
 def small_table(table: Any, where: str) -> pa.Table:
     """Table of a small side.
-
     `table`: an Arrow table, a pandas or Polars frame (or another object with `__arrow_c_stream__`), a list of dicts, or
     the path of a Parquet, CSV or JSONL file (or of a folder of Parquet files).
     """
@@ -63,13 +62,13 @@ def small_table(table: Any, where: str) -> pa.Table:
 
 
 def _is_pandas(table: object) -> bool:
-    """True for a pandas frame, whose own stream contains the index as a column."""
+    """A pandas frame's own stream contains the index as a column."""
     kind = type(table)
     return kind.__module__.partition(".")[0] == "pandas" and kind.__name__ == "DataFrame"
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    """Converts text views, which Polars uses and Arrow's kernels do not support yet."""
+    """Arrow's kernels do not support text views, which Polars uses."""
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     fields = [field.with_type(plain.get(field.type, field.type)) for field in table.schema]
     return table.cast(pa.schema(fields))

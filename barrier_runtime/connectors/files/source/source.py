@@ -1,14 +1,10 @@
-"""Users' descriptions of file sources, and the source of folders in which files appear.
+"""Descriptions of file sources, and the source of folders in which files appear.
 
-Watched files must be complete when they appear: write them under a name that begins with `.` or `_` (or elsewhere on
-the file system) and rename them into place. A seen file with another size, or a completely read file with other
-content, ends the job; with `on_change="append"` files may grow and are read on. Files are read roughly by time of
-change and name. With event times, rows that are older than rows of earlier files by more than `max_out_of_orderness`
-are late.
+A seen file with another size, or a completely read file with other content, ends the job; with `on_change="append"`
+files may grow. Files are read roughly by time of change and name.
 
 Every subtask lists the folder and reads a share of the files, by name. Against a second reading, 19 bytes per file
-(`name_set`) stay for ever in every subtask's memory and once in the job's storage. A checkpoint writes only new
-records.
+(`name_set`) stay for ever in every subtask's memory and once in the job's storage.
 """
 
 import zlib
@@ -24,20 +20,20 @@ from barrier_runtime.connectors.files.source.files import Files, OnChange
 from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals
 from barrier_runtime.connectors.files.source.reader import COMPARED_AT_START, may_have_changed, renewed_mark
 from barrier_runtime.connectors.name_set import UNKNOWN_SIZE, NameSet
-from barrier_runtime.connectors.source import Discovery, Remaining, Source, SourceSettings, Split, SplitReader
-from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
+from barrier_runtime.connectors.source import Discovery, Remaining, Source, SourceOf, Split, SplitReader
+from barrier_runtime.data.schemas import Duration, Rows, SchemaLike, SchemaOf, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
 _SIZES_PER_POLL = 10_000  # known local files that a listing checks for changes, in turn
 
 
 @dataclass(frozen=True)
-class FileSource(SourceSettings, ABC):
+class FileSource(SourceOf[Rows], ABC):
     """Base of the sources of files. `ParquetSource` documents the fields."""
 
     paths: str | Sequence[str]
     _: KW_ONLY
-    schema: SchemaLike | None = None
+    schema: SchemaOf[Rows] | None = None
     pace: float | None = None
     watch: Duration | None = None
     on_change: OnChange = "fail"
@@ -54,13 +50,15 @@ class FileSource(SourceSettings, ABC):
 
 
 @dataclass(frozen=True)
-class GuessingSource(FileSource):
-    """Base of `CsvSource` and `JsonlSource`. `types`: types of some columns, as in `schema`; the others are guessed."""
+class GuessingSource(FileSource[Rows]):
+    """Base of `CsvSource` and `JsonlSource`.
+    `types`: types of some columns, as in `schema`; the others are guessed.
+    """
 
     types: SchemaLike | None = None
 
     def declared(self, name: str) -> pa.Schema | None:
-        """Schema of `types`. Raises `InvalidJob`."""
+        """Raises `InvalidJob`."""
         if self.types is None:
             return None
         where = f"source {name!r}"
@@ -80,7 +78,7 @@ def _period_s(watch: Duration, name: str) -> float:
 
 
 class WatchedFiles:
-    """Watching source. `inner`: reads the files, made with `watched=True`. `period_s`: time between two listings."""
+    """`inner`: made with `watched=True`. `period_s`: between listings."""
 
     exactly_once = True
     finds_again = True
@@ -93,6 +91,10 @@ class WatchedFiles:
 
     def __repr__(self) -> str:
         return f"{self._inner!r}, and new ones every {self._period_s:g} s"
+
+    @property
+    def passed_over(self) -> int:
+        return self._inner.passed_over
 
     def reading(self, columns: Collection[str]) -> "WatchedFiles":
         return WatchedFiles(self._inner.reading(columns), self._period_s)
@@ -124,7 +126,7 @@ class _Arrivals:
         self._source = source
         self._seen = seen
         self._looks = 0
-        self._compared = 0  # in the current listing
+        self._compared = 0
 
     def list(self) -> list[Split]:
         self._looks += 1

@@ -1,8 +1,7 @@
 """Text of an input file by byte offset: random in plain files, forward in compressed files.
 
-Offsets count uncompressed bytes. A compressed file is read from the beginning to an offset, in steps, so that a large
-file does not block the loop. The bytes of a remote text are fetched ahead: while `waits` is False, reads raise
-`NotThere` until the bytes have arrived, and can be repeated.
+Offsets count uncompressed bytes. A compressed file is read in steps, which do not block the loop. While `waits` is
+False, reads of a remote text raise `NotThere` until the bytes have arrived.
 """
 
 from typing import Any, Protocol
@@ -14,8 +13,8 @@ from barrier_runtime.connectors.source_bases.ranges import NotThere, PartFetcher
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-_DAMAGED = ("inflate failed", "decompress failed", "Truncated compressed stream")  # Arrow's messages
-_STEP_BYTES = 1 << 20  # uncompressed in milliseconds, bz2 in tens of them
+_DAMAGED = ("inflate failed", "decompress failed", "Truncated compressed stream")
+_STEP_BYTES = 1 << 20
 _CHUNK_BYTES = 256 << 10
 _PACKED_BYTES = 2 << 20  # enough for a chunk in general; else a read waits
 
@@ -35,11 +34,9 @@ class Text(Protocol):
         ...
 
     @property
-    def raw(self) -> Any:
-        """Open file."""
-        ...
+    def raw(self) -> Any: ...
 
-    waits: bool  # True: reads wait for bytes of a store
+    waits: bool  # reads wait for bytes of a store
 
     def has_read(self, offset: int) -> None:
         """Announces that nothing before `offset` is read again soon."""
@@ -61,7 +58,7 @@ def _ending(file: FoundFile) -> str:
 
 
 def open_text(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Text:
-    """Of a file that `grows`, only the listed size is read. Raises `InvalidJob` or `Unavailable`."""
+    """Opens a text; of a file that `grows`, only the listed size. Raises `InvalidJob` or `Unavailable`."""
     if not is_compressed(file):
         return PlainText(file, where, grows=grows, fetcher=fetcher)
     if grows:
@@ -121,7 +118,7 @@ class CompressedText:
         self._where = where
         self.raw: Any = None
         self._stream: Any = None
-        self._start = 0  # offset of the first byte in …
+        self._start = 0
         self._data = b""
         self._begin()
 
@@ -145,8 +142,13 @@ class CompressedText:
             pass
         self._data = self._data[max(0, offset - self._start) :]
         self._start = offset
-        while len(self._data) < length and self._go_on():
-            pass
+        parts, have = [self._data], len(self._data)
+        try:
+            while have < length and (chunk := self._chunk(offset + have)):
+                parts.append(chunk)
+                have += len(chunk)
+        finally:
+            self._data = b"".join(parts)
         return self._data[:length]
 
     def close(self) -> None:
@@ -163,9 +165,13 @@ class CompressedText:
         self._start, self._data = 0, b""
 
     def _go_on(self) -> bool:
-        at = self._start + len(self._data)
+        chunk = self._chunk(self._start + len(self._data))
+        self._data += chunk
+        return bool(chunk)
+
+    def _chunk(self, at: int) -> bytes:
         if self.end is not None and at >= self.end:
-            return False
+            return b""
         if isinstance(self.raw, RangesFile) and not self.waits:
             if not self.raw.there(self.raw.tell(), _PACKED_BYTES):
                 raise NotThere
@@ -183,5 +189,4 @@ class CompressedText:
             ) from error
         if not chunk:
             self.end = at
-        self._data += chunk
-        return bool(chunk)
+        return chunk

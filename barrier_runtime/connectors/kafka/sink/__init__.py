@@ -1,1 +1,1 @@
-"""Sink of records of a topic: exactly once by transactions with a marker, or at least once."""
+"""Sink of records of a Kafka topic."""

@@ -1,12 +1,9 @@
 """At-least-once Kafka sink: sends rows as they arrive; a barrier waits until the brokers have them.
 
-`linger.ms` is the job's `latency_target`. A refused row breaks this instance: the job restarts from its last
-checkpoint.
+The writing thread, the listener and pre-commit use the client; one of them at a time serves the client's callbacks
+(`_serve`).
 
-Three threads use the client. The writer hands rows over and waits while the client's queue is full. The listener and
-pre-commit wait for acknowledgements. One thread at a time serves the client's callbacks (`_serve`).
-
-Rows on their way to the brokers form *flights*, the rows of one write:
+The rows of one write form a *flight*:
 
 | flight | event                          | next    |
 |--------|--------------------------------|---------|
@@ -15,8 +12,7 @@ Rows on their way to the brokers form *flights*, the rows of one write:
 | any    | the brokers acknowledged a row | same    |
 | closed | all its rows are acknowledged  | arrived |
 
-A barrier waits only for the flights that exist when its last row has been handed over. A flight with a refused row
-never arrives.
+A barrier waits only for earlier flights. A flight with a refused row never arrives: the job restarts.
 """
 
 import threading
@@ -37,12 +33,14 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 
 class Flight:
-    """`acknowledged` is written by the thread that serves the client; `sent`, once, by the writing thread."""
+    """Rows of one write.
+    The serving thread writes `acknowledged`; the writing thread writes `sent`, once (None: open).
+    """
 
     __slots__ = ("acknowledged", "sent")
 
     def __init__(self) -> None:
-        self.sent: int | None = None  # None: open
+        self.sent: int | None = None
         self.acknowledged = 0
 
     @property
@@ -51,7 +49,7 @@ class Flight:
 
 
 class Flights:
-    """In the order of their rows. For several threads."""
+    """Flights in the order of their rows. For several threads."""
 
     def __init__(self) -> None:
         self._flights: deque[Flight] = deque()
@@ -64,7 +62,7 @@ class Flights:
         return flight
 
     def unacknowledged(self) -> tuple[Flight, ...]:
-        """Forgets the arrived flights; returns the others, oldest first."""
+        """Forgets the arrived flights."""
         with self._lock:
             if any(flight.arrived for flight in self._flights):
                 self._flights = deque(flight for flight in self._flights if not flight.arrived)
@@ -129,7 +127,6 @@ class KafkaDirect(DirectSink):
         return wait
 
     def pre_commit(self, transaction: Rows, checkpoint: int) -> None:
-        """Waits until the brokers have every row before the barrier, else raises."""
         super().pre_commit(transaction, checkpoint)
         flights = self._flights.unacknowledged()
         if not self._wait_for(flights, _FLUSH_S):
@@ -151,7 +148,7 @@ class KafkaDirect(DirectSink):
             raise self._refused
 
     def _wait_for(self, flights: Sequence[Flight], timeout_s: float | None = None) -> bool:
-        """Returns False after `timeout_s`; raises the refusal of any row."""
+        """Returns False after `timeout_s` or `close`; raises the refusal of any row."""
         began = time.monotonic()
         while not all(flight.arrived for flight in flights):
             self._raise_refusal()
@@ -162,9 +159,8 @@ class KafkaDirect(DirectSink):
         return True
 
     def _serve(self, wait_s: float, flights: Sequence[Flight]) -> None:
-        """Calls due callbacks of the client; waits for the next one if `flights` have not arrived."""
         if not self._serving.acquire(timeout=wait_s):
-            return  # another thread serves
+            return
         try:
             producer = self._producer
             if producer is not None:
@@ -190,7 +186,7 @@ class KafkaDirect(DirectSink):
             try:
                 self._producer.produce(**message, on_delivery=delivered)
                 return
-            except BufferError:  # the brokers are slow or away: wait here, off the loop
+            except BufferError:  # the brokers are slow or away: wait off the loop
                 self._serve(_WAIT_S, (flight,))
                 self._raise_refusal()
 

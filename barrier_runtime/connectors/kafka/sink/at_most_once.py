@@ -1,11 +1,7 @@
 """At-most-once Kafka sink: short transactions of rows and the source's positions after these rows.
 
-A transaction takes all rows that arrived during the transaction before. A checkpoint waits for the rows before its
-barrier. Readers need `isolation.level=read_committed`.
-
-`open` fences the producers of earlier generations, so the written positions stay (docs/design/at-most-once.md). After
-an error the outcome of a transaction is unknown, so this instance writes nothing more: the job restarts, and its next
-generation reads the positions.
+A transaction takes all rows that arrived during the transaction before. After an error the outcome is unknown: this
+instance writes nothing more, and the next generation reads the positions. Design: docs/design/at-most-once.md.
 """
 
 import base64
@@ -28,7 +24,7 @@ from barrier_runtime.state.errors import Fenced, InvalidJob
 from barrier_runtime.state.threads import Threads
 
 _GROUP_SUFFIX = ".positions"
-_MOST_WAITING = 1 << 20  # bytes of rows that wait for the transaction under way; with more the sink takes no rows
+_MOST_WAITING = 1 << 20  # bytes of rows that wait for the transaction under way; above, the sink takes no rows
 _MOST_METADATA = 4_000  # characters; the brokers' default limit is 4,096 (offset.metadata.max.bytes)
 _WRITERS = Threads(math.inf, "kafka-at-most-once")  # a hanging transaction must not block another sink
 _POSITIONS = msgspec.json.Decoder(dict[str, tuple[int, msgspec.Raw]])
@@ -57,17 +53,17 @@ class KafkaWithPositions(TwoPhaseCommitSink):
             "message.max.bytes": limits.message_max_bytes,
         }
         self._schema_checked = False
-        self._batch: list[pa.RecordBatch] = []  # rows of the source's present batch; only the loop uses them
-        self._reached: dict[str, SplitPosition] = {}  # only the loop uses them
+        self._batch: list[pa.RecordBatch] = []  # only for the loop, as the next field
+        self._reached: dict[str, SplitPosition] = {}
         self._changed = threading.Condition()  # guards the next seven
-        self._waiting: list[pa.RecordBatch] = []  # released rows
+        self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._waiting_reached: dict[str, SplitPosition] = {}
-        self._released = 0  # number of released record batches, in all
-        self._written = 0  # number of written record batches, in all
+        self._released = 0
+        self._written = 0
         self._writing = False
         self._failed: Exception | None = None
-        self._positions: dict[str, SplitPosition] = {}  # only the writing thread uses them
+        self._positions: dict[str, SplitPosition] = {}  # only for the writing thread
         self._producer = self._producer_of(context.subtask)
         self._producer.connect()
         if self._producer.marker is not None:
@@ -129,7 +125,6 @@ class KafkaWithPositions(TwoPhaseCommitSink):
     # ------------------------------------------------------------ off the loop
 
     def pre_commit(self, transaction: "_Rows", checkpoint: int) -> None:
-        """Waits until readers can see every row before the barrier."""
         self._wait(lambda: self._written >= transaction.until)
 
     def _wait_for_room(self) -> None:
@@ -148,7 +143,7 @@ class KafkaWithPositions(TwoPhaseCommitSink):
         )
 
     def abort(self, committable: bytes) -> None:
-        """Does nothing: `pre_commit` makes no committable."""
+        """`pre_commit` makes no committable."""
 
     def close(self) -> None:
         if getattr(self, "_producer", None) is not None:
@@ -161,7 +156,6 @@ class KafkaWithPositions(TwoPhaseCommitSink):
             self._changed.notify_all()
 
     def _write_waiting(self) -> None:
-        """Writes released rows until none waits, or until an error."""
         while True:
             with self._changed:
                 batches, self._waiting, self._waiting_bytes = self._waiting, [], 0
@@ -204,7 +198,7 @@ class KafkaWithPositions(TwoPhaseCommitSink):
 
 
 class _Rows:
-    """Rows of an open checkpoint: `until` counts the released record batches."""
+    """Transaction of a checkpoint: `until` counts the record batches released before the barrier."""
 
     __slots__ = ("until",)
 

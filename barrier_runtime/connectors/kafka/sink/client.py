@@ -1,4 +1,4 @@
-"""Settings and errors of all clients of the Kafka sink. `confluent_kafka` is imported on first use."""
+"""Settings and errors of the Kafka sink's clients."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ from barrier_runtime.connectors.kafka.clients import client_log
 from barrier_runtime.connectors.kafka.errors import COORDINATOR, FENCED, SILENCE, Kind, Refusals, kind_of
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 
-ANSWER_S = 10.0  # the longest wait for an answer of the broker
+ANSWER_S = 10.0
 _AGAIN_S = 0.02
 _OURS = {
     "bootstrap.servers": "give bootstrap_servers",
@@ -23,7 +23,7 @@ _OURS = {
     "message.timeout.ms": "rows are tried until the transaction, or the job, ends",
 }
 _DEFAULTS = {"retry.backoff.ms": 20, "retry.backoff.max.ms": 500, "log.connection.close": False}
-_SHOWN = {  # settings without secrets, which every snapshot keeps
+_SHOWN = {  # allow-list: a list of secrets is never complete
     *("security.protocol", "sasl.mechanism", "sasl.mechanisms", "ssl.ca.location", "client.id", "client.rack"),
     *("compression.type", "compression.codec", "linger.ms", "batch.size", "message.max.bytes", "partitioner"),
     *("transaction.timeout.ms", "socket.timeout.ms", "request.timeout.ms", "retry.backoff.ms"),
@@ -41,7 +41,6 @@ def library() -> Any:
 
 
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises `InvalidJob` for settings that the sink sets itself."""
     for name, reason in _OURS.items():
         if name in config:
             raise InvalidJob(f"KafkaSink: config={{{name!r}: …}} cannot be set: {reason}; remove it")
@@ -49,14 +48,13 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that may be shown, by an allow-list: a list of secrets is never complete."""
     return {name: value for name, value in config.items() if name in _SHOWN and isinstance(value, str | int | float)}
 
 
 class KafkaCluster:
     """A cluster and the client settings. `where`: job, sink and subtask, for messages.
 
-    Keeps reported errors: the library only raises "timed out" if, for example, the password is wrong.
+    Keeps the errors of `error_cb`: after a wrong password the library raises only "timed out".
     """
 
     def __init__(self, bootstrap_servers: str, config: Mapping[str, Any], where: str) -> None:
@@ -93,11 +91,9 @@ class KafkaCluster:
 
     @property
     def refused(self) -> bool:
-        """Returns True while a broker refuses credentials or handshake."""
         return self._refusals.present
 
     def answers(self) -> None:
-        """Forgets errors and refusals after an answer of a broker."""
         self._heard = ""
         self._refusals.answered()
 
@@ -129,7 +125,7 @@ class KafkaCluster:
         return Unavailable(f"{said}{heard}: it is tried again; are the brokers up, and is the address right?")
 
     def answered(self, ask: Callable[[float], T], doing: str) -> T:
-        """Returns `ask(timeout)`; retries while the broker is looking for the coordinator."""
+        """Retries while the brokers look for Kafka's coordinator of the group or transaction."""
         kafka = library()
         deadline = time.monotonic() + ANSWER_S
         while True:

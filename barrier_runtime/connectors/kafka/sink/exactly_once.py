@@ -1,18 +1,10 @@
 """Exactly-once Kafka sink: write-ahead, delivered by short Kafka transactions with a marker.
 
-Rows are staged beside the checkpoint and written after the decision, with a marker in the same transaction. Decided
-rows cannot expire, however long the brokers are away and however short their transaction timeout is.
+A transaction takes the rows of a subtask and decided checkpoints, up to 16 MiB and a third of the transaction timeout,
+and a marker that counts rows and covers all earlier checkpoints. Old markers are rewritten, also without rows.
 
-A transaction takes the rows of a subtask and decided checkpoints, up to 16 MiB and a third of the transaction timeout.
-The marker counts rows and covers all earlier checkpoints, so commits fall behind by at most one transaction.
-
-A note in the job's store (`kafka/sink/markers`) records that a marker exists. If a recorded marker is missing (expired,
-or the topic was recreated), the commit stops: only an operator can know whether the topic holds the rows. Old markers
-are rewritten, also without rows.
-
-If the sink sets rows' timestamps, a topic that refuses old rows (`message.timestamp.before.max.ms`) is refused: a
-decided row could become too old while the brokers are away. Rows that are too large, too far in the future, or without
-the key that a compacted topic needs are refused at staging.
+A note in the job's store (`markers`) records that a marker exists. If a recorded marker is missing (expired, or the
+topic was recreated), the commit stops: only an operator can know whether the topic holds the rows.
 
 Transactions span topics, so rows with a chosen topic share the marker on partition 0 of the sink's own topic.
 """
@@ -36,7 +28,7 @@ from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
 
 
 class KafkaWriteAhead(WriteAheadSink):
-    delivers_from_memory = True  # this subtask's successor fences its producer before delivering
+    delivers_from_memory = True  # the successor fences this subtask's producer before delivering
 
     def __init__(
         self,
@@ -55,11 +47,11 @@ class KafkaWriteAhead(WriteAheadSink):
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._cluster = KafkaCluster(self._cluster_of["bootstrap_servers"], self._cluster_of["config"], self._where)
-        self._producers: dict[tuple[str, int], MarkedProducer] = {}  # by (lineage, origin subtask)
+        self._producers: dict[tuple[str, int], MarkedProducer] = {}
         self._notes_of_markers = MarkerNotes(context, self._where)
-        self._noted: set[tuple[str, int]] = set()  # origins whose marker is known to have a note
-        self._said: dict[tuple[str, int], int] = {}  # checkpoints that an operator reported and no marker contains yet
-        self._decided: dict[tuple[str, int], int] = {}  # last checkpoint to write, by origin
+        self._noted: set[tuple[str, int]] = set()
+        self._said: dict[tuple[str, int], int] = {}  # checkpoints that an operator reported and no marker contains
+        self._decided: dict[tuple[str, int], int] = {}
         self._own = (context.lineage, context.subtask)
         self._marked_at = time.monotonic()
         self._fenced: Fenced | None = None
@@ -70,7 +62,7 @@ class KafkaWriteAhead(WriteAheadSink):
             if known is None:
                 raise
             self._limits = known
-        # Staged rows are safe. Their marker proves that they were written; brokers keep markers at least this long.
+        # Staged rows cannot expire, but their marker can: brokers keep markers at least this long.
         self.transaction_timeout_ms = _MARKER_KEPT * self._limits.refresh_marker_s * 1000
         check_waiting(self._limits, self._where, self._topic, self._format.timestamp)
         self._format.open(self._where, self._limits, self._limits_of)
@@ -81,12 +73,10 @@ class KafkaWriteAhead(WriteAheadSink):
             self.check_again()
 
     def _limits_of(self, topic: str) -> KafkaLimits:
-        """Limits of a chosen topic, before the decision: `Unavailable` only fails a checkpoint."""
+        """Called before the decision, so `Unavailable` only fails a checkpoint."""
         limits = limits_of_chosen(self._cluster, topic, self._limits)
         check_waiting(limits, self._where, topic, self._format.timestamp)
         return limits
-
-    # ------------------------------------------------------------ staging
 
     def check_schema(self, schema: pa.Schema) -> None:
         self._format.check_schema(schema)
@@ -96,8 +86,6 @@ class KafkaWriteAhead(WriteAheadSink):
 
     def must_deliver_nothing(self) -> bool:
         return time.monotonic() - self._marked_at > self._limits.refresh_marker_s
-
-    # ------------------------------------------------------------ delivering
 
     def delivered(self, token: DeliveryToken, rows: int) -> bool:
         marker = self._connected(token.lineage, token.subtask, token).marker
@@ -166,7 +154,7 @@ class KafkaWriteAhead(WriteAheadSink):
         return Marker(token.checkpoint, token.token, rows, self._context.token)
 
     def _connected(self, lineage: str, subtask: int, in_doubt: DeliveryToken | None) -> MarkedProducer:
-        """Connected producer of an origin, with a marker. `in_doubt`: rows perhaps written before."""
+        """Producer with a marker. `in_doubt`: the delivery that was perhaps written."""
         if self._fenced is not None:
             raise self._fenced
         producer = self._producers.get((lineage, subtask))
@@ -219,7 +207,7 @@ class KafkaWriteAhead(WriteAheadSink):
             self._noted.add((lineage, subtask))
 
 
-_A_PERSON = 0  # instead of the staging generation: an operator reported that the rows are in the topic
+_A_PERSON = 0  # in place of the staging generation: an operator reported that the rows are in the topic
 _ALL_ROWS = 2**62
 _CHUNK_ROWS = 4_096
 _MARKER_KEPT = 4  # times `refresh_marker_s`: see `topic_limits`

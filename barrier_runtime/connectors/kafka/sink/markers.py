@@ -2,14 +2,10 @@
 
 Each new marker has a *note*: an object with the next number and the generation that wrote the note. The first note is
 written between the first marker and the first rows, each other note before the marker. Notes never change and are read
-by name from number 1 on: a listing may lack notes, and a lost marker would look like a marker that never existed, or
-like a loss already explained.
+by name from number 1 on, because a listing may lack notes: a lost marker would look like a marker that never existed.
 
-Notes of cancelled jobs are never deleted: their names lack the generation by which the coordinator finds objects to
-delete. A later run has another lineage.
-
-Earlier builds wrote a note per generation, with the limits. A listing finds these notes; they are deleted once a note
-of this form exists. The limits are a separate object that each generation overwrites.
+Notes of cancelled jobs stay: the coordinator finds objects to delete by the generation, which names of notes lack. A
+new note deletes notes of earlier builds (one per generation, with the limits).
 """
 
 from collections.abc import Mapping
@@ -29,7 +25,6 @@ LostMarkers: TypeAlias = Mapping[str, int]  # by name of a loss: the last checkp
 
 
 def checked_answers(given: Any) -> dict[str, int]:
-    """Raises `InvalidJob` unless `given` is a `LostMarkers`."""
     right = isinstance(given, Mapping) and all(
         isinstance(name, str) and type(checkpoint) is int and checkpoint >= 0 for name, checkpoint in given.items()
     )
@@ -42,10 +37,9 @@ def checked_answers(given: Any) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Loss:
-    """A lost marker, begun by `generation`. Its name contains origin and generation.
-
-    An answer is therefore valid for a single loss, and old answers may stay in the program. `asked`: the checkpoint to
-    be written; `last`: the latest decided checkpoint of this origin.
+    """A lost marker, begun by `generation`.
+    `asked`: the checkpoint to write; `last`: the origin's latest decided checkpoint. The name contains the generation,
+    so an answer is valid for a single loss.
     """
 
     lineage: str
@@ -60,7 +54,6 @@ class Loss:
 
     def answer(self, answers: LostMarkers, where: str, topic: str, group: str) -> int:
         """Last checkpoint whose rows are in the topic.
-
         Raises `Corrupt` without an answer, and `InvalidJob` for an undecided checkpoint: later rows would count as
         written.
         """
@@ -97,18 +90,14 @@ _LIMITS = 0  # instead of a note's number
 
 
 class MarkerNotes:
-    """Notes in the job's store. Blocks. `where`: job, sink and subtask, for messages."""
-
     def __init__(self, context: SinkContext, where: str) -> None:
         self._context = context
         self._store = context.job_store
         self._paths = Paths(context.job)
         self._where = where
 
-    # ------------------------------------------------------------ markers
-
     def generation(self, lineage: str, subtask: int) -> int | None:
-        """Generation that began the last marker of this origin; None if there never was a marker."""
+        """Generation that began the origin's last marker; None if there never was a marker."""
         noted = [self._last(lineage, subtask)[1], *self._of_earlier_builds(lineage, subtask)]
         return max(noted) or None
 
@@ -124,7 +113,6 @@ class MarkerNotes:
             self._put(lineage, subtask, number + 1)
 
     def _last(self, lineage: str, subtask: int) -> tuple[int, int]:
-        """Number and generation of the last note; zeros without a note."""
         number = generation = 0
         while (found := self._read(lineage, subtask, number + 1)) is not None:
             number, generation = number + 1, found
@@ -159,8 +147,6 @@ class MarkerNotes:
         keys = [info.key for info in self._store.list(prefix)]
         named = [(said[1], key) for key in keys if (said := self._paths.delivery_of(key)) is not None]
         return {generation: key for generation, key in named if generation != _NO_GENERATION}
-
-    # ------------------------------------------------------------ limits
 
     def keep_limits(self, lineage: str, subtask: int, limits: KafkaLimits) -> None:
         self._store.put(self._key(lineage, subtask, _LIMITS), encode_limits(limits))

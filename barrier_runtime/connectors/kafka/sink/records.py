@@ -1,8 +1,7 @@
-"""Converts rows to Kafka records: key, value, headers and time per row.
+"""Converts rows to Kafka records before the decision, off the loop.
 
-Conversion runs before the decision, off the loop, and refuses unfitting rows. The staged bytes are those that any
-process writes later: columns `key` and `value` (binary), `timestamp` (ms), a `header:<name>` each, and `topic` if rows
-choose topics. The brokers are asked once per chosen topic, when its first row is staged.
+Records are staged as columns: `key` and `value` (binary), `timestamp` (ms), a `header:<name>` each, and `topic` if rows
+choose topics.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,19 +24,12 @@ LimitsOf: TypeAlias = Callable[[str], KafkaLimits]
 
 _HEADER = "header:"
 _TOPIC = "topic"
-_CHUNK = 256  # rows; then another thread gets the interpreter
+_CHUNK = 256  # rows, after which other threads may run
 _RECORD_OVERHEAD = 32  # bytes; also per header
 _CLOCKS_MS = 10_000  # allowed difference of this clock and the brokers' clocks
 
 
 class RecordFormat:
-    """Form of the records of a topic.
-
-    `key`, `value`: a column, "json" (value only: the whole row), or a factory of a serialiser of the client. `headers`:
-    header -> column. `timestamp`: a timestamp column, or integers in ms since 1970. `topic_column`: text column; null:
-    `topic`.
-    """
-
     def __init__(
         self,
         topic: str,
@@ -60,10 +52,6 @@ class RecordFormat:
         return self._timestamp
 
     def open(self, where: str, limits: KafkaLimits, limits_of: LimitsOf) -> None:
-        """Prepares the conversion. Raises `InvalidJob` if the topic would accept no row.
-
-        `limits_of`: returns the limits of a chosen topic; raises `InvalidJob` or `Unavailable`.
-        """
         self._where = where
         self._limits = limits
         self._limits_of = limits_of
@@ -81,7 +69,6 @@ class RecordFormat:
             )
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Raises `InvalidJob` for columns that are missing or that no record can hold."""
         plain = [self._key, *self._headers.values(), None if self._value == "json" else self._value]
         for name in [*plain, self._timestamp, self._topic_column]:
             if isinstance(name, str) and name not in schema.names:
@@ -109,7 +96,7 @@ class RecordFormat:
                 )
 
     def records(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """A record per row, in order. Raises `InvalidJob` for a row that the topic would refuse."""
+        """Raises `InvalidJob` for a row that the topic would refuse."""
         together = _together(batches)
         if self._topic_column is not None:
             for batch in together:
@@ -172,7 +159,7 @@ class RecordFormat:
         library()
         from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
-        # Other errors, such as an unavailable registry, may pass.
+        # other errors, such as an unavailable registry, may be temporary
         refusals = (SerializationError, ValueError, TypeError, LookupError, AttributeError)
         field = getattr(MessageField, part)
         contexts = {name: SerializationContext(name, field) for name in self._known}
@@ -244,7 +231,7 @@ class RecordFormat:
 
 
 def produced(records: pa.RecordBatch, topic: str) -> Iterator[list[dict[str, Any]]]:
-    """Yields keyword arguments of `produce`, some hundred at a time; `topic`: for rows that choose none."""
+    """Yields keyword arguments of `produce`, in chunks. `topic`: for rows without a topic of their own."""
     chosen = _TOPIC in records.schema.names
     headers = [name for name in records.schema.names if name.startswith(_HEADER)]
     timed = "timestamp" in records.schema.names

@@ -1,4 +1,4 @@
-"""`KafkaSink`: rows as records of a Kafka topic, exactly once, at least once or at most once."""
+"""Sink of Kafka topics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -31,12 +31,13 @@ class KafkaSink(TwoPhaseCommitSink):
     - `key`: a column, or a factory of a serialiser `(row, SerializationContext) -> bytes`, such as the client's own for
       Avro, Protobuf and JSON Schema. Rows of a key go to one partition, in order.
     - `value`: "json" (the whole row as an object), a column, or such a factory. None from a serialiser is a tombstone.
-    - `headers`: columns, or header name -> column. `timestamp`: a column with the record's time (null: sending time).
-      With exactly once, the topic must not limit the age of rows (`message.timestamp.before.max.ms`).
+    - `headers`: columns, or header name -> column.
+    - `timestamp`: a timestamp column, or integers in ms since 1970; null: sending time. With exactly once, the topic
+      must not limit the age of rows (`message.timestamp.before.max.ms`).
     - `topic_column`: a text column with the topic of each row; null: `topic`. Each topic must exist and accept rows as
-      large as `topic` does, else the row is refused. The column stays in the value; `value=` may omit the column.
-    - `config`: client settings (librdkafka's names), including credentials, which are never shown or stored.
-      `transaction.timeout.ms` may be at most the brokers' `transaction.max.timeout.ms`; default: chosen by the sink.
+      large as `topic` does, else the row is refused. `value=` may omit the column.
+    - `config`: client settings (librdkafka's names). Credentials are never shown or stored. `transaction.timeout.ms`
+      may be at most the brokers' `transaction.max.timeout.ms`; default: chosen by the sink.
     - `max_bytes_in_memory`: Arrow bytes per subtask above which rows of an open checkpoint are staged early.
     - `lost_marker`: how far rows with a lost marker are in the topic; the error about the marker shows the value to
       pass. An answer is valid for that loss only, and may stay.
@@ -90,7 +91,7 @@ class KafkaSink(TwoPhaseCommitSink):
         return f"topic {self._topic}"
 
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments without the serialisers: pending rows are serialised already."""
+        """Omits the serialisers: pending rows are serialised already."""
         return {
             "bootstrap_servers": self._bootstrap_servers,
             "topic": self._topic,

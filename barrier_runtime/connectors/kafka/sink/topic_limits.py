@@ -1,7 +1,4 @@
-"""Limits of a Kafka topic: rows, keys, times, transaction timeout, and retention of the marker.
-
-Read when the sink opens: after the decision, rows can no longer be refused.
-"""
+"""Limits of a Kafka topic, read when the sink opens: rows cannot be refused after the decision."""
 
 import logging
 import re
@@ -33,14 +30,14 @@ _log = logging.getLogger("barrier_runtime.kafka")
 
 
 class KafkaLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of a topic, kept in the job's store for subtasks that start while the brokers are away."""
+    """Limits of a topic, stored in the job's store for subtasks that start without brokers."""
 
     version: int
     message_max_bytes: int  # of a row, and of a batch of rows
     transaction_timeout_ms: int
     refresh_marker_s: int  # age at which the marker is rewritten
-    keyed: bool = False  # a compacted topic refuses rows without a key
-    oldest_ms: int | None = None  # age of a row's own time above which the topic refuses the row; None: never
+    keyed: bool = False  # compacted: refuses rows without a key
+    oldest_ms: int | None = None  # age of a row's own time above which the topic refuses it; None: never
     newest_ms: int | None = None  # likewise for times in the future
 
     @property
@@ -57,16 +54,12 @@ def encode_limits(limits: KafkaLimits) -> bytes:
 
 
 def decode_limits(data: bytes, key: str) -> KafkaLimits | None:
-    """Returns None for an older version, which lacks fields."""
     limits = _LIMITS.decode(data, key)
     return limits if limits.version == LIMITS_VERSION else None
 
 
 def read_limits(cluster: KafkaCluster, topic: str, config: Mapping[str, Any]) -> KafkaLimits:
-    """Raises `InvalidJob` for impossible topics and settings, `Unavailable` without an answer.
-
-    Refusals are retried until they last.
-    """
+    """Raises `InvalidJob` for impossible settings and lasting refusals, `Unavailable` without an answer."""
     while True:
         try:
             return _limits(cluster, cluster.admin(), topic, config)
@@ -98,10 +91,7 @@ def _limits(cluster: KafkaCluster, admin: Any, topic: str, config: Mapping[str, 
 
 
 def limits_of_chosen(cluster: KafkaCluster, topic: str, own: KafkaLimits) -> KafkaLimits:
-    """Limits of a topic that a row has chosen.
-
-    One producer writes to all topics, so each must accept rows and batches as large as the `own` topic does.
-    """
+    """Raises `InvalidJob` if the topic takes smaller rows than `own`: one producer writes to all topics."""
     if not _NAME.fullmatch(topic) or topic in (".", ".."):
         raise InvalidJob(
             f"{cluster.where}: {topic[:300]!r} is not the name of a topic: use letters, digits, '.', '_' and '-', at "
@@ -119,7 +109,6 @@ def limits_of_chosen(cluster: KafkaCluster, topic: str, own: KafkaLimits) -> Kaf
 
 
 def check_waiting(limits: KafkaLimits, where: str, topic: str, timestamp: str | None) -> None:
-    """Raises `InvalidJob` if decided rows could become too old for the topic during an outage."""
     if timestamp is not None and limits.oldest_ms is not None:
         raise InvalidJob(
             f"{where}: topic {topic!r} refuses rows whose time is more than {limits.oldest_ms} ms ago "
@@ -148,7 +137,6 @@ def _metadata(cluster: KafkaCluster, admin: Any, topic: str) -> Any:
 
 
 def _settings(cluster: KafkaCluster, admin: Any, kind: str, name: str) -> dict[str, str]:
-    """Settings of a topic or broker; empty if the user may not read them."""
     resources = library().admin.ConfigResource
     asked = resources(getattr(resources.Type, kind), name)
     try:

@@ -1,19 +1,14 @@
 """Short Kafka transactions with a marker, which becomes visible together with the rows.
 
-The *marker* is a committed offset of a separate consumer group, named by job, sink, lineage and origin subtask, on
-partition 0 of the target topic. The offset is the checkpoint; the metadata has the number of written rows of the
-checkpoint, and the writer.
+The *marker* is a committed offset of a separate consumer group, on partition 0 of the target topic. The offset is the
+checkpoint; the metadata has the number of rows and the writer.
 
-The order is fixed. `init_transactions` ends the transaction of an earlier producer of the same job, sink and origin
-subtask, and fences that producer; *then* the marker is read; then rows are written. The marker stays valid until this
-producer is fenced. After any error, a new producer reads the marker again: no outcome is guessed.
+The order is fixed. `init_transactions` ends the transaction of an earlier producer of the same origin and fences that
+producer; *then* the marker is read; then rows are written. After any error, a new producer reads the marker again. A
+zombie that fences the successor sees that a later generation has moved the marker, and stops.
 
-A zombie may fence the successor in the same way, which costs time but no row: the zombie sees that a later generation
-has moved the marker, and stops for good.
-
-The library exceeds the timeouts: `send_offsets_to_transaction` may wait for ever for a group coordinator that was away
-(librdkafka issues 5456 and 5511). The call runs in a thread that is then abandoned together with the producer; the next
-producer fences that producer first.
+`send_offsets_to_transaction` may wait for ever (librdkafka issues 5456 and 5511), so calls run in threads that are
+abandoned when overdue; the next producer fences the abandoned producer.
 """
 
 import contextlib
@@ -43,7 +38,6 @@ _CALLS = Threads(math.inf, "kafka-transaction")  # unbounded: a hanging call mus
 
 
 def returns_within(timeout_s: float, call: Callable[[], Any]) -> None:
-    """Calls `call` in a thread; raises its errors, or a `KafkaException` (timed out) if overdue."""
     answered(_CALLS.submit(call), timeout_s, library())
 
 
@@ -63,8 +57,8 @@ _METADATA = VersionedDecoder(_FORMAT, msgspec.json.Decoder(_Metadata))
 class Marker:
     """Record that `rows` rows of `checkpoint` and all rows of earlier checkpoints are in the topic.
 
-    `token`: of the generation that staged the rows; `writer`: of the generation that wrote them. `positions`: only of
-    the sink that writes at most once, which counts transactions instead of checkpoints.
+    `token`: of the generation that staged the rows; `writer`: that wrote them. With `positions` (at most once),
+    `checkpoint` counts transactions.
     """
 
     checkpoint: int
@@ -76,8 +70,6 @@ class Marker:
 
 @dataclass(frozen=True)
 class TransactionOrigin:
-    """Origin of rows; at any time a single producer writes them."""
-
     job: str
     sink: str
     lineage: str
@@ -86,7 +78,7 @@ class TransactionOrigin:
 
     @property
     def transactional_id(self) -> str:
-        """Equal in all lineages, so that zombies of every lineage are fenced."""
+        """Equal in all lineages, so zombies of every lineage are fenced."""
         return f"barrier-runtime.{self.job}.{self.sink}.{self.subtask}"
 
     @property
@@ -95,9 +87,9 @@ class TransactionOrigin:
 
 
 class MarkedProducer:
-    """Transactional producer with a marker. Blocks.
+    """Transactional producer with a marker. Blocks. After an error the producer is closed until `connect`.
 
-    `writer`: fencing token of the generation that writes. Every error closes the producer; `connect` opens it again.
+    `writer`: fencing token of the generation that writes.
     """
 
     def __init__(
@@ -113,7 +105,7 @@ class MarkedProducer:
         self._consumer: Any = None
         self._began = 0.0
         self._bytes = 0
-        self.marker: Marker | None = None  # current marker, while connected
+        self.marker: Marker | None = None
 
     @property
     def connected(self) -> bool:
@@ -138,9 +130,8 @@ class MarkedProducer:
             raise
 
     def _reach(self) -> None:
-        """Connects to the brokers, which saves half a second in the search for the coordinator.
-
-        The first connection may end with the first answer; the second request makes another.
+        """Connects to the brokers, which saves half a second in `init_transactions`.
+        Two requests: the first connection may end with the first answer.
         """
         with contextlib.suppress(library().KafkaException):  # the next request reports the reason
             for _ in range(2):
@@ -171,28 +162,24 @@ class MarkedProducer:
 
     @property
     def full(self) -> bool:
-        """Returns True if the transaction must end, long before the timeout."""
         return self._bytes >= _CHUNK_BYTES or time.monotonic() - self._began > self._timeout_s / 3
 
     def commit(self, marker: Marker) -> None:
-        """Makes rows and marker visible together; after an error only `connect` knows the outcome."""
+        """After an error only `connect` knows the outcome."""
         self._do(lambda: self._commit(marker), "commit a transaction at")
         self.marker = marker
 
     def abandon(self) -> None:
-        """Aborts the open transaction, so that readers need not wait for its timeout, and closes the producer."""
+        """Aborts the open transaction: readers need not wait for its timeout."""
         if self._producer is not None:
             with contextlib.suppress(library().KafkaException):
                 self._producer.abort_transaction(self._timeout_s)
         self.close()
 
     def close(self) -> None:
-        """Drops uncommitted rows; the next producer of this origin ends the transaction at the broker."""
         if self._producer is not None:
             self._producer.purge()
         self._producer = self._consumer = self.marker = None
-
-    # ------------------------------------------------------------ inside
 
     def _do(self, call: Any, doing: str) -> None:
         kafka = library()
@@ -213,7 +200,7 @@ class MarkedProducer:
                     produce(**message)
                 except BufferError:
                     self._send_patiently(message)
-            time.sleep(0)  # another thread gets the interpreter
+            time.sleep(0)
 
     def _send_patiently(self, message: dict[str, Any]) -> None:
         while True:
@@ -242,9 +229,8 @@ class MarkedProducer:
 
     @staticmethod
     def _add_marker(call: Callable[[], Any], timeout_s: float) -> None:
-        """Sends the marker's offset to the transaction.
-
-        If the brokers refuse a row meanwhile, the error is only "erroneous state"; a second call raises the refusal.
+        """Sends the marker's offset.
+        If the brokers refuse a row meanwhile, only a second call raises the refusal.
         """
         kafka = library()
         try:

@@ -1,8 +1,4 @@
-"""Access to a Kafka cluster: client settings, errors for operators, topics and offsets.
-
-Clients are made where they are used (driver, slot); only `KafkaClient` is pickled. Settings may hold secrets, so
-messages and `repr` omit them. Every call has a timeout.
-"""
+"""Access to a Kafka cluster. Settings may hold secrets, so messages and `repr` omit them."""
 
 import logging
 import re
@@ -15,14 +11,11 @@ from barrier_runtime.connectors.kafka.clients import Asker, answered, client_log
 from barrier_runtime.connectors.kafka.errors import CURABLE, Kind, Refusals, kind_of
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 
-_SAY_AGAIN_S = 30.0  # between two warnings of the same kind
+_SAY_AGAIN_S = 30.0
 
 
 class LogThrottle:
-    """Log of the fetching thread and the client's callbacks; passing errors repeat rarely.
-
-    Lasting errors end the source.
-    """
+    """Log of the fetching thread and the client's callbacks. Raises lasting refusals."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -58,11 +51,11 @@ class LogThrottle:
 log = logging.getLogger("barrier_runtime.kafka")
 
 Settings: TypeAlias = Mapping[str, Any]
-Partition: TypeAlias = tuple[str, int]  # topic and number
+Partition: TypeAlias = tuple[str, int]
 
 EARLIEST, LATEST = -2, -1  # instead of a time, in requests for offsets
 
-_TIMEOUT_S = 15.0  # for the cluster's first answer, and for each later answer
+_TIMEOUT_S = 15.0
 _AGAIN_S = 0.05
 _OURS = {
     "bootstrap.servers": "pass bootstrap_servers=",
@@ -85,7 +78,7 @@ _READING = {
     "isolation.level": "read_committed",
     "fetch.error.backoff.ms": 500,
     "fetch.queue.backoff.ms": 5,  # the default of a second pauses reading whenever the client's queue is full
-    "queued.max.messages.kbytes": 16_384,  # of messages in the client; `PartitionQueue` has another bound
+    "queued.max.messages.kbytes": 16_384,  # in the client; `PartitionQueue` has another bound
 }
 
 
@@ -99,9 +92,11 @@ def load_client(where: str) -> Any:
 
 @dataclass(frozen=True)
 class KafkaClient:
-    """Connection settings. `config`: librdkafka's, or a function that driver and slots call for them."""
+    """Connection settings; pickled.
+    `config`: librdkafka's, or a function that returns them in driver and slots.
+    """
 
-    where: str  # the source, for messages
+    where: str
     servers: str
     group: str
     config: Settings | Callable[[], Settings] = field(repr=False)
@@ -114,13 +109,12 @@ class KafkaClient:
         return {"bootstrap.servers": self.servers, **given}
 
     def consumer(self, **callbacks: Callable[..., None]) -> Any:
-        """Consumer of committed records that neither commits nor stores offsets by itself."""
         kafka = load_client(self.where)
         given = self.settings()
         return self._make(kafka.Consumer, {"group.id": self.group, **_READING, **given, **callbacks})
 
     def admin(self) -> Any:
-        """Admin client that does not log: the log would need polls, and answers contain the errors."""
+        """Admin client without a log: the log would need polls, and answers contain the errors."""
         load_client(self.where)
         from confluent_kafka.admin import AdminClient
 
@@ -136,10 +130,9 @@ class KafkaClient:
 
 
 class Cluster:
-    """Requests to the cluster, for driver and discovery. A context manager. Blocks.
+    """Requests to the cluster. Blocks. `must_exist`: False if topics may appear and disappear.
 
-    Raises `Unavailable` without an answer in time, and `InvalidJob` for errors that an operator must fix. `must_exist`:
-    False if topics may appear and disappear.
+    Raises `Unavailable` without an answer in time, and `InvalidJob` for errors that an operator must fix.
     """
 
     def __init__(self, client: KafkaClient, must_exist: bool = True) -> None:
@@ -147,7 +140,7 @@ class Cluster:
         self._must_exist = must_exist
         self._kafka = load_client(client.where)
         errors = self._kafka.KafkaError
-        self._unheard_of = (errors._UNKNOWN_PARTITION, errors._UNKNOWN_TOPIC)  # by this client
+        self._unheard_of = (errors._UNKNOWN_PARTITION, errors._UNKNOWN_TOPIC)
         self._errors: list[Any] = []
         self._consumer = Asker(lambda: client.consumer(error_cb=self._errors.append))
         self._admin = Asker(client.admin)
@@ -161,7 +154,7 @@ class Cluster:
         self._admin.close()
 
     def partitions(self, topics: Collection[str], pattern: str | None) -> list[Partition]:
-        """Partitions of `topics`, or of topics whose whole name matches `pattern`, without `__…`."""
+        """Partitions of `topics`, or of all topics except `__…` whose whole name matches `pattern`."""
         found = self._patiently(self._consumer, lambda consumer, left: consumer.list_topics(timeout=left)).topics
         if pattern is not None:
             wanted = sorted(name for name in found if re.fullmatch(pattern, name) and not name.startswith("__"))
@@ -192,9 +185,8 @@ class Cluster:
         return found
 
     def offsets(self, partitions: Sequence[Partition], time_ms: int) -> dict[Partition, int]:
-        """First offset at or after `time_ms`, EARLIEST or LATEST; the end if there is none.
-
-        LATEST is the end of the committed records, before any open transaction.
+        """First offset at or after `time_ms`, which may be EARLIEST or LATEST; if there is none, LATEST.
+        LATEST is the end before any open transaction.
         """
         if not partitions:
             return {}
@@ -210,7 +202,6 @@ class Cluster:
 
     def _per_partition(self, ask: Callable[[Any, float], Any]) -> dict[Partition, int]:
         def sure(consumer: Any, left: float) -> Any:
-            """Raises a partition's retryable error, so that the whole request is repeated."""
             answers = ask(consumer, left)
             raised([each for each in answers if each.error is not None and self._is_curable(each.error)])
             return answers
@@ -224,7 +215,6 @@ class Cluster:
         return found
 
     def _patiently(self, asker: Asker, ask: Callable[[Any, float], Any]) -> Any:
-        """Retries with short waits, because a wrong password is reported only beside the missing answer."""
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
             try:
@@ -244,10 +234,7 @@ class Cluster:
                 time.sleep(_AGAIN_S)
 
     def _is_curable(self, error: Any) -> bool:
-        """True if waiting may help.
-
-        At the start, requests name just listed partitions, so an unknown partition is only unknown yet.
-        """
+        """Requests name only listed partitions, so an unknown partition is only unknown yet."""
         return is_transient(error) or (self._must_exist and error.code() in self._unheard_of)
 
     def _what_to_do(self, error: Any, where: str) -> InvalidJob | Unavailable:
@@ -265,12 +252,11 @@ def is_transient(error: Any) -> bool:
 
 
 def is_refusal_of_credentials(error: Any) -> bool:
-    """True for refused credentials, raised at once at a start; otherwise see `Refusals`."""
+    """True for refused credentials, raised at once by a start; otherwise see `Refusals`."""
     return bool(error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"))
 
 
 def what_to_do(error: Any, where: str) -> InvalidJob | Unavailable:
-    """The client's texts contain no secrets."""
     kind, text = kind_of(error), error.str()
     if kind is Kind.REFUSED:
         return InvalidJob(

@@ -1,30 +1,39 @@
-"""Debezium's change events as rows with the columns of changes that are read from PostgreSQL directly.
+"""Debezium's change events as rows with the columns of changes read from PostgreSQL.
 
-Events are JSON, with or without Kafka Connect's schema (`{"schema": …, "payload": …}`), or come from a deserialiser
-(Avro). The event's schema, or else the type of the column, gives values their meaning: docs/changes.md has the table.
-An omitted large value is null and listed in `unchanged`: Debezium writes a placeholder, as the only element in arrays
-and maps.
-
-A column that `after` lacks is a mistake in `schema=`, or the table gained or lost the column during the topic's life;
-`absent` decides which.
+Events are JSON, with or without Kafka Connect's schema, or come from a deserialiser. The event's schema, or else the
+type of the column, gives values their meaning (docs/changes.md). An omitted large value is null and listed in
+`unchanged`.
 """
 
 import datetime
 import decimal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
+from barrier_runtime.connectors.kafka.source.debezium_columns import (
+    ConvertMany,
+    Envelopes,
+    Events,
+    JsonEvents,
+    UnusualEvent,
+    changed_at,
+    column_converter,
+    mapped_events,
+)
 from barrier_runtime.connectors.kafka.source.debezium_values import (
     ConnectType,
     Convert,
     Placeholder,
     converter,
 )
-from barrier_runtime.connectors.source_bases.payloads import columns_of
+from barrier_runtime.connectors.kafka.source.deserialisers import Deserialised
+from barrier_runtime.connectors.source_bases.payloads import Decoder, arrays_with_nulls, columns_of
 from barrier_runtime.data.schemas import meant
+from barrier_runtime.data.values.into_columns import column_of_records
 from barrier_runtime.state.errors import InvalidJob
 
 Debezium: TypeAlias = Literal["changes", "upsert"]
@@ -36,8 +45,6 @@ _LOG_COLUMNS = [("op", pa.string()), ("changed_at", _TIME), ("lsn", pa.int64()),
 
 
 class _Event(msgspec.Struct, gc=False):
-    """With Connect's schema, `payload` contains the other fields."""
-
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
     source: dict[str, Any] | None = None
@@ -47,9 +54,24 @@ class _Event(msgspec.Struct, gc=False):
     payload: "_Event | None" = None
 
 
-_EVENT = msgspec.json.Decoder(_Event, float_hook=decimal.Decimal)  # keeps all digits of fractions
+class _BeyondDecimals:
+    """A number whose exponent no `Decimal` has; refused only in a declared column."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _fraction(text: str) -> decimal.Decimal | _BeyondDecimals:
+    try:
+        return decimal.Decimal(text)
+    except decimal.InvalidOperation:
+        return _BeyondDecimals(text)
+
+
+_EVENT = msgspec.json.Decoder(_Event, float_hook=_fraction)
 _SCHEMA = msgspec.json.Decoder(ConnectType)
-_Columns: TypeAlias = Sequence[tuple[str, Convert | None]]
+_Columns: TypeAlias = Sequence[tuple[str, Convert | None, ConvertMany | None]]
+_OPS = frozenset("rcudt")
 
 
 def debezium_schema(form: Debezium, columns: pa.Schema, absent: Absent, where: str) -> pa.Schema:
@@ -72,12 +94,10 @@ def debezium_schema(form: Debezium, columns: pa.Schema, absent: Absent, where: s
     return pa.schema([*nullable, ("deleted", pa.bool_()), ("changed_at", _TIME)])
 
 
-class DebeziumRows:
-    """Decoder of events.
-
-    `absent`: treatment of a column that `after` lacks. `placeholder`: the connector's text for an omitted large value.
-    `deserialise(payload, message)`: returns an event as a mapping; None: events are JSON. A tombstone is a row of
-    nulls.
+class DebeziumRows(Decoder):
+    """Decoder of events; a tombstone is a row of nulls.
+    `deserialised`: returns events as mappings; None: events are JSON. `absent`: treatment of a column that `after`
+    lacks. `placeholder`: the connector's text for an omitted large value.
     """
 
     def __init__(
@@ -86,18 +106,29 @@ class DebeziumRows:
         columns: pa.Schema,
         absent: Absent,
         placeholder: str,
-        deserialise: Callable[[bytes, Any], Any] | None,
+        deserialised: Deserialised | None,
         where: str,
     ) -> None:
         self.schema = debezium_schema(form, columns, absent, where)
         self._form = form
         self._absent = absent
         self._columns = columns
-        self._deserialise = deserialise
+        self._deserialised = deserialised
         self._names = frozenset(columns.names)
+        self._json = JsonEvents(columns.names, absent == "fail")
+        self._envelopes = Envelopes(lambda payload: bytes(_EVENT.decode(payload).schema))
         self._placeholder = Placeholder(placeholder)
         self._plain = self._columns_told({})
-        self._told: dict[bytes, tuple[_Columns, Sequence[str]]] = {}  # columns and fields, by the schema's bytes
+        self._told: dict[bytes, tuple[_Columns, Sequence[str]]] = {}  # by the schema's bytes
+
+    def arrays(self, payloads: Sequence[bytes | None], messages: Sequence[Any]) -> list[pa.Array]:
+        present = [payload for payload in payloads if payload is not None]
+        if len(present) < len(payloads):
+            return arrays_with_nulls(self, payloads, messages)
+        parts = [self._arrays(events, columns) for events, columns in self._events(present, messages)]
+        if len(parts) == 1:
+            return parts[0]
+        return [pa.concat_arrays(each) for each in zip(*parts, strict=True)] if parts else self.columns([])
 
     def rows(self, payloads: Sequence[bytes | None], messages: Sequence[Any]) -> list[Any]:
         return [
@@ -109,6 +140,73 @@ class DebeziumRows:
         nothing = (None,) * len(self.schema)
         full = [nothing if row is None else row for row in rows]
         return columns_of([[row[number] for row in full] for number in range(len(self.schema))], self.schema)
+
+    def _events(self, payloads: Sequence[bytes], messages: Sequence[Any]) -> Iterator[tuple[Events, _Columns]]:
+        if self._deserialised is not None:
+            values = self._deserialised.values(payloads, messages)
+            yield mapped_events(values, self._columns.names, self._absent == "fail"), self._plain
+            return
+        for schema, run in self._envelopes.runs(payloads):
+            yield self._json.events(run), self._plain if schema is None else self._columns_of(schema)[0]
+
+    def _arrays(self, events: Events, columns: _Columns) -> list[pa.Array]:
+        """As `rows` and `columns`. Raises for an unusual or bad event."""
+        if not _OPS.issuperset(events.ops):
+            raise UnusualEvent("another op")
+        at = changed_at(events)
+        if self._form == "changes":
+            unchanged: list[list[str]] = [[] for _ in events.ops]
+            before = self._structs(events.befores, events, columns, None)
+            after = self._structs(events.afters, events, columns, unchanged)
+            lsn, xid = columns_of([events.lsn, list(map(_whole, events.xid))], pa.schema(_LOG_COLUMNS[2:]))
+            return [pa.array(events.ops, pa.string()), at, lsn, xid, before, after, _texts(unchanged)]
+        deleted = [op == "d" for op in events.ops]
+        rows = zip(deleted, events.befores, events.afters, strict=True)
+        now = [before if gone else after for gone, before, after in rows]
+        if "t" in events.ops or None in now:
+            raise UnusualEvent("no upsert")
+        rows = zip(deleted, events.befores, events.afters, strict=True)
+        others = [after if gone else before for gone, before, after in rows]
+        unchanged_now: list[list[str]] = [[] for _ in now]
+        unchanged_others: list[list[str]] = [[] for _ in now]
+        for _ in self._values_of(others, events, columns, unchanged_others):
+            pass  # a value without meaning makes the record bad, wherever it is
+        arrays = self._columns_of_rows(now, events, columns, unchanged_now)
+        of_after = [
+            others if gone else names
+            for gone, names, others in zip(deleted, unchanged_now, unchanged_others, strict=True)
+        ]
+        if any(of_after) or _no_key(arrays, deleted):
+            raise UnusualEvent("no upsert")
+        return [*arrays, pa.array(deleted, pa.bool_()), at]
+
+    def _structs(
+        self, rows: Sequence[Any], events: Events, columns: _Columns, unchanged: list[list[str]] | None
+    ) -> pa.Array:
+        mask = pa.array([row is None for row in rows], pa.bool_()) if None in rows else None
+        arrays = self._columns_of_rows(rows, events, columns, unchanged)
+        return pa.StructArray.from_arrays(arrays, fields=list(self.schema.field("after").type), mask=mask)
+
+    def _columns_of_rows(
+        self, rows: Sequence[Any], events: Events, columns: _Columns, unchanged: list[list[str]] | None
+    ) -> list[pa.Array]:
+        return [
+            values if isinstance(values, pa.Array) else column_of_records(values, field.type, field.name)
+            for values, field in zip(self._values_of(rows, events, columns, unchanged), self._columns, strict=True)
+        ]
+
+    def _values_of(
+        self, rows: Sequence[Any], events: Events, columns: _Columns, unchanged: list[list[str]] | None
+    ) -> Iterator[Any]:
+        for number, (name, _, convert) in enumerate(columns):
+            values = events.cells(rows, number)
+            marks = self._placeholder.marks(values)
+            if marks is not None:
+                values = [None if mark else value for mark, value in zip(marks, values, strict=True)]
+                for names, mark in zip(unchanged or (), marks, strict=False):
+                    if mark:
+                        names.append(name)
+            yield values if convert is None else convert(values)
 
     def _row(self, payload: bytes, message: Any) -> tuple[Any, ...]:
         event, columns, fields = self._event(payload, message)
@@ -142,7 +240,7 @@ class DebeziumRows:
         return (*(now.get(name) for name in self._columns.names), event.op == "d", at)
 
     def _check_columns(self, there: Sequence[str]) -> None:
-        """Raises `ValueError` for a column missing in `there`, those of `after`: `before` may be a key."""
+        """Raises `ValueError` for a column that `after` lacks; `before` may be only a key."""
         for name in self._columns.names:
             if name not in there:
                 names = list(dict.fromkeys(there))
@@ -154,9 +252,8 @@ class DebeziumRows:
                 )
 
     def _event(self, payload: bytes, message: Any) -> tuple[_Event, _Columns, Sequence[str]]:
-        """Event, columns with converters for its schema, names of the schema's fields."""
-        if self._deserialise is not None:
-            told = self._deserialise(payload, message)
+        if self._deserialised is not None:
+            told = self._deserialised.value_of(payload, message)
             if not isinstance(told, Mapping):
                 raise ValueError(f"the deserialiser gave {type(told).__name__}, not an event of Debezium")
             get = told.get
@@ -173,21 +270,27 @@ class DebeziumRows:
             rows = [part.fields for part in parts if part.field in ("after", "before") and part.fields]
             types = {each.field: each for each in (rows[0] if rows else []) if each.field is not None}
             found = (self._columns_told(types), tuple(types))
-            if len(self._told) > 100:  # a topic of many tables: not all schemas are needed at once
+            if len(self._told) > 100:
                 self._told.clear()
             self._told[schema] = found
         return found
 
     def _columns_told(self, types: Mapping[str, ConnectType]) -> _Columns:
-        of_json = self._deserialise is None
-        return [(each.name, converter(each.type, types.get(each.name), of_json=of_json)) for each in self._columns]
+        of_json, told = self._deserialised is None, []
+        for each in self._columns:
+            type_told = types.get(each.name)
+            convert = converter(each.type, type_told, of_json=of_json)
+            told.append((each.name, convert, column_converter(each.type, type_told, convert, of_json=of_json)))
+        return told
 
     def _values(self, row: Mapping[str, Any] | None, columns: _Columns, unchanged: list[str]) -> dict[str, Any] | None:
         if row is None:
             return None
         values: dict[str, Any] = {}
-        for name, convert in columns:
+        for name, convert, _ in columns:
             value = row.get(name)
+            if type(value) is _BeyondDecimals:
+                raise ValueError(f"column {name!r}: {value.text[:40]} is larger than any number that a column can have")
             if value is not None and self._placeholder.stands_for(value):
                 unchanged.append(name)
                 value = None
@@ -201,7 +304,6 @@ class DebeziumRows:
 
 
 def _changed_at(source: Mapping[str, Any], sent_ms: int | None) -> datetime.datetime | None:
-    """Time of the change, else `sent_ms`, when the connector sent the event, else None."""
     time_us, time_ms = source.get("ts_us"), source.get("ts_ms") or sent_ms
     for name, time in (("ts_us", time_us), ("ts_ms", time_ms)):
         if time is not None and (isinstance(time, bool) or not isinstance(time, int)):
@@ -209,6 +311,20 @@ def _changed_at(source: Mapping[str, Any], sent_ms: int | None) -> datetime.date
     if not time_us and not time_ms:
         return None
     return _EPOCH + datetime.timedelta(microseconds=time_us or 1000 * (time_ms or 0))
+
+
+def _no_key(arrays: Sequence[pa.Array], deleted: Sequence[bool]) -> bool:
+    if True not in deleted:
+        return False
+    rows = pa.array([row for row, gone in enumerate(deleted) if gone], pa.int64())
+    absent = [array.take(rows).is_null().to_numpy(zero_copy_only=False) for array in arrays]
+    return bool(np.logical_and.reduce(absent).any())
+
+
+def _texts(lists: Sequence[Sequence[str]]) -> pa.Array:
+    if any(lists):
+        return pa.array(lists, pa.list_(pa.string()))
+    return pa.ListArray.from_arrays(pa.array(np.zeros(len(lists) + 1, np.int32)), pa.array([], pa.string()))
 
 
 def _whole(number: Any) -> int | None:

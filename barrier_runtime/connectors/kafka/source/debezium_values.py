@@ -1,7 +1,7 @@
 """Converts values of Debezium's events by Connect's schema or by the type of the column. Pure.
 
-docs/changes.md has the table. A type in Connect's schema that contradicts the column (base64 for a text, microseconds
-for a whole number) is refused although each value would fit: an altered column looks the same.
+A type in Connect's schema that contradicts the column (base64 for a text, microseconds for a whole number) is refused
+although each value would fit: an altered column looks the same.
 """
 
 import base64
@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import msgspec
@@ -46,7 +46,7 @@ _TIMES = {  # by name in Connect's schema: kind of time, and unit of the number;
 }
 _NS = {**NS, "days": 86_400_000_000_000}
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,4})?", re.ASCII)
-_NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # in Connect's JSON
+_NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _ROOM = decimal.Context(prec=1_000)
 # Debezium's placeholders (EWKB) for an omitted geometry or geography: points outside every map.
 _NO_SHAPES = (
@@ -56,8 +56,6 @@ _NO_SHAPES = (
 
 
 class ConnectType(msgspec.Struct):
-    """Type in Connect's schema, as JSON."""
-
     type: str | None = None
     field: str | None = None
     name: str | None = None
@@ -69,7 +67,7 @@ class ConnectType(msgspec.Struct):
 
 
 class Placeholder:
-    """Detects `placeholder` of an omitted large value: the connector's setting, also with `hex:`."""
+    """Detects `placeholder`, the connector's setting (also with `hex:`), in place of large values."""
 
     def __init__(self, placeholder: str) -> None:
         digits = placeholder.startswith("hex:")
@@ -92,24 +90,36 @@ class Placeholder:
             return any(map(self.stands_for, value)) or any(map(self.stands_for, value.values()))
         return False
 
+    def marks(self, values: Sequence[Any]) -> list[bool] | None:
+        """Returns `stands_for` of each value; None: no value is a placeholder."""
+        kinds = set(map(type, values))
+        if kinds.isdisjoint((str, bytes, list, dict)):
+            return None
+        if kinds <= _HASHABLE and self._scalars.isdisjoint(values):
+            return None
+        marks = list(map(self.stands_for, values))
+        return marks if True in marks else None
+
+
+_HASHABLE = {str, bytes, int, float, bool, decimal.Decimal, type(None)}
+
 
 def _based(data: bytes) -> tuple[str, str]:
     return base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode()
 
 
 def json_text(text: str) -> str:
-    """Returns the placeholder's `hstore` map as text (`hstore.handling.mode=json`)."""
+    """Text of the placeholder as an `hstore` map (`hstore.handling.mode=json`)."""
     return msgspec.json.encode({text: text}).decode()
 
 
 def converter(kind: pa.DataType, told: ConnectType | None, *, of_json: bool) -> Convert | None:
-    """Returns a function that converts a non-null value for `column_of`; None without conversion.
+    """Returns a function that converts a non-null value, or raises `ValueError`; None without conversion.
 
-    `told`: None without Connect's schema. `of_json`: fractions were read as `Decimal`. The function raises `ValueError`
-    for a value that cannot have the column's type.
+    `told`: None without Connect's schema. `of_json`: fractions were read as `Decimal`.
     """
     is_ = pa.types
-    wrong = _wrongly_told(kind, told)
+    wrong = wrongly_told(kind, told)
     if wrong:
         return _refusal(wrong)
     if is_time_kind(kind):
@@ -139,9 +149,6 @@ def converter(kind: pa.DataType, told: ConnectType | None, *, of_json: bool) -> 
     return None
 
 
-# ---------------------------------------------------------------- types in Connect's schema
-
-
 def _is_decimal(told: ConnectType | None) -> bool:
     return told is not None and told.name in (_DECIMAL, _VARIABLE_DECIMAL)
 
@@ -151,7 +158,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind))
 
 
-def _wrongly_told(kind: pa.DataType, told: ConnectType | None) -> str:
+def wrongly_told(kind: pa.DataType, told: ConnectType | None) -> str:
     """Explains why Connect's type does not fit the column, or ""."""
     if told is None:
         return ""
@@ -192,13 +199,14 @@ def _refusal(wrong: str) -> Convert:
     return refuse
 
 
-# ---------------------------------------------------------------- single values
+def number_unit(kind: pa.DataType, told: ConnectType | None) -> int:
+    unit = _TIMES[told.name][1] if told is not None and told.name in _TIMES else None
+    return _NS[unit] if unit else unit_ns(kind)
 
 
 def _time_converter(kind: pa.DataType, told: ConnectType | None) -> Convert:
     name = told.name if told is not None else None
-    unit = _TIMES[name][1] if name in _TIMES else None
-    ns = _NS[unit] if unit else unit_ns(kind)
+    ns = number_unit(kind, told)
 
     def convert(value: Any) -> Any:
         if isinstance(value, bool):
@@ -217,14 +225,19 @@ def _time_converter(kind: pa.DataType, told: ConnectType | None) -> Convert:
 
 
 def _plain_text(text: str, kind: pa.DataType) -> str:
-    """Removes Debezium's additions: the zone of dates, years and months of intervals."""
+    """Removes Debezium's additions: the zone of dates, zero years and months of intervals."""
     if pa.types.is_date(kind):
         return text.removesuffix("Z")
     return "P" + text[5:] if pa.types.is_duration(kind) and text.startswith("P0Y0M") else text
 
 
+def scale_of(told: ConnectType | None) -> int | None:
+    """Digits after the point of decimals written as bytes of a whole number; None: written otherwise."""
+    return int((told.parameters or {}).get("scale", "0")) if told is not None and told.name == _DECIMAL else None
+
+
 def _decimal_converter(told: ConnectType | None) -> Convert:
-    scale = int((told.parameters or {}).get("scale", "0")) if told is not None and told.name == _DECIMAL else None
+    scale = scale_of(told)
 
     def convert(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -246,8 +259,11 @@ def _decimal_converter(told: ConnectType | None) -> Convert:
 
 
 def _unscaled(value: str | bytes, scale: int) -> decimal.Decimal:
-    data = _bytes(value)
-    return decimal.Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-scale, _ROOM)
+    return decimal.Decimal(unscaled_number(value)).scaleb(-scale, _ROOM)
+
+
+def unscaled_number(value: str | bytes) -> int:
+    return int.from_bytes(_bytes(value), "big", signed=True)
 
 
 def _bytes(value: Any) -> Any:
@@ -274,9 +290,6 @@ def _float_of_json(value: Any) -> Any:
     return number
 
 
-# ---------------------------------------------------------------- many values
-
-
 def _each(convert: Convert | None, value: Any) -> Any:
     return value if value is None or convert is None else convert(value)
 
@@ -294,7 +307,7 @@ def _map_converter(key: Convert | None, item: Convert | None) -> Convert | None:
     def convert(value: Any) -> Any:
         if isinstance(value, Mapping):
             return [(_each(key, name), _each(item, each)) for name, each in value.items()]
-        if isinstance(value, list):  # a map with keys that are no texts: Connect writes pairs
+        if isinstance(value, list):  # Connect writes maps with keys that are no texts as pairs
             return [(_each(key, name), _each(item, each)) for name, each in value]
         return value
 

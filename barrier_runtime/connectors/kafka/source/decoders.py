@@ -1,20 +1,21 @@
-"""Decodes keys and values of Kafka records: bytes, text, JSON, or the client's deserialisers."""
+"""Decodes keys and values of Kafka records."""
 
-import datetime
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium, DebeziumRows, debezium_schema
 from barrier_runtime.connectors.kafka.source.debezium_values import UNAVAILABLE, Placeholder
+from barrier_runtime.connectors.kafka.source.deserialisers import Deserialised
+from barrier_runtime.connectors.kafka.source.protobuf import Getter, field_of, getter_of
 from barrier_runtime.connectors.source_bases.payloads import (
     Decoder,
     JsonPayloads,
     PlainPayloads,
+    arrays_with_nulls,
     columns_of,
     json_row,
 )
@@ -23,15 +24,13 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 Deserialiser: TypeAlias = Callable[..., Any]  # (data, SerializationContext) -> dict, Protobuf message or plain value
 FormatName: TypeAlias = Literal["bytes", "string", "json"] | Callable[[], Deserialiser]
 
-_CUT = 300  # characters of an error message of another library
+_CUT = 300
 
 
 @dataclass(frozen=True)
 class PayloadFormat:
-    """Form of a key or value (`part`), and the columns; travels to the slot, which makes the decoder.
-
-    For events, `debezium`: form of the rows; `table`: columns of the table; `absent`: treatment of a column that an
-    event lacks; `placeholder`: the connector's text for an omitted large value.
+    """Form of a key or value (`part`); travels to the slot, which makes the decoder.
+    `table`: columns of Debezium's table.
     """
 
     part: str
@@ -52,7 +51,6 @@ def format_of(
     absent: Absent = "fail",
     placeholder: str = UNAVAILABLE,
 ) -> PayloadFormat:
-    """Performs all checks that need no data. Raises `InvalidJob`."""
     if debezium is not None:
         needed = [] if format_name == "json" or callable(format_name) else ['value="json" or a deserialiser']
         if schema is None:
@@ -104,9 +102,9 @@ def _check_placeholder(placeholder: str, where: str) -> None:
 def make_decoder(format: PayloadFormat, where: str) -> Decoder:
     if format.debezium is not None:
         assert format.table is not None
-        deserialise = _Client(format, where).value_of if callable(format.format_name) else None
+        deserialised = _deserialised(format, where) if callable(format.format_name) else None
         return DebeziumRows(
-            *(format.debezium, format.table, format.absent, format.placeholder, deserialise),
+            *(format.debezium, format.table, format.absent, format.placeholder, deserialised),
             f"{where}, {format.part}",
         )
     if format.format_name == "bytes" or format.format_name == "string":
@@ -131,41 +129,34 @@ def raise_outage(error: Exception) -> None:
         raise Unavailable(f"a deserialiser cannot reach what it needs: {error}"[:_CUT]) from error
 
 
-# ---------------------------------------------------------------- the client's own deserialisers
-
-
-class _Client:
-    """Decoder by a deserialiser such as `AvroDeserializer` or `ProtobufDeserializer`.
-
-    A mapping gives columns by keys, a Protobuf message by fields; any other value is the only column.
-    """
+class _Client(Decoder):
+    """A mapping gives columns by keys, a Protobuf message by fields; any other value is the only column."""
 
     def __init__(self, format: PayloadFormat, where: str) -> None:
-        from confluent_kafka.serialization import MessageField, SerializationContext
-
-        assert callable(format.format_name)
         self.schema = format.schema
-        self._field = MessageField.KEY if format.part == "key" else MessageField.VALUE
-        self._context = SerializationContext
-        try:
-            self._deserialise = format.format_name()
-        except Exception as error:
-            raise_outage(error)
-            raise InvalidJob(f"{where}: {format.part}= cannot make its deserialiser: {error}") from error
-        if not callable(self._deserialise):
-            raise InvalidJob(
-                f"{where}: {format.part}= gave {type(self._deserialise).__name__}: pass a function that makes a "
-                "deserialiser, such as AvroDeserializer(registry)"
-            )
+        self._names = format.schema.names
+        self._deserialised = _deserialised(format, where)
+        self._message: Any = None
+        self._getters: list[Getter] = []
+
+    def arrays(self, payloads: Sequence[bytes | None], messages: Sequence[Any]) -> list[pa.Array]:
+        present = [payload for payload in payloads if payload is not None]
+        if len(present) < len(payloads):
+            return arrays_with_nulls(self, payloads, messages)
+        values = self._deserialised.values(present, messages)
+        if set(map(type, values)) == {dict}:
+            return columns_of([[value.get(name) for value in values] for name in self._names], self.schema)
+        messages_of = {getattr(value, "DESCRIPTOR", None) for value in values}
+        if len(messages_of) == 1 and None not in messages_of and not isinstance(values[0], Mapping):
+            return columns_of([get(values) for get in self._getters_of(messages_of.pop())], self.schema)
+        return self.columns(list(map(self._row, values)))
 
     def rows(self, payloads: Sequence[bytes | None], messages: Sequence[Any]) -> list[Any]:
+        value_of = self._deserialised.value_of
         return [
-            self._row(self.value_of(payload, message) if payload is not None else None)
+            self._row(value_of(payload, message) if payload is not None else None)
             for payload, message in zip(payloads, messages, strict=True)
         ]
-
-    def value_of(self, payload: bytes, message: Any) -> Any:
-        return self._deserialise(payload, self._context(message.topic(), self._field, message.headers()))
 
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
         nothing = (None,) * len(self.schema)
@@ -176,40 +167,33 @@ class _Client:
         if value is None:
             return None
         if isinstance(value, Mapping):
-            return tuple(value.get(name) for name in self.schema.names)
+            return tuple(value.get(name) for name in self._names)
         if hasattr(value, "DESCRIPTOR"):
-            return tuple(_of_message(value, field.name, field.type) for field in self.schema)
+            return tuple(field_of(value, field.name, field.type) for field in self.schema)
         if len(self.schema) != 1:
             raise ValueError(f"the deserialiser gave {type(value).__name__}, the schema has {len(self.schema)} columns")
         return (value,)
 
-
-def _of_message(message: Any, name: str, kind: pa.DataType) -> Any:
-    field = message.DESCRIPTOR.fields_by_name.get(name)
-    if field is None:
-        raise ValueError(f"{message.DESCRIPTOR.full_name} has no field {name!r}")
-    if field.has_presence and not message.HasField(name):
-        return None
-    value = getattr(message, name)
-    if pa.types.is_map(kind):
-        return [(key, _plain(value[key], field.message_type.fields_by_name["value"], kind.item_type)) for key in value]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_plain(item, field, kind.value_type) for item in value]
-    return _plain(value, field, kind)
+    def _getters_of(self, message: Any) -> list[Getter]:
+        if self._message is not message:
+            self._getters = [getter_of(message, field.name, field.type) for field in self.schema]
+            self._message = message
+        return self._getters
 
 
-def _plain(value: Any, field: Any, kind: pa.DataType) -> Any:
-    if field.enum_type is not None and pa.types.is_string(kind):
-        known = field.enum_type.values_by_number.get(value)
-        return known.name if known is not None else str(value)
-    if field.message_type is None:
-        return value
-    if pa.types.is_struct(kind):
-        return {part.name: _of_message(value, part.name, part.type) for part in kind}
-    if field.message_type.full_name == "google.protobuf.Timestamp":
-        if value.nanos % 1_000:  # Python's times have microseconds
-            return np.datetime64(value.ToNanoseconds(), "ns")
-        return value.ToDatetime(tzinfo=datetime.timezone.utc)
-    if field.message_type.full_name.endswith("Value") and field.message_type.file.package == "google.protobuf":
-        return value.value  # the wrappers: Int64Value and so on
-    raise ValueError(f"field {field.name!r} is a {field.message_type.full_name}, its column is {kind}")
+def _deserialised(format: PayloadFormat, where: str) -> Deserialised:
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
+    assert callable(format.format_name)
+    try:
+        deserialise = format.format_name()
+    except Exception as error:
+        raise_outage(error)
+        raise InvalidJob(f"{where}: {format.part}= cannot make its deserialiser: {error}") from error
+    if not callable(deserialise):
+        raise InvalidJob(
+            f"{where}: {format.part}= gave {type(deserialise).__name__}: pass a function that makes a "
+            "deserialiser, such as AvroDeserializer(registry)"
+        )
+    field = MessageField.KEY if format.part == "key" else MessageField.VALUE
+    return Deserialised(deserialise, SerializationContext, field)

@@ -1,11 +1,4 @@
-"""Consumer for all partitions of a source that a slot reads, and the thread that serves the consumer.
-
-The thread waits in the client, converts messages, and fills a `PartitionQueue` per partition; the partition of a full
-queue is paused. The slot's loop sends orders by `_orders`. Partitions are assigned, never subscribed to.
-
-    broker ──► librdkafka's queue ──► convert ──► queue per partition ──► reader.poll
-                (bounded)                          (bounded: pause)
-"""
+"""Consumer for all partitions of a source that a slot reads, and the thread that serves the consumer."""
 
 import sys
 import threading
@@ -34,20 +27,20 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.threads import ask_for_short_slices
 
 _AT_ONCE = 2_000  # messages: some milliseconds of the interpreter's time
-_WAIT_S = 0.1  # longest wait of an order
-_WAIT_FULL_S = 0.005  # while a queue is full
-_FEW = 200  # messages: after fewer, the thread pauses to let more arrive,
-_REST_AT_LEAST_S = 0.001  # because a turn of the thread costs as much as dozens of messages
-_HELD_AT_LEAST = 1024 * 1024  # by a queue, however many there are
-_HANGS_S = 30.0  # without a turn of the thread, until a warning
-_RETRY_S = 1.0  # for a schema registry
-_ENDS_S = 0.5  # between two looks at the ends that the client has heard of
+_WAIT_S = 0.1
+_WAIT_FULL_S = 0.005
+_FEW = 200  # after fewer messages the thread pauses,
+_REST_AT_LEAST_S = 0.001  # because its turn costs as much as dozens of messages
+_HELD_AT_LEAST = 1024 * 1024  # by a queue, however many queues there are
+_HANGS_S = 30.0
+_RETRY_S = 1.0
+_ENDS_S = 0.5
 
 T = TypeVar("T")
 
 
 class Fetcher:
-    """Fetches partitions. `limit_bytes`: of converted rows that were not taken, over all partitions."""
+    """`limit_bytes`: of converted rows that were not taken, over all partitions."""
 
     def __init__(
         self,
@@ -66,10 +59,10 @@ class Fetcher:
         self._added: list[PartitionQueue] = []
         self._failed: Exception | None = None
         self.rest_s = 0.0  # after few messages; see `Gathering`
-        self._queues: dict[Partition, PartitionQueue] = {}  # this field and the following belong to the thread
+        self._queues: dict[Partition, PartitionQueue] = {}  # this and the following fields belong to the thread
         self._full: set[Partition] = set()  # paused until their queues are emptier
         self._over: set[Partition] = set()  # paused for good
-        self._gathers = False  # rows wait in queues for more rows
+        self._gathers = False
         self._poll_at_s = 0.0
         self._ends_at_s = 0.0
         self._watch = RetentionWatch(client, self._kafka)
@@ -77,7 +70,7 @@ class Fetcher:
         self._log_throttle = LogThrottle(where)
         self._ids = TopicIds(client, self._kafka, partial(self._log_throttle.say, "ids"))
         self._turned_s = time.monotonic()
-        self._logged_s = 0.0  # of the loop, as the next field
+        self._logged_s = 0.0  # belongs to the loop, as the next field
         self._reported = 0
         self._replaced = 0
         self._stop = threading.Event()
@@ -97,18 +90,16 @@ class Fetcher:
         self._orders.put(lambda consumer: self._remove(consumer, queue))
 
     def report(self, topic: str, partition: int, offset: int) -> None:
-        """Commits an offset to the group without waiting, for monitoring only."""
         self._orders.put(lambda consumer: self._commit(consumer, topic, partition, offset))
 
     def poll(self) -> None:
-        """Logs twice a minute if the thread hangs; waiting readers call repeatedly."""
+        """Logs twice a minute if the thread hangs."""
         now_s = time.monotonic()
         if now_s - max(self._turned_s, self._logged_s) >= _HANGS_S:
             self._logged_s = now_s
             log.warning("%s: nothing is fetched while the client is in %s", self._where, place_of(self._thread.ident))
 
     def replacements(self) -> int:
-        """Number of clients replaced since the last call. For the loop."""
         new, self._reported = self._replaced - self._reported, self._replaced
         return new
 
@@ -119,11 +110,9 @@ class Fetcher:
     def stop(self) -> None:
         self._stop.set()
 
-    # ------------------------------------------------------------ the thread
-
     def _run(self) -> None:
         consumer = None
-        ask_for_short_slices(also_started=True)  # rows wait for this thread and for the client's threads
+        ask_for_short_slices(also_started=True)  # rows wait for this thread and the client's threads
         try:
             consumer = self._new_consumer()
             converter = self._patiently(self._make_converter)
@@ -145,7 +134,6 @@ class Fetcher:
         return self._client.consumer(error_cb=throttle.on_error, on_commit=throttle.on_commit)
 
     def _serve(self, consumer: Any, converter: RecordConverter) -> Any:
-        """Runs a turn. Returns the consumer of the next turn."""
         self._turned_s = time.monotonic()
         self._obey(consumer)
         self._go_on(consumer)
@@ -216,8 +204,6 @@ class Fetcher:
         except self._kafka.KafkaException as error:
             self._log_throttle.on_commit(error.args[0], [place])
 
-    # ------------------------------------------------------------ back-pressure
-
     def _hold_back(self, consumer: Any) -> None:
         share = self._share()
         over = {partition for partition, queue in self._queues.items() if queue.over} - self._over
@@ -241,8 +227,6 @@ class Fetcher:
     def _share(self) -> int:
         return max(min(_HELD_AT_LEAST, self._limit_bytes), self._limit_bytes // max(1, len(self._queues)))
 
-    # ------------------------------------------------------------ messages
-
     def _hand_out(self, consumer: Any, converter: RecordConverter, messages: Sequence[Any]) -> None:
         at_ns = time.monotonic_ns()
         self._log_throttle.read()
@@ -265,7 +249,7 @@ class Fetcher:
                 self._on_event(consumer, event, at_ns)
 
     def _flush(self, behind: bool) -> None:
-        """Hands rows to the loop, unless more rows are expected at once and rows may wait."""
+        """Hands rows to the loop, unless more rows are expected at once."""
         now_ns = time.monotonic_ns()
         self._gathers = False
         for queue in self._queues.values():
@@ -361,10 +345,9 @@ def place_of(thread: int | None) -> str:
 
 
 class FetcherPool:
-    """Fetchers of a source in a process; readers share a fetcher. `join` and `leave` do not block.
+    """Fetchers of a source in a process. Does not block.
 
-    A fetcher reads a partition only once: a second reader, as after a failure, gets another fetcher, and so no records
-    fetched for the first reader.
+    A fetcher reads a partition only once, so that a second reader gets no records fetched for the first.
     """
 
     def __init__(

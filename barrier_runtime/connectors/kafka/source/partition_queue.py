@@ -1,8 +1,7 @@
 """Queue of fetched rows of a partition: filled by the fetching thread, emptied by the slot's loop.
 
-Lock-free: each side writes a separate counter, and a deque hands rows over. An error is raised after the rows before
-it. While more rows are expected at once, the thread gathers rows and the loop joins chunks, so batches grow while the
-source is behind.
+Lock-free: each side writes a separate counter; a deque hands rows over. The thread gathers rows and the loop joins
+chunks, so batches grow while the source is behind.
 """
 
 from collections import deque
@@ -16,11 +15,11 @@ import pyarrow as pa
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 
-_TOGETHER_BYTES = 4 * 1024 * 1024  # up to which the loop joins chunks
-_GATHERED_BYTES = _TOGETHER_BYTES // 2  # after which gathered rows wait no longer,
-_GATHERED_ROWS = 32_768  # as after these,
-_GATHERED_NS = 100_000_000  # and after this time
-_MOST_CHUNKS = 512  # that are joined: each takes some microseconds
+_TOGETHER_BYTES = 4 * 1024 * 1024
+_GATHERED_BYTES = _TOGETHER_BYTES // 2  # limits of gathered rows: size,
+_GATHERED_ROWS = 32_768  # number,
+_GATHERED_NS = 100_000_000  # age
+_MOST_CHUNKS = 512  # each takes some microseconds
 
 
 def no_wake() -> None:
@@ -55,7 +54,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Taken:
-    """Rows for the loop, possibly none, and the position after them. `at_ns`: arrival of the oldest."""
+    """`rows`: possibly none. `next_offset`: after the rows. `at_ns`: arrival of the oldest row."""
 
     rows: pa.RecordBatch | FewRows | None
     next_offset: int
@@ -65,7 +64,7 @@ class Taken:
 
 
 class PartitionQueue:
-    """Queue of `partition` from `position` on. `wake` is called for the first entry of an empty queue."""
+    """`wake` is called for the first entry of an empty queue."""
 
     def __init__(
         self, topic: str, partition: int, position: KafkaPosition, where: str, wake: Callable[[], None] = no_wake
@@ -77,10 +76,10 @@ class PartitionQueue:
         self.start = position
         self.end = position.end
         self.epoch = position.epoch  # of the last fetched record; belongs to the fetching thread, as the next field
-        self.next_offset = position.offset  # to be fetched
+        self.next_offset = position.offset
         self.reached = position.offset  # by taken rows; belongs to the loop
         self.trouble: Exception | None = None
-        self.known_end: int | None = None  # offset after the last record, as the brokers last said
+        self.known_end: int | None = None
         self._gathered: list[Fetched] = []  # belongs to the fetching thread, as the next two fields
         self._gathered_rows = 0
         self._gathered_bytes = 0
@@ -92,7 +91,6 @@ class PartitionQueue:
 
     @property
     def over(self) -> bool:
-        """Returns True if nothing more is to be fetched."""
         return self.trouble is not None or (self.end is not None and self.next_offset >= self.end)
 
     @property
@@ -113,7 +111,6 @@ class PartitionQueue:
         self._gathered_bytes += fetched.size
 
     def gathers(self, now_ns: int) -> bool:
-        """True if there are gathered rows that may wait for more."""
         return (
             0 < len(self._gathered) < _MOST_CHUNKS
             and self._gathered_rows < _GATHERED_ROWS
@@ -139,11 +136,10 @@ class PartitionQueue:
 
     @property
     def waiting(self) -> bool:
-        """Returns True if `take` would return rows or raise an error."""
         return bool(self._items) or self.trouble is not None
 
     def take(self, max_rows: int) -> Taken | None:
-        """Returns at most `max_rows` rows, or None. Raises the error after the last rows."""
+        """Raises the error after the last rows."""
         trouble = self.trouble  # read first: rows are put before the error is set
         if not self._items:
             if trouble is not None:
@@ -155,7 +151,7 @@ class PartitionQueue:
         return Taken(_rows_of(chunks), self.reached, _epoch_of(chunks), chunks[0].at_ns, _nulls_of(chunks))
 
     def _next(self, max_rows: int) -> list[Fetched]:
-        """Takes the next chunk with following small chunks: a batch costs as much as hundreds of rows."""
+        """Takes the next chunks together: a batch costs as much as hundreds of rows."""
         first = self._items.popleft()
         count, size = len(first.offsets), first.size
         if count > max_rows:

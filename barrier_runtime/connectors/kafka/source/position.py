@@ -1,4 +1,4 @@
-"""JSON of Kafka's split payloads and positions: a part of a topic, and the next offset."""
+"""Kafka's split payloads and positions, as JSON."""
 
 import zlib
 
@@ -9,13 +9,13 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class KafkaSplit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Partition from an offset that was looked up once, to `end` (None: without end)."""
+    """A partition from an offset that was looked up once, to `end`."""
 
     topic: str
     partition: int
     offset: int
     end: int | None = None
-    topic_id: str = ""  # distinguishes topics of the same name; "" for brokers without ids
+    topic_id: str = ""
 
     def split(self) -> Split:
         return Split(split_id(self.topic, self.partition), msgspec.json.encode(self))
@@ -30,7 +30,7 @@ class KafkaPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int
     end: int | None = None
     topic_id: str = ""
-    epoch: int | None = None  # of the leader that wrote the previous record: shows a log that lost records at the end
+    epoch: int | None = None  # of the leader that wrote the previous record: reveals lost records at the log's end
 
 
 POSITION = msgspec.json.Decoder(KafkaPosition)
@@ -56,9 +56,8 @@ def begin(split: KafkaSplit) -> KafkaPosition:
 
 
 def resumed(split: KafkaSplit, position: KafkaPosition, where: str) -> KafkaPosition:
-    """Position to continue from. Raises `InvalidJob` if the topic was recreated.
-
-    A position without a topic id, from an older snapshot, takes the split's id.
+    """Raises `InvalidJob` if the topic was recreated.
+    Positions of older snapshots lack a topic id and take the split's.
     """
     if position.topic_id and split.topic_id and position.topic_id != split.topic_id:
         raise made_again(where, position.offset)

@@ -24,12 +24,10 @@ from barrier_runtime.coordinator.metric_table import CLIENTS_REPLACED, NULL_VALU
 if TYPE_CHECKING:
     from barrier_runtime.connectors.kafka.source.fetcher import Fetcher, FetcherPool
 
-_POLL_NS = 100_000_000  # at an empty queue, to detect a hanging fetching thread, which wakes the slot for rows
+_POLL_NS = 100_000_000  # while the queue is empty, to detect a hanging fetching thread
 
 
 class KafkaReader:
-    """Joins a fetcher of the pool when fetching begins, and leaves it on close."""
-
     def __init__(self, source: str, split: KafkaSplit, pool: "FetcherPool") -> None:
         self._where = where_of(source, split.topic, split.partition)
         self._split = split
@@ -41,7 +39,7 @@ class KafkaReader:
         self._polled_ns = 0
         self._rest_s = 0.0
         self._count: Callable[[Counter, int], None] | None = None
-        self._at_checkpoint: dict[int, int] = {}  # offset by checkpoint
+        self._at_checkpoint: dict[int, int] = {}
 
     @property
     def finished(self) -> bool:
@@ -67,7 +65,7 @@ class KafkaReader:
             split = self._split
             queue = PartitionQueue(split.topic, split.partition, self._position, self._where, self._wake)
             self._fetcher = self._pool.join(queue)
-            self._fetcher.rest_s = self._rest_s  # of the job, so equal for all readers of the fetcher
+            self._fetcher.rest_s = self._rest_s
             self._queue = queue
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:

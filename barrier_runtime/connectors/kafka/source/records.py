@@ -1,7 +1,7 @@
-"""Converts Kafka records to rows: columns of key, value and metadata; treats bad records.
+"""Converts Kafka records to rows, and treats bad records.
 
-Few good records become lists (`data/few_rows`), at a fraction of Arrow's cost; other records become Arrow, which finds
-a bad record and the reason.
+Few good records become lists (`data/few_rows`), at a fraction of Arrow's cost; the Arrow path finds bad records and
+reasons.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +44,7 @@ DEAD_LETTER = {
 @dataclass(frozen=True)
 class RecordColumns:
     """Columns of a record. `metadata`: column name by Kafka's name.
-
-    With dead letters there are hidden columns, null for good records: the reason, and the undecoded record.
+    Dead letters have hidden columns, null for good records.
     """
 
     key: PayloadFormat | None
@@ -56,7 +55,7 @@ class RecordColumns:
 
     @property
     def nulls_are_told(self) -> bool:
-        """Returns True if a row of nulls is a surprise: other values become rows of columns."""
+        """Returns whether a row of nulls is a surprise, because other values become rows of columns."""
         decoded = self.value.format_name not in ("bytes", "string") and self.value.debezium is None
         return decoded and self.null_values == "row"
 
@@ -67,7 +66,7 @@ class RecordColumns:
 
     @property
     def whole_schema(self) -> pa.Schema:
-        """Columns including those of dead letters; with these every column may be null."""
+        """Columns with those of dead letters; then every column may be null."""
         if self.bad_records == "fail":
             return self.schema
         types = {"key": pa.binary(), "value": pa.binary(), **METADATA}
@@ -83,7 +82,6 @@ def record_columns(
     where: str,
     null_values: NullValues = "row",
 ) -> RecordColumns:
-    """Raises `InvalidJob` for unfit names."""
     if bad not in ("fail", "dead_letter"):
         raise InvalidJob(f'{where}: bad_records={bad!r}: use "fail" or "dead_letter"')
     if null_values not in ("row", "skip", "bad"):
@@ -103,7 +101,6 @@ def record_columns(
 
 
 def _remedies(columns: RecordColumns, repeated: str) -> str:
-    """Remedies for a repeated column. A field of the value or of the key keeps its name."""
     remedies = []
     for name, column in columns.metadata.items():
         if column == repeated:
@@ -122,8 +119,8 @@ def _remedies(columns: RecordColumns, repeated: str) -> str:
 class Converted:
     """Rows in offset order, None if all records were skipped. `size`: an upper bound of their bytes.
 
-    `bad_at`: index of a message that cannot be decoded, `bad`: the reason; the rows precede the message. `nulls`:
-    records without value before `bad_at`. `kept`: indices of the unskipped messages; None: all.
+    `bad_at`: index of an undecodable message, `bad`: the reason; the rows precede the message. `nulls`: records without
+    value before `bad_at`. `kept`: indices of the unskipped messages; None: all.
     """
 
     rows: pa.RecordBatch | FewRows | None
@@ -141,8 +138,6 @@ class Converted:
 
 
 class RecordConverter:
-    """Converts the client's messages, of one partition at a time, in the slot."""
-
     def __init__(self, columns: RecordColumns, where: str) -> None:
         self._columns = columns
         self._where = where
@@ -151,7 +146,7 @@ class RecordConverter:
         self._key = make_decoder(columns.key, where) if columns.key else None
         self._value = make_decoder(columns.value, where)
         decoders = {"value": self._value} if self._key is None else {"key": self._key, "value": self._value}
-        self._listed = [  # decoders that return lists, with the getter of a message's payload
+        self._listed = [
             (decoder, methodcaller(part))
             for part, decoder in decoders.items()
             if isinstance(decoder, (JsonPayloads, PlainPayloads))
@@ -161,7 +156,7 @@ class RecordConverter:
         )
 
     def convert(self, messages: Sequence[Any]) -> Converted:
-        """Converts one or more messages without errors. Raises `Unavailable` without a schema registry."""
+        """Converts messages of one partition. Raises `Unavailable` without a schema registry."""
         if self._columns.null_values == "skip":
             return self._without_nulls(messages)
         converted = self._all(messages)
@@ -194,14 +189,14 @@ class RecordConverter:
         if self._has_lists and len(messages) <= MOST_ROWS:
             try:
                 return self._lists(messages)
-            except Exception:  # a record is bad: the Arrow path finds the record and the reason
+            except Exception:
                 return self._arrow(messages)
         return self._arrow(messages)
 
     def _lists(self, messages: Sequence[Any]) -> Converted:
         columns: list[list[Any]] = []
         size = nulls = 0
-        for decoder, payload in self._listed:  # the value is the last
+        for decoder, payload in self._listed:
             payloads = list(map(payload, messages))
             nulls = payloads.count(None)
             columns += decoder.values(decoder.rows(payloads, messages))

@@ -1,10 +1,6 @@
-"""Source of Kafka topics: a split per partition, with an offset as the position in the checkpoint.
+"""Source of Kafka topics; a position is an offset.
 
-Driver or discovery look up the first offset of a partition once; it travels in the split, so every run begins at the
-same offset.
-
-    driver: topics, offsets ──► splits ──► slot: KafkaReader per partition ──► one Fetcher for all of them
-    slot: discovery, in a thread ──► splits of new partitions, from their earliest record
+The first offset of a partition travels in the split, so every run begins at the same place.
 """
 
 import datetime
@@ -54,13 +50,11 @@ Start: TypeAlias = Literal["earliest", "latest", "group"] | datetime.datetime
 Config: TypeAlias = Settings | Callable[[], Settings]
 
 _HELD_BYTES = 64 * 1024 * 1024  # fetched but not taken, by all readers of a process
-_ONCE_S = 1e9  # about 30 years: only the listing at the start
+_ONCE_S = 1e9  # about 30 years
 
 
 @dataclass(frozen=True)
 class Topics:
-    """The topics `names`, or all topics whose whole name matches `pattern`."""
-
     names: tuple[str, ...] = ()
     pattern: str | None = None
 
@@ -95,8 +89,7 @@ def chosen_topics(topics: str | Sequence[str] | None, pattern: str | None, where
 class KafkaSource(SourceSettings):
     """Kafka topics, by name or by a regular expression that matches the whole name; a split per partition.
 
-    Only committed records are read. Checkpoints contain the offsets; offsets of decided checkpoints are also committed
-    to `group`, for monitoring.
+    Only committed records are read. Offsets of decided checkpoints are also committed to `group`, for monitoring.
 
     `start` applies without a checkpoint: "earliest", "latest", a datetime (of the records' timestamps) or "group": that
     group's committed offsets, else the earliest record. New partitions are searched every `discover` (None: only at a
@@ -109,19 +102,18 @@ class KafkaSource(SourceSettings):
     offset, timestamp and headers, or a mapping of these to names.
 
     `null_values`: a record without value (a tombstone) is a row of nulls; with "skip" it is no row, with "bad" a bad
-    record. The first row of nulls of JSON or a deserialiser is logged; the metric `null_values` counts.
+    record. The metric `null_values` counts.
 
     `debezium`: the values are Debezium's change events (JSON, or from a deserialiser), and `schema` has the columns of
     the table. "changes": `op`, `changed_at`, `lsn`, `xid`, `before`, `after`, `unchanged`; "upsert": the columns,
-    `deleted` and `changed_at` (docs/changes.md). An event that lacks a column is a bad record; with `absent="null"` the
-    column is null. `unavailable_value_placeholder`: as set in the connector.
+    `deleted` and `changed_at` (docs/changes.md). `absent="null"`: a column that an event lacks is null; otherwise the
+    event is a bad record. `unavailable_value_placeholder`: as set in the connector.
 
-    A record that cannot be decoded ends the job, and the error names the place. With `bad_records="dead_letter"` the
-    record goes to a separate stream: use `source_with_dead_letters`. The source waits for a schema registry that does
-    not answer.
+    A record that cannot be decoded ends the job; with `bad_records="dead_letter"` the record goes to a separate stream:
+    use `source_with_dead_letters`. The source waits for a schema registry that does not answer.
 
     Records that are deleted before they were read end the job, after a warning. `config`: further settings of
-    librdkafka, or a function that returns them, called in driver and slots, so that secrets need not travel.
+    librdkafka, or a function that returns them in driver and slots, so that secrets need not travel.
 
     >>> bids = KafkaSource("broker:9092", "bids", group="billing", value="json", schema={"item": str, "price": float})
     >>> flow.source("bids", bids, event_time="timestamp")
@@ -145,7 +137,7 @@ class KafkaSource(SourceSettings):
     debezium: Debezium | None = None
     absent: Absent = "fail"
     unavailable_value_placeholder: str = UNAVAILABLE
-    config: Config | None = field(default=None, repr=False)  # may hold secrets
+    config: Config | None = field(default=None, repr=False)
 
     def named(self, name: str) -> "KafkaTopics":
         """Checks the settings without requests to the brokers. Raises `InvalidJob`."""
@@ -229,8 +221,6 @@ class KafkaTopics:
         self.__dict__.update(state)
         self._pool = self._make_pool()
 
-    # ------------------------------------------------------------ driver
-
     def splits(self, parallelism: int) -> Sequence[Split]:
         with Cluster(self._client) as cluster:
             partitions = cluster.partitions(self._topics.names, self._topics.pattern)
@@ -275,7 +265,6 @@ class KafkaTopics:
         return {**earliest, **committed}
 
     def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
-        """Lists partitions whose retention has passed a position."""
         offsets = {split: POSITION.decode(at).offset for split, at in positions.items() if at is not None}
         with Cluster(self._client) as cluster:
             partitions = cluster.partitions(self._topics.names, self._topics.pattern)
@@ -291,7 +280,6 @@ class KafkaTopics:
         return gone
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Counts offsets, also of transaction markers; unknown partitions from their earliest record."""
         listed = {split.id: SPLIT.decode(split.payload) for split in splits}
         known = {id: POSITION.decode(at) for id, at in positions.items() if id in listed}
         places = {id: (of.topic, of.partition) for id, of in listed.items()}
@@ -304,15 +292,12 @@ class KafkaTopics:
             rows += max(0, min(ends[place], ends[place] if last is None else last) - at)
         return Remaining(rows=rows)
 
-    # ------------------------------------------------------------ slot
-
     def not_to_end(self) -> str:
         return "until= ends the stream where each partition ended at the first start" if self._until else ""
 
     def to_end(self, positions: Mapping[str, bytes]) -> Mapping[str, tuple[bytes, int]]:
-        """Skips to the end of the committed records, and counts offsets.
-
-        If the topic lost records, the position is after the end and stays; the reader reports the loss.
+        """Counts offsets.
+        A position after the end (the topic lost records) stays; the reader reports the loss.
         """
         places = {id: partition_of(id) for id in positions}
         with Cluster(self._client) as cluster:
@@ -335,10 +320,7 @@ class KafkaTopics:
         return owner(split_id, parallelism)
 
     def discovery(self, known: NameSet) -> Discovery | None:
-        """Without `discover=` it lists only once, at a start from a checkpoint.
-
-        New partitions are read from their earliest record, whatever `start` says.
-        """
+        """Lists only once without `discover=`, at a start from a checkpoint."""
         if self._until:
             return None
         listing = _Listing(self._client, self._topics, known, self._where)
@@ -354,7 +336,7 @@ class _Listing:
     def __init__(self, client: KafkaClient, topics: Topics, known: NameSet, where: str) -> None:
         self._client = client
         self._topics = topics
-        self._known = known  # the listing thread adds new partitions
+        self._known = known
         self._ids: dict[str, str] = {}
         self._where = where
 

@@ -1,13 +1,9 @@
-"""Replaces a client that has silently stopped fetching a partition: the job must not hang.
-
-After an outage of the brokers a client may lose a partition: neither records nor errors arrive. The rule: the
-partition's end is beyond the position, and nothing has arrived for some seconds. The same client requests the ends of
-all quiet partitions together. A broker serves a connection in order, so an answer proves that everything fetched before
-has arrived.
-
-The client reports nothing while it skips aborted transactions, so a replacement may be wrong: the wait doubles with
-each replacement after which the partition stays quiet. A request without an answer ends every suspicion, because the
-client handles outages itself; an error of leadership begins a suspicion.
+"""Replaces a client that silently stopped fetching a partition.
+The rule: the partition's end is beyond the position, and nothing has arrived for some seconds. The same client requests
+the ends: a broker serves a connection in order, so an answer proves that everything fetched before has arrived.
+A replacement may be wrong, because the client reports nothing while it skips aborted transactions: the wait doubles
+with each replacement after which the partition stays quiet. A request without an answer ends the suspicion of its
+partitions, because the client handles outages itself; an error of leadership begins a suspicion.
 """
 
 import time
@@ -23,8 +19,7 @@ from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQue
 @dataclass(frozen=True)
 class StallTimeouts:
     """Timeouts in seconds.
-
-    `quiet`: without messages, until the end is requested, and between requests. `still`: with answers, until the client
+    `quiet`: without messages until the end is requested, and between requests. `still`: with answers until the client
     is replaced. `answer`: for a request, while the fetching thread waits.
     """
 
@@ -35,17 +30,14 @@ class StallTimeouts:
 
 @dataclass(frozen=True)
 class SuspectedStall:
-    """Missing records up to `end` at the time `since_s`. `end` None: the client does not know the leader."""
+    """Missing records up to `end` since `since_s`. `end` None: the client does not know the leader."""
 
     since_s: float
     end: int | None
 
 
 class StallDetector:
-    """Decides which partitions to check, and which have stalled. Pure: times are seconds of any clock.
-
-    `unread`: the awaited partitions, each with the next offset.
-    """
+    """Pure: times are seconds of any clock. `unread`: the awaited partitions, each with the next offset."""
 
     def __init__(self, timeouts: StallTimeouts) -> None:
         self._timeouts = timeouts
@@ -55,7 +47,7 @@ class StallDetector:
         self._polled_s = float("-inf")
         self._ask_at_s = float("-inf")
         self._apart_until_s = float("-inf")
-        self._blamed: Partition | None = None  # cause of the last replacement, and quiet since
+        self._blamed: Partition | None = None
         self._wait_s = timeouts.still
 
     def heard(self, partitions: Iterable[Partition], now_s: float) -> None:
@@ -90,9 +82,8 @@ class StallDetector:
         return quiet
 
     def answered(self, unread: Mapping[Partition, int], ends: Mapping[Partition, int | None], now_s: float) -> None:
-        """Records an answer about the partitions `unread`.
-
-        `ends`: lacks partitions without an end at present; None: the client does not know the leader.
+        """Records an answer about `unread`.
+        `ends` lacks partitions without an end at present; None: no known leader.
         """
         for partition, offset in unread.items():
             end = ends.get(partition, offset)
@@ -102,10 +93,8 @@ class StallDetector:
                 self._suspected.setdefault(partition, SuspectedStall(now_s, end))
 
     def unanswered(self, asked: Iterable[Partition], now_s: float) -> None:
-        """Records a request without an answer.
-
-        An unavailable broker delays the answers of all others: for a while partitions are checked one by one and less
-        often, because the fetching thread waits.
+        """Checks partitions one by one and less often for a while.
+        An unavailable broker delays the answers of all others, and the fetching thread waits.
         """
         for partition in asked:
             self._suspected.pop(partition, None)
@@ -114,7 +103,6 @@ class StallDetector:
             self._apart_until_s = now_s + 60 * self._timeouts.quiet
 
     def stalled(self, now_s: float) -> tuple[Partition, int | None] | None:
-        """A stalled partition, which demands another client, and the end that was not reached."""
         for partition, suspected in self._suspected.items():
             if now_s - suspected.since_s >= self._wait_s:
                 return partition, suspected.end
@@ -141,10 +129,7 @@ class StallWatch:
         return time.monotonic() >= self._poll_at_s
 
     def poll(self, consumer: Any, queues: Mapping[Partition, PartitionQueue]) -> str:
-        """Returns why to replace the client, or "".
-
-        `queues`: of the partitions that await records, after all fetched messages were handed out.
-        """
+        """Returns why to replace the client, or "". To be called after all fetched messages were handed out."""
         now_s = time.monotonic()
         self._poll_at_s = now_s + self._timeouts.quiet / 10
         asked = self._detector.to_ask(queues, now_s)
@@ -166,7 +151,6 @@ class StallWatch:
         return f"{queue.where}: the client went silent at offset {queue.next_offset} {why}"
 
     def _ends(self, consumer: Any, partitions: Collection[Partition]) -> dict[Partition, int | None] | None:
-        """Ends of committed records (see `StallDetector.answered`); None without an answer."""
         wanted = [self._kafka.TopicPartition(*partition, LATEST) for partition in partitions]
         try:
             found = consumer.offsets_for_times(wanted, timeout=self._timeouts.answer)

@@ -1,8 +1,7 @@
-"""Checks of topics while they are read: records deleted before they were read, recreated topics.
+"""Checks of topics during reading: records deleted before they were read, recreated topics.
 
-Brokers delete records by age and size, read or not. Skipping the gap would be a silent loss, so the job stops. A
-warning precedes: the earliest retained offset advances, and the position is within the oldest tenth of the retained
-records.
+Skipping deleted records would be a silent loss, so the job stops. A warning precedes: the earliest retained offset
+advances, and the position is within the oldest tenth of the retained records.
 """
 
 import time
@@ -36,13 +35,10 @@ class TopicIds:
     """Detects recreated topics by their ids; brokers before 2.8 have no ids, so nothing is checked.
 
     In a recreated topic a client reads on from the old offset without an error. So the fetching thread requests the id
-    after rows have arrived and before they are handed out. An answer is trusted for less time than the client waits
-    after the failure that the deletion causes (`fetch.error.backoff.ms`): no row of the new topic can arrive earlier.
-    Two gaps of up to a second remain: a partition that was just paused has no such failure, and a broker that does not
-    know of the deletion returns the old id.
-
-    Without messages no ids are requested. If requests fail for some seconds, another client is made. `say`: logs why
-    rows wait.
+    before rows are handed out. An answer is trusted for less time than the client waits after the failure that the
+    deletion causes (`fetch.error.backoff.ms`): no row of the new topic can arrive earlier. Two gaps of up to a second
+    remain: a partition that was just paused has no such failure, and a broker that does not know of the deletion
+    returns the old id.
     """
 
     def __init__(self, client: KafkaClient, kafka: Any, say: Callable[[str], None]) -> None:
@@ -50,12 +46,11 @@ class TopicIds:
         self._kafka = kafka
         self._say = say
         self._admin: Any = None
-        self._in_vain_s: dict[str, float] = {}  # by topic, since when all requests failed
-        self._seen: dict[str, tuple[str, float]] = {}  # id by topic, and time of the request
+        self._in_vain_s: dict[str, float] = {}
+        self._seen: dict[str, tuple[str, float]] = {}
         self._asked: dict[str, tuple[Future[Any], float]] = {}  # without an answer yet
 
     def forget(self, topic: str) -> None:
-        """Forgets a topic of which a partition is read anew."""
         self._seen.pop(topic, None)
         self._asked.pop(topic, None)
         self._in_vain_s.pop(topic, None)
@@ -79,7 +74,7 @@ class TopicIds:
         return unknown
 
     def _is_due(self, topic: str, now_s: float) -> bool:
-        """True if a request is due; drops a pending request whose answer would be too old."""
+        """Drops a pending request whose answer would be too old."""
         if topic in self._asked:
             return now_s - self._asked[topic][1] >= _ID_TRUSTED_S
         return topic not in self._seen or now_s - self._seen[topic][1] >= _ID_AHEAD_S
@@ -93,7 +88,6 @@ class TopicIds:
             self._asked[topic] = answer, now_s
 
     def _hear(self, topic: str, queues: Collection[PartitionQueue], now_s: float) -> None:
-        """Takes an available answer; waits if the last answer is too old."""
         if topic in self._seen and now_s - self._seen[topic][1] >= _ID_TRUSTED_S:
             del self._seen[topic]
         if topic not in self._asked or (topic in self._seen and not self._asked[topic][0].done()):
@@ -124,14 +118,13 @@ class TopicIds:
 _SHARE = 0.1
 _POLL_S = 30.0
 _POLL_SOON_S = 1.0
-_MISSING_S = 20.0  # of a missing topic: brokers that have just started may not know it yet
+_MISSING_S = 20.0  # brokers that have just started may not know a topic yet
 _ANSWER_S = 5.0
 
 Outlook = Literal["fine", "soon", "lost"]
 
 
 def outlook(position: int, earliest: int, earliest_before: int | None, end: int | None) -> Outlook:
-    """Compares a position with the retained offsets; `earliest_before`: at the last poll."""
     if position < earliest:
         return "lost"
     moving = earliest_before is not None and earliest > earliest_before
@@ -141,7 +134,7 @@ def outlook(position: int, earliest: int, earliest_before: int | None, end: int 
 
 
 def lost(queue: PartitionQueue, wanted: int, earliest: int, end: int) -> InvalidJob:
-    """Error about a missing offset `wanted`; `earliest` and `end` may be newer."""
+    """Error about a missing offset; `earliest` and `end` may be newer."""
     if wanted < earliest:
         return InvalidJob(
             f"{queue.where}: offset {wanted} is wanted, but the earliest that is retained is {earliest}: "
@@ -156,9 +149,9 @@ def lost(queue: PartitionQueue, wanted: int, earliest: int, end: int) -> Invalid
 
 
 class RetentionWatch:
-    """Periodic check by the fetching thread, with the thread's client.
+    """Periodic check by the fetching thread.
 
-    If that client does not know the leaders any more, other clients are used and replaced until one does.
+    If the thread's client does not know the leaders any more, other clients are used and replaced until one does.
     """
 
     def __init__(self, client: KafkaClient, kafka: Any) -> None:
@@ -166,7 +159,7 @@ class RetentionWatch:
         self._other = Asker(client.consumer)
         self._ask_other = False
         self._earliest: dict[Partition, int] = {}
-        self._missing: dict[Partition, float] = {}  # since when, monotonic
+        self._missing: dict[Partition, float] = {}
         self._warned: set[Partition] = set()
 
     def poll(self, consumer: Any, queues: Collection[PartitionQueue]) -> float:

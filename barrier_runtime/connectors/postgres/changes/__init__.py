@@ -1,1 +1,1 @@
-"""Source of the changes of PostgreSQL tables, by logical replication."""
+"""Source of changes of PostgreSQL tables, by logical replication."""

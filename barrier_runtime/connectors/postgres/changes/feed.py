@@ -1,12 +1,7 @@
-"""Thread that fetches rows for a reader: chunks of the snapshot, then the log, into a bounded buffer.
+"""Thread that fetches the snapshot, then the log, into a reader's bounded buffer.
 
-A lost session is replaced, with growing pauses and without limit, after the last buffered item. While the buffer is
-full the thread only sends keepalives, so the server waits.
-
-    reading the snapshot -> connecting <-> reading the log -> at the end (of `until`)
-                       any -> failed: a person is needed
-
-`take` and `confirm` run on the event loop and never wait.
+A lost session is replaced without limit. While the buffer is full, the thread only sends keepalives, so the server
+waits.
 """
 
 import contextlib
@@ -45,10 +40,10 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
 log = logging.getLogger("barrier_runtime.postgres")
 
-_MOST_BYTES = 16 << 20  # in the buffer
-_CHUNKS_AT_ONCE = 3  # of the snapshot: 8 MB each at most
+_MOST_BYTES = 16 << 20  # bytes in the buffer
+_CHUNKS_AT_ONCE = 3  # of at most 8 MB
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_TELL_S = 10.0  # between two reports to the server, which ends a session after a silent minute
+_TELL_S = 10.0  # the server ends a session after a silent minute
 _LOOK_S = 1.0
 _NAME = 63
 _ENDED_BY_SUCCESSOR = "57P01"
@@ -57,9 +52,9 @@ _EPOCH_US = 946_684_800_000_000
 
 
 class ChangeFeed:
-    """Starts its thread at once.
+    """Thread and buffer; `take`, `put_back` and `confirm` run on the event loop and never wait.
 
-    `parameters` are libpq's, with secrets. `wake` is called when an item is ready.
+    `parameters`: libpq's, with secrets. `wake` is called when an item is ready.
     """
 
     def __init__(
@@ -79,11 +74,11 @@ class ChangeFeed:
         self._staging = staging
         self._store = store
         self.layout = layout
-        self.at = at  # position after the last buffered item
+        self.at = at  # after the last buffered item
         self._tell = wake
         self.where = where
-        self._name = f"barrier-runtime {staging.slot}"[:_NAME]  # cut as the server cuts it, because names are compared
-        self.ids: dict[int, str] = {}  # the server's ids of our tables
+        self._name = f"barrier-runtime {staging.slot}"[:_NAME]  # cut as the server cuts it: names are compared
+        self.ids: dict[int, str] = {}
         self.tables = {table.name: at for at, table in enumerate(layout.tables)}
         self._items: deque[Item] = deque()
         self._bytes = 0
@@ -175,7 +170,7 @@ class ChangeFeed:
         with self._room:
             self._bytes += size_of(item)
         self._items.append(item)
-        if len(self._items) == 1:  # if more items wait, the event loop knows of them
+        if len(self._items) == 1:  # else the event loop knows of items
             self._tell()
 
     @property
@@ -215,7 +210,6 @@ class ChangeFeed:
     # ---- the log
 
     def _read_log(self) -> None:
-        """Reads one session until `close`; raises if the session is lost."""
         if self._closing.is_set() or self.is_end(self.at.lsn):
             return
         psycopg = load_psycopg()
@@ -251,7 +245,6 @@ class ChangeFeed:
         return connect(self._parameters, replication=False, name=self._name)
 
     def look_at(self, relation: Relation) -> CatalogTable:
-        """Checks catalog and publication again in mid-session. Raises `InvalidJob`."""
         with self._looking() as looking:
             now = look_at_catalog(looking, relation)
             self.ids = check_publication(looking, self._staging.publication, tuple(self.tables), self.where)
@@ -297,7 +290,6 @@ class ChangeFeed:
             self._ear.recv(4096)
 
     def _tell_server(self, session: LogSession, *, now: bool = False) -> None:
-        """Reports the received and the confirmed position; the server drops log up to the latter."""
         if not now and session.told == self._confirmed and time.monotonic() - self._told_at < _TELL_S:
             return
         session.told, self._told_at = self._confirmed, time.monotonic()
@@ -326,7 +318,7 @@ class ChangeFeed:
                 "snapshot, and raise max_slot_wal_keep_size if the server removed it"
             )
         if code == _ENDED_BY_SUCCESSOR:
-            self._closing.wait(_LONGEST_PAUSE_S)  # a newer generation may have ended this session and goes first
+            self._closing.wait(_LONGEST_PAUSE_S)  # a newer generation, which goes first, may have ended this session
         if code == "55006":
             return Unavailable(f"{failure}: {text}")
         if isinstance(error, Exception):

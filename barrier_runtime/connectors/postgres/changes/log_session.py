@@ -1,10 +1,9 @@
-"""Conversion of the messages of one replication session into buffer items: rows with positions.
+"""Converts a replication session's messages into buffer items: rows with positions."""
 
-Messages are decoded together (`flush`): at most `PART_ROWS` or `PART_BYTES`, so a large transaction becomes many items,
-with a position after each.
-"""
-
+import bisect
+import itertools
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
@@ -31,7 +30,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 @dataclass(frozen=True, slots=True)
 class TransactionRows:
-    """Rows of a transaction or a part of it, after `first` earlier rows.
+    """Rows of a transaction or a part of it, after `first` earlier rows of the transaction.
 
     `lsn`: end of the previous transaction. `end_lsn`: end of this transaction if no rows follow, else None.
     """
@@ -50,27 +49,29 @@ class TransactionRows:
 
 @dataclass(frozen=True, slots=True)
 class LoggedRows:
-    """Rows of the log with their transactions, in order. `at`: position after the item."""
+    """Rows of the log: a part of the rows of `transactions`, after `passed` earlier rows.
+
+    `ends`: number of rows up to the end of each transaction. Both parts of a split share `transactions` and `ends`, so
+    that a poll of few rows copies neither.
+    """
 
     rows: pa.RecordBatch
-    transactions: tuple[TransactionRows, ...]
-    at: ChangePosition
+    transactions: Sequence[TransactionRows]
+    ends: Sequence[int]
+    passed: int = 0
+
+    @property
+    def at(self) -> ChangePosition:
+        """Position after the rows."""
+        last = self.passed + self.rows.num_rows
+        place = bisect.bisect_left(self.ends, last)
+        transaction = self.transactions[place]
+        return transaction.after(last - self.ends[place] + transaction.count)
 
     def split(self, count: int) -> tuple["LoggedRows", "LoggedRows"]:
         """Splits after `count` rows, at least one and not all."""
-        ahead, left, rest = list[TransactionRows](), list[TransactionRows](), count
-        for each in self.transactions:
-            taken = min(rest, each.count)
-            rest -= taken
-            if taken:
-                ends = each.end_lsn if taken == each.count else None
-                ahead.append(replace(each, count=taken, end_lsn=ends))
-            if taken < each.count:
-                left.append(replace(each, first=each.first + taken, count=each.count - taken))
-        at = ahead[-1].after(ahead[-1].count)
-        return LoggedRows(self.rows.slice(0, count), tuple(ahead), at), LoggedRows(
-            self.rows.slice(count), tuple(left), self.at
-        )
+        ahead, rest = self.rows.slice(0, count), self.rows.slice(count)
+        return replace(self, rows=ahead), replace(self, rows=rest, passed=self.passed + count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class SnapshotRows:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Marks that no more rows come up to `at`."""
+    """Mark that no more rows come up to `at`."""
 
     at: ChangePosition
 
@@ -98,13 +99,13 @@ def size_of(item: Item) -> int:
 
 
 PART_ROWS: Final = 16_384  # messages decoded together
-PART_BYTES: Final = 4 << 20  # of these messages, besides the last message
+PART_BYTES: Final = 4 << 20  # bytes of these messages, besides the last
 
 
 class LogFeed(Protocol):
-    """Buffer that a session fills; `at` is the position after the last item.
+    """Buffer that a session fills, up to `end`; `at` is the position after the last item.
 
-    `ids` maps the server's table ids to names, `tables` names to numbers; reading stops at `end`, or never.
+    `ids`: the server's table ids to names. `tables`: names to numbers.
     """
 
     at: ChangePosition
@@ -125,7 +126,7 @@ class LogFeed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Table of the source; columns in the log, and the place there of each column."""
+    """Table number, number of columns in the log's rows, and place there of each table column."""
 
     table: int
     width: int
@@ -139,7 +140,7 @@ class _Transaction:
     begin: TransactionBegin
     lsn: int
     first: int = 0
-    rows: int = 0  # decoded before
+    rows: int = 0  # decoded earlier
     end_lsn: int | None = None
 
 
@@ -147,28 +148,28 @@ class LogSession:
     """Session that starts at `at`, perhaps within a transaction."""
 
     def __init__(self, feed: LogFeed, at: ChangePosition) -> None:
-        self.told = -1
-        self.received = 0
+        self.told = -1  # LSN last confirmed to the server, set by the feed
+        self.received = 0  # highest LSN read
         self._feed = feed
         self._given = at
-        self._lsn = at.lsn  # end of the last transaction, also if its rows are not decoded yet
+        self._lsn = at.lsn  # end of the last message; its rows may not be decoded yet
         self._relations: dict[int, _Known | None] = {}
         self._messages: list[bytes | memoryview] = []
         self._bytes = 0
-        self._transactions: list[_Transaction] = []  # of the messages
+        self._transactions: list[_Transaction] = []  # whose rows are in `_messages`
         self._now: _Transaction | None = None
         self._repeated = False  # the current transaction was read before
 
     def message(self, data: memoryview) -> bool:
-        """True if the server requests an answer now."""
-        if data[0] == 119:  # w, of the log
+        """Returns True if the server requests an answer now."""
+        if data[0] == 119:  # w
             if data[HEADER] in ROW_KINDS:
                 if not self._repeated:
                     self._collect(data)
             else:
                 self._logged(data[HEADER:])
             return False
-        assert data[0] == 107, f"a message of kind {data[0]}"  # k, keepalive: no rows up to `end`
+        assert data[0] == 107, f"a message of kind {data[0]}"  # k, keepalive
         end, _, reply = struct.unpack_from(">QqB", data, 1)
         if self._now is None:
             self._reach(end)
@@ -206,7 +207,6 @@ class LogSession:
                     self._collect(truncation(id))
 
     def _known(self, relation: Relation) -> "_Known | None":
-        """Returns None for a table that the source does not read."""
         feed, name = self._feed, f"{relation.schema}.{relation.table}"
         number = feed.tables.get(name)
         if feed.ids.get(relation.id, name) != name:
@@ -238,13 +238,10 @@ class LogSession:
         feed.is_end(lsn)
 
     def _put_reached(self) -> None:
-        """Reports that no rows come up to the last end, unless rows before it are still due."""
         at = self._feed.at
         if self._now is None and self._lsn > max(at.lsn, at.commit_lsn):
             reached = ChangePosition(self._lsn)
             self._feed.put(Reached(reached), reached)
-
-    # ------------------------------------------------------------ decoding
 
     def flush(self) -> None:
         if not self._messages:
@@ -285,8 +282,8 @@ class LogSession:
             if count:
                 parts.append(TransactionRows(transaction.lsn, begin.commit_lsn, first, count, transaction.end_lsn))
         if parts:
-            at = parts[-1].after(parts[-1].count)
-            self._feed.put(LoggedRows(rows.slice(read), tuple(parts), at), at)
+            item = LoggedRows(rows.slice(read), parts, list(itertools.accumulate(each.count for each in parts)))
+            self._feed.put(item, item.at)
 
 
 def _stamps(transactions: list[_Transaction], lengths: Numbers) -> Stamps:

@@ -1,12 +1,7 @@
-"""Decoder of the plugin `pgoutput`, protocol version 1. Pure.
+"""Decoder of the plugin `pgoutput`, protocol version 1, many changes at a time. Pure.
 
-Transactions arrive complete, after their commit, in commit order:
-
-    Begin · (Relation | Insert | Update | Delete | Truncate)* · Commit
-
-On each connection a Relation precedes the first change of a table, and the first change after each change of its
-columns. Changes are decoded many at a time, in columns (`RowMessages`): numpy walks over the tuples of all messages
-together, Arrow copies the values, and no Python code runs per row or value.
+Transactions arrive whole, in commit order: Begin · (Relation | Insert | Update | Delete | Truncate)* · Commit. On each
+connection a Relation precedes a table's first change, and the first after its columns changed.
 """
 
 import struct
@@ -21,7 +16,7 @@ import pyarrow as pa
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
-HEADER: Final = 25  # bytes of the replication protocol before each message of the plugin
+HEADER: Final = 25  # bytes before each message of the plugin
 ROW_KINDS: Final = b"IUD"
 _PADDING = bytes(8)  # a length may be read, and then ignored, after the last value
 _OPS = np.zeros(256, np.uint8)
@@ -43,7 +38,7 @@ class TextColumn:
 
 @dataclass(frozen=True, slots=True)
 class TextRows:
-    """Rows in columns. `missing`: the log does not have the row."""
+    """Rows in columns. `missing`: rows that the log does not have."""
 
     columns: tuple[TextColumn, ...]
     missing: Flags
@@ -63,12 +58,11 @@ class RowChanges:
 
 
 def truncation(relation: int) -> bytes:
-    """Message of a row that stands for the truncation of a table."""
     return bytes(HEADER) + b"T" + relation.to_bytes(4, "big") + b"\0"
 
 
 class RowMessages:
-    """Messages with their headers. `relations`: the server's id of each message's table."""
+    """Messages with headers. `relations`: the server's id of each message's table."""
 
     def __init__(self, messages: Sequence[bytes | memoryview]) -> None:
         self._buffer = pa.py_buffer(b"".join([*messages, _PADDING]))
@@ -83,8 +77,7 @@ class RowMessages:
     def changes(self, chosen: Numbers, width: int, places: Sequence[int | None]) -> RowChanges:
         """Decodes the messages `chosen`, of a table with `width` columns in the log.
 
-        `places`: in the log, of each wanted column; None: the column is null. Raises `ValueError` for messages that
-        version 1 does not have.
+        `places`: of each wanted column in the log; None: a column of nulls. Raises `ValueError` for unknown messages.
         """
         starts = self._starts[chosen]
         ops = _OPS[self._bytes[starts]]
@@ -99,7 +92,7 @@ class RowMessages:
         return RowChanges(ops, before, after, part == _OLD)
 
     def _rows(self, at: Numbers, present: Flags, width: int, places: Sequence[int | None]) -> TextRows:
-        """Rows of the messages with `present`, which begin at `at`; moves `at` after them."""
+        """Moves `at` after the rows."""
         rows = np.flatnonzero(present)
         begins = at[rows] + 1
         if (self._shorts[begins] != width).any():
@@ -124,7 +117,7 @@ class RowMessages:
         self, rows: Numbers, present: Flags, starts: Numbers, ends: Numbers, is_text: Flags, unchanged: Flags
     ) -> TextColumn:
         count = len(present)
-        # Every second element of an array over the whole buffer is a value; `take` copies these.
+        # Every second element of an array over the whole buffer is a value.
         offsets = np.empty(2 * len(rows), np.int32)
         offsets[::2], offsets[1::2] = starts, ends
         spans = pa.Array.from_buffers(
@@ -137,7 +130,7 @@ class RowMessages:
         return TextColumn(spans.take(pa.array(index, mask=absent)), not_there)
 
 
-_EPOCH_US = 946_684_800_000_000  # 2000-01-01, PostgreSQL's epoch
+_EPOCH_US = 946_684_800_000_000  # PostgreSQL's epoch, 2000-01-01
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +148,7 @@ class TransactionCommit:
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """Column in the log. `identifies`: part of the replica identity. `type`: the server's type id."""
+    """`identifies`: part of the replica identity. `type`: the server's type id."""
 
     name: str
     identifies: bool
@@ -183,10 +176,7 @@ Message: TypeAlias = TransactionBegin | TransactionCommit | Relation | Truncate
 
 
 def decoded(data: memoryview) -> Message | None:
-    """None: a message without rows (types, origins, users' own messages).
-
-    Raises `ValueError` for messages that version 1 does not have.
-    """
+    """Returns None for a message without rows. Raises `ValueError` for unknown messages."""
     kind = chr(data[0])
     if kind == "B":
         commit_lsn, committed, xid = struct.unpack_from(">QqI", data, 1)

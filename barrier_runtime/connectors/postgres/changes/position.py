@@ -1,9 +1,5 @@
 """Position of a reader of changes, in the snapshot's rows or in the log; JSON in checkpoints. Pure.
 
-A position in the log is the end of the last complete transaction (`lsn`), and the number of rows (`skip`) already read
-of the next transaction, whose commit is at `commit_lsn`. The server repeats a transaction with the same changes in the
-same order.
-
 | read so far                                  | lsn                             | commit_lsn | skip |
 |----------------------------------------------|---------------------------------|------------|------|
 | only the snapshot                            | start of the slot               | 0          | 0    |
@@ -11,7 +7,7 @@ same order.
 | a whole transaction                          | its end                         | 0          | 0    |
 | nothing, and the log has no rows up to there | up to there                     | 0          | 0    |
 
-Only `lsn` may be confirmed to the server, which may then forget the log before.
+The server repeats a transaction in the same order. Only `lsn` may be confirmed to the server.
 """
 
 from typing import Final
@@ -24,7 +20,7 @@ POSITION_VERSION: Final = 1
 
 
 class ChangePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`row` rows of the snapshot's `chunk` are read (None: the snapshot is read)."""
+    """Position after `row` rows of the snapshot's `chunk` (None: the snapshot is read)."""
 
     lsn: int
     commit_lsn: int = 0

@@ -1,14 +1,7 @@
-"""Rows of changes: a row per change, or upserts; of one table, or of several in one stream. Pure.
+"""Rows of changes (docs/changes.md): a row per change, or upserts; of one table, or of several. Pure.
 
-Form "changes" (Debezium's): `op` is r (existed when the job began), c, u, d or t (truncate); `before` and `after` are
-structs of the table's columns. `before` is null unless the log has the old row: complete with REPLICA IDENTITY FULL,
-otherwise only the key, for deletes and for updates of the key. `unchanged` names the columns that are null in `after`
-because their values, stored out of line, did not change and are missing in the log.
-
-Form "upsert": the table's columns, `deleted` and `changed_at`. A delete has the key, and other columns if the log has
-them. An update of the key is two rows: a delete of the old key, then the new row.
-
-With several tables a row has the column `table`, `changed_at`, and a struct per table, all null but its table's.
+An update of the key is two upserts: a delete of the old key, then the new row. With several tables a row has the column
+`table`, `changed_at`, and a struct per table, all null but its table's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +30,7 @@ _DELETE, _UPDATE = b"du"
 
 @dataclass(frozen=True)
 class ChangedTable:
-    """Table "schema.table", with columns and replica identity (d, f or i) as of the writing of the flow."""
+    """Table "schema.table", with columns and replica identity (d, f or i) when the flow was written."""
 
     name: str
     columns: tuple[ChangedColumn, ...]
@@ -49,7 +42,7 @@ class ChangedTable:
 
     @property
     def has_key(self) -> bool:
-        """Returns False if only all columns together identify a row."""
+        """Returns whether fewer columns than all identify a row."""
         return not all(column.key for column in self.columns)
 
     @property
@@ -59,7 +52,7 @@ class ChangedTable:
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """Commit time, commit position and number of the transaction of each message."""
+    """Commit time, commit position and transaction number of each message."""
 
     committed_us: Numbers
     commit_lsn: Numbers
@@ -71,7 +64,7 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class UpsertRows:
-    """Rows of form "upsert", each with the number of its `message`."""
+    """Upserts, each with the number of its `message`."""
 
     message: Numbers
     deleted: Flags
@@ -79,7 +72,7 @@ class UpsertRows:
 
 
 def filled_in(changes: RowChanges, table: ChangedTable) -> TextRows:
-    """New rows; values that the log omits come from the old row, if known."""
+    """New rows; values missing in the log come from the old row, if known."""
     columns = []
     for column, before, after in zip(table.columns, changes.before.columns, changes.after.columns, strict=True):
         fill = after.unchanged & ~changes.before.missing & (changes.whole | column.key)

@@ -1,17 +1,8 @@
 """Requirements on a PostgreSQL server whose changes are read, and its replication sessions.
 
 A *slot* makes the server keep the log until the source confirms it; a *publication* lists the tables in the log. The
-job creates both at the first start, and then checks the slot before each use, because a slot that cannot continue at
-the source's position would omit changes:
-
-| the slot ...                              | then                                                              |
-|-------------------------------------------|-------------------------------------------------------------------|
-| is gone (dropped, or not failed over)     | the job ends: changes are lost                                    |
-| has lost its log (max_slot_wal_keep_size) | the job ends                                                      |
-| was confirmed beyond our position         | the job ends: another reader, or an old state was restored        |
-| the server's log ends before our position | the job ends: a failover has lost changes that were read          |
-| is of another server                      | the job ends                                                      |
-| is in use                                 | a session of an earlier generation is ended; otherwise wait       |
+source checks the slot before each use: a slot that cannot continue at the source's position would omit changes
+(docs/changes.md, "Slot and restarts").
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,7 +66,7 @@ from pg_replication_slots where slot_name = %s
 
 
 def connect(parameters: Mapping[str, str], *, replication: bool, name: str) -> Any:
-    """Session in autocommit mode, which the server lists as `name`. Raises psycopg's errors."""
+    """Session in autocommit mode. Raises psycopg's errors."""
     psycopg = load_psycopg()
     given = {**CONNECTION_DEFAULTS, **parameters, "application_name": name}
     options = " ".join(f"-c {option}={value}" for option, value in _OPTIONS.items())
@@ -86,7 +77,7 @@ def connect(parameters: Mapping[str, str], *, replication: bool, name: str) -> A
 
 
 def read_table(connection: Any, name: str, as_text: Sequence[str], form: Form, where: str) -> ChangedTable:
-    """Reads the table "schema.table". Raises `InvalidJob` if the form cannot express its changes."""
+    """Raises `InvalidJob` if the form cannot express the table's changes."""
     schema, _, table = name.partition(".")
     found = connection.execute(_TABLE, (schema, table)).fetchone()
     if found is None:
@@ -161,10 +152,7 @@ def check_server(connection: Any, where: str) -> None:
 
 
 def make_publication(connection: Any, name: str, tables: Sequence[str], *, ours: bool, where: str) -> None:
-    """Creates the publication if missing.
-
-    `ours`: an existing publication is set to `tables`; the user's must have them.
-    """
+    """Creates the publication if missing. `ours`: an existing publication is set to `tables`."""
     sql = load_psycopg().sql
     listed = sql.SQL(", ").join(sql.Identifier(*table.split(".", 1)) for table in tables)
     if connection.execute("select 1 from pg_publication where pubname = %s", (name,)).fetchone() is None:
@@ -210,7 +198,7 @@ def check_publication(connection: Any, name: str, tables: Sequence[str], where: 
 
 @dataclass(frozen=True)
 class ReplicationSlot:
-    """The server may have forgotten the log up to `confirmed`."""
+    """Slot; the server may have forgotten the log up to `confirmed`."""
 
     plugin: str | None
     database: str | None
@@ -228,7 +216,7 @@ def look_at_slot(connection: Any, slot: str) -> ReplicationSlot | None:
 
 
 def check_slot(slot: str, state: ReplicationSlot | None, lsn: int, end_of_log: int, where: str) -> None:
-    """Raises `InvalidJob` if the slot cannot continue at `lsn` (table above). Pure."""
+    """Raises `InvalidJob` if the slot cannot continue at `lsn`."""
     if state is None:
         raise InvalidJob(
             f"{where}: the replication slot {slot!r} is gone (dropped, or the server that took over did not have it), "
@@ -255,13 +243,12 @@ def check_slot(slot: str, state: ReplicationSlot | None, lsn: int, end_of_log: i
 
 
 def identify(connection: Any) -> tuple[str, int]:
-    """Id of the cluster and the end of the log, from a replication session."""
     system, _, end, _ = connection.execute("IDENTIFY_SYSTEM").fetchone()
     return str(system), parsed_lsn(end)
 
 
 def end_older_session(connection: Any, pid: int, name: str, slot: str, where: str) -> None:
-    """Ends an older session of this source on the slot. Always raises `Unavailable`, for a retry."""
+    """Ends an older session of this source. Always raises `Unavailable`, for a retry."""
     ours = connection.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and application_name = %s", (pid, name)
     ).fetchone()

@@ -1,20 +1,8 @@
 """Comparison of a table's shape in the log with the shape that the flow was written for. Pure.
 
-Each Relation message has columns, types and replica identity at that place of the log. ALTER TABLE rewrites rows
-without a change in the log, so a job may continue only if no value of the table changed:
-
-| in the log                                      | then                                                               |
-|-------------------------------------------------|--------------------------------------------------------------------|
-| a column that the flow does not know            | is left out until the next start of the program                    |
-| a column that is dropped, or not yet added      | is null                                                            |
-| a column that is renamed, or added again        | the job ends                                                       |
-| a type that keeps every value (int to bigint)   | continues; a value too large for the flow's type ends the job      |
-| another type (boolean to int, numeric rounded)  | the job ends                                                       |
-| a key that no longer identifies rows            | the job ends                                                       |
-| less of the old row than REPLICA IDENTITY FULL  | the job ends if its rows have `before`                             |
-
-If the log is older than the table, the server's catalog tells whether a missing column was dropped, renamed, or comes
-later: the numbers of columns never change.
+ALTER TABLE rewrites rows without a change in the log, so a job may continue only if no value of the table changed
+(docs/changes.md, "Altered tables"). If the log is older than the table, the catalog shows whether a missing column was
+dropped, renamed, or comes later: the numbers of columns never change.
 """
 
 from collections.abc import Mapping
@@ -32,13 +20,13 @@ _ANEW = "start the job without state (restore='none'), which takes the table as 
 _INTEGERS = ("int2", "int4", "int8")
 _TIMED = ("time", "timetz", "timestamp", "timestamptz")
 _ANY_TEXT = ("text", "varchar")
-_NO_SUCH_TEXT = ("bool", "bpchar", "timestamptz", "bytea")  # a cast to text writes or strips these differently
+_NO_SUCH_TEXT = ("bool", "bpchar", "timestamptz", "bytea")  # a cast to text changes these
 _HEADER = 4  # of a modifier
 
 
 @dataclass(frozen=True)
 class CatalogTable:
-    """Table in the server's catalog now, without dropped columns and types.
+    """Table in the server's current catalog, without dropped columns and types.
 
     `columns`: number → name and type. `types`: id and modifier of the log's columns → type.
     """
@@ -51,7 +39,7 @@ class CatalogTable:
 def places_of(
     table: ChangedTable, relation: Relation, now: CatalogTable, form: Form, where: str
 ) -> tuple[int | None, ...]:
-    """Place of each column of `table` in the rows of the log; None: the column is null.
+    """Place of each column of `table` in the rows of the log; None: a column of nulls.
 
     Raises `InvalidJob` if values may have changed without a change in the log.
     """
@@ -92,7 +80,6 @@ def _is_text(kind: ServerType) -> bool:
 
 
 def _scale(kind: ServerType) -> int:
-    """Digits after the point; many for numeric without (p, s)."""
     if kind.typmod < _HEADER:
         return 1 << 20
     return (((kind.typmod - _HEADER) & 0x7FF) ^ 1024) - 1024
@@ -151,7 +138,6 @@ def _check_type(column: ChangedColumn, there: ServerType | None, now: CatalogTab
 
 
 def _check_order(table: ChangedTable, places: Mapping[str, int], shown: str) -> None:
-    """Raises `InvalidJob` if columns were added again or exchanged names."""
     known = [(places[column.name], column.name) for column in table.columns if column.name in places]
     for (before, _), (after, name) in pairwise(known):
         if after < before:

@@ -1,15 +1,15 @@
 """Snapshot of the tables as the job begins; the driver copies it into the job's storage, once.
 
-The server exports a snapshot of the moment at which the slot's log begins. The snapshot lives as long as the session
-that made the slot, so restarting slots cannot read it: the driver copies the tables into Parquet objects.
+The server exports a snapshot of the moment at which the slot's log begins. The export ends with the session that made
+the slot, so restarted slots could not read it again.
 
-    1 publication · 2 slot with its snapshot · 3 objects `<id>/<n>.parquet` · 4 `<id>/staging.json` · 5 `current.json`
+    1 publication · 2 slot · 3 objects `<id>/<n>.parquet` · 4 `<id>/staging.json` · 5 `current.json`
 
-| the driver dies ...  | then                                                                                     |
-|----------------------|------------------------------------------------------------------------------------------|
-| before 5             | nothing refers to objects or slot; the next run starts again and drops the slot          |
-| after 5              | the next run finds `current.json` and copies nothing                                     |
-| two drivers at once  | each has its own slot; the second to write `current.json` drops this slot and raises     |
+| the driver dies ...  | then                                                         |
+|----------------------|--------------------------------------------------------------|
+| before 5             | the next run starts again and drops the slot                 |
+| after 5              | the next run finds `current.json` and copies nothing         |
+| two drivers at once  | the second to write `current.json` drops its slot and raises |
 """
 
 import io
@@ -30,7 +30,7 @@ from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 STAGING_VERSION = 1
-_CHUNK_BYTES = 8 << 20  # of text
+_CHUNK_BYTES = 8 << 20  # bytes of text
 _CHUNK_ROWS = 65_536
 
 
@@ -83,7 +83,7 @@ _STAGING = VersionedDecoder(_FORMAT, msgspec.json.Decoder(SnapshotStaging))
 
 
 class SnapshotPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Location of the record of a staging, as a split stores it; `storage`: the store's URL."""
+    """Location of a staging's record, stored in a split."""
 
     storage: str
     record: str
@@ -112,7 +112,7 @@ def staging_prefix(paths: Paths, source: str, id: str) -> str:
 def copy_tables(
     connection: Any, snapshot: str, tables: Sequence[ChangedTable], store: ObjectStore, prefix: str, where: str
 ) -> list[StagedTable]:
-    """Copies the tables by an ordinary session and the server's name of the `snapshot`."""
+    """`snapshot`: the server's name of the snapshot."""
     staged, chunk = [], 0
     sql = load_psycopg().sql
     with connection.transaction():
@@ -139,7 +139,7 @@ def read_chunk(data: bytes, where: str) -> pa.RecordBatch:
 
 
 def _batches(connection: Any, table: ChangedTable, where: str) -> Iterator[pa.RecordBatch]:
-    """Yields chunks that end at the end of a row: the server sends single rows."""
+    """Yields chunks of whole rows: the server sends single rows."""
     sql = load_psycopg().sql
     statement = sql.SQL("copy (select {} from {}) to stdout (format csv, force_quote *)").format(
         sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns),

@@ -1,7 +1,6 @@
-"""PostgreSQL tables as streams of changes: a consistent snapshot, then the log (logical replication).
+"""PostgreSQL tables as streams of changes: a snapshot, then the log (logical replication).
 
-The log is one sequence in commit order, hence a single split: rows of a key are in order at any parallelism. The driver
-copies the snapshot into the job's storage (`snapshot`); a thread reads the snapshot, then the log (`feed`).
+The log is one sequence in commit order, hence a single split: rows of a key are in order at any parallelism.
 """
 
 from collections import deque
@@ -42,7 +41,7 @@ from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, ge
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 
-_POLL_NS = 1_000_000_000  # rows wake the slot
+_POLL_NS = 1_000_000_000  # rows wake the slot earlier
 _NAME = 63  # bytes of a name on the server
 
 
@@ -59,12 +58,12 @@ class PostgresChangesSource(SourceSettings):
     A stream of several tables has a struct per table; `read_postgres_changes` separates them.
 
     `slot`, `publication`: names on the server; by default each job and source has its own, made when the job starts
-    without state and dropped when the job has finished. A slot keeps the server's log until checkpoints complete:
-    monitor the slot, and drop it when you abandon the job. A named `publication` must have the tables, or is created.
+    without state and dropped when the job has finished. A slot keeps the server's log until checkpoints complete: drop
+    it when you abandon the job. A named `publication` must have the tables, or is created.
 
-    `as_text`: columns to read as PostgreSQL writes them. `unchanged`: the value in an upsert for an unchanged large
-    value that the log lacks (tables without REPLICA IDENTITY FULL): "fail", or "null". `until="current"`: the stream
-    ends with the commits before the first start of the job.
+    `as_text`: columns to read as PostgreSQL writes them. `unchanged`: if the log lacks an unchanged large value of an
+    upsert (tables without REPLICA IDENTITY FULL), "fail" ends the job, and "null" makes the value null.
+    `until="current"`: the stream ends with the commits before the first start of the job.
 
     >>> flow.source("orders", PostgresChangesSource("postgresql://app@db/shop", ["orders"]))  # doctest: +SKIP
     """
@@ -103,8 +102,6 @@ class PostgresChangesSource(SourceSettings):
 
 
 class PostgresChanges:
-    """Source made from a `PostgresChangesSource` and its name in a flow."""
-
     exactly_once = True
     positions_in = "changes of PostgreSQL"
 
@@ -245,7 +242,7 @@ class PostgresChanges:
         make_publication(connection, publication, names, ours=publication == ours, where=self._where)
 
     def _made_slot(self, replication: Any, slot: str) -> tuple[int, str | None]:
-        """Start of the slot's log, and the name of the snapshot; None for an existing slot."""
+        """Start of the slot's log, and name of the snapshot; None for an existing slot."""
         if self._given.slot is not None:
             with self._connected(replication=False) as connection:
                 state = look_at_slot(connection, slot)
@@ -294,7 +291,7 @@ class ChangesReader:
         self._where = where
         self._at = ChangePosition(staging.lsn, chunk=0)
         self._feed: ChangeFeed | None = None
-        self._covered: deque[tuple[int, int]] = deque()  # per checkpoint: the position that it covers
+        self._covered: deque[tuple[int, int]] = deque()  # checkpoint, and the position that it covers
         self._wake: Callable[[], None] = lambda: None
         self._polled_ns = 0
         self._finished = False
@@ -318,7 +315,7 @@ class ChangesReader:
         assert feed is not None
         self._polled_ns = now_ns
         most = min(max_rows, PART_ROWS)
-        over = feed.at_end  # read first: all rows before the end are in the buffer by then
+        over = feed.at_end  # read first: all rows before the end are then in the buffer
         parts, count, size = list[pa.RecordBatch](), 0, 0
         while count < most and size < PART_BYTES:
             item = feed.take()

@@ -1,20 +1,6 @@
-"""Conversion of PostgreSQL's text values to Arrow columns.
+"""Conversion of PostgreSQL's text values to Arrow columns (types: docs/changes.md).
 
-Snapshot and log both arrive as text and use the same functions, so equal rows look equal. Sessions set `datestyle=ISO`,
-`timezone=UTC` and `bytea_output=hex`.
-
-| PostgreSQL                                  | Arrow                     |
-|---------------------------------------------|---------------------------|
-| smallint, integer, bigint, oid              | int16, int32, int64       |
-| real, double precision                      | float32, float64          |
-| boolean                                     | bool                      |
-| numeric(p, s) with p up to 38               | decimal128(p, s)          |
-| date, time, timestamp, timestamptz          | date32, time64[us], timestamp[us], timestamp[us, UTC] |
-| bytea                                       | binary                    |
-| all others: text, numeric, uuid, json, enums, arrays, intervals, … | string, as PostgreSQL writes it |
-
-Dates and times that Arrow lacks ("infinity", years BC, 24:00) and NaN in numeric(p, s) are refused; read such columns
-as text.
+Snapshot and log arrive as text and use the same functions, so equal rows look equal.
 """
 
 import re
@@ -45,7 +31,7 @@ _NUMERIC_HEADER = 4
 
 @dataclass(frozen=True)
 class ServerType:
-    """Internal name of a PostgreSQL type below any domain, and modifier."""
+    """PostgreSQL type: internal name below any domain, and modifier."""
 
     base: str
     typmod: int = -1
@@ -63,10 +49,7 @@ class ServerType:
 
 @dataclass(frozen=True)
 class ChangedColumn:
-    """Column of a table, as of the writing of the flow.
-
-    `key`: of the primary key, or of the index that identifies rows. `as_text`: read as PostgreSQL writes it.
-    """
+    """Column when the flow was written. `key`: in the primary key, or the index that identifies rows."""
 
     name: str
     type: pa.DataType
@@ -77,7 +60,6 @@ class ChangedColumn:
 
 
 def arrow_type(base: str, typmod: int) -> pa.DataType:
-    """`base`: internal name below any domain."""
     if base == "numeric" and typmod >= 0:
         precision, scale = _numeric_digits(typmod)
         if precision <= _MOST_DIGITS and 0 <= scale <= precision:
@@ -91,12 +73,11 @@ def _numeric_digits(typmod: int) -> tuple[int, int]:
 
 
 def as_column(texts: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
-    """Raises `InvalidJob` for a value outside the type."""
     return from_text(texts.cast(pa.string()), column, where)
 
 
 def as_stored(values: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
-    """Returns `values` of a snapshot in the column's type. Raises `InvalidJob` unless all are kept."""
+    """Raises `InvalidJob` unless the column's type keeps all values."""
     if values.type == column.type:
         return values
     both = (values.type, column.type)
@@ -104,7 +85,7 @@ def as_stored(values: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
         if all(map(pa.types.is_integer, both)) or all(map(pa.types.is_decimal, both)):
             return values.cast(column.type)
     except pa.ArrowInvalid:
-        pass  # a value that does not fit
+        pass
     raise InvalidJob(
         f"{where}: column {column.name!r} is {column.type} now, and {values.type} in the snapshot that the job has not "
         "read to its end: give the column its type back, or start the job without state (restore='none')"

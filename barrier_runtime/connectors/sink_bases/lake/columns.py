@@ -1,4 +1,4 @@
-"""Conversion of columns to the types of a Delta or Iceberg table. Refuses values that do not fit."""
+"""Conversion of columns to the types of a Delta or Iceberg table."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def kept_as(column: pa.Array | pa.ChunkedArray, field: pa.Field, where: str) -> pa.Array | pa.ChunkedArray:
-    """Returns `column` in the type of `field`. Raises `InvalidJob` for the first value that does not fit."""
+    """Raises `InvalidJob` for the first value that does not fit."""
     try:
         with contextlib.suppress(pa.ArrowInvalid):
             return _cast(column, field.type)

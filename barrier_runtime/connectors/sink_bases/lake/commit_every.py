@@ -1,4 +1,4 @@
-"""Option `commit_every=`: a sink commits the checkpoints of a period together, and joins their small files."""
+"""Option `commit_every=`: a sink commits a period's checkpoints together, with joined files."""
 
 import datetime
 import math
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from barrier_runtime.state.errors import InvalidJob
 
-TARGET_BYTES = 32 << 20  # of enough rows; files of half the size stay
+TARGET_BYTES = 32 << 20  # size of joined files; files of half the size stay
 
 T = TypeVar("T")
 
@@ -30,14 +30,13 @@ def commit_every_ms(commit_every: datetime.timedelta | float, who: str) -> int:
 
 
 def described(commit_every_ms: int) -> str:
-    """End of a sink's description in `explain`."""
     return f", a commit every {commit_every_ms / 1000:g} s" if commit_every_ms else ""
 
 
 def groups(
     files: Iterable[T], size: Callable[[T], int], kind: Callable[[T], Hashable], target: int = TARGET_BYTES
 ) -> list[list[T]]:
-    """Groups `files`, in order, of a single `kind` each; a group becomes a single file.
+    """Groups `files`, in order, of a single `kind` each; a group becomes a file.
 
     A group ends with the file that reaches the target size. A small rest joins the previous group.
     """

@@ -1,7 +1,4 @@
-"""Compaction of files that a sink has written into a table: selection, pace and thread.
-
-docs/design/compaction.md has the states and moves. `Compactor` is the edge; the rest is pure.
-"""
+"""Compaction of files that a sink has written into a table. Design: docs/design/compaction.md."""
 
 import logging
 import re
@@ -16,9 +13,9 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 
 log = logging.getLogger("barrier_runtime.sinks")
 
-LEAST_FILES = 16  # of a group below the target, and between two looks
+LEAST_FILES = 16  # small files of a group below the target, and new files between two looks
 MOST_GROUPS = 8  # of a commit
-_MOST_WAITING = 1024  # files between two looks, if looks find nothing to do
+_MOST_WAITING = 1024  # files between two looks that find nothing
 _SHARE = 10  # pause after a turn, in lengths of that turn
 _UNITS = {"MB": 10**6, "GB": 10**9}
 _SMALLEST, _LARGEST = 10**6, 4 * 10**9
@@ -30,7 +27,7 @@ W = TypeVar("W")
 
 
 def compact_bytes(compact: str | int | None, who: str) -> int | None:
-    """Target size of `compact=` in bytes; None: off. Raises `InvalidJob`."""
+    """Target size in bytes; None: off. Raises `InvalidJob`."""
     if compact is None:
         return None
     size: float | None = None
@@ -48,7 +45,6 @@ def compact_bytes(compact: str | int | None, who: str) -> int | None:
 
 
 def described(compact: int | None) -> str:
-    """End of a sink's description in `explain`."""
     return f", compacted to {compact / 10**6:g} MB" if compact else ""
 
 
@@ -95,25 +91,20 @@ class Pace:
         return self._waiting >= self._enough and now >= self._not_before
 
     def ended(self, began: float, now: float, compacted: int) -> None:
-        """Records the end of a turn; without `compacted` files the next wait is longer."""
         self._waiting = 0
         self._enough = LEAST_FILES if compacted else min(2 * self._enough, _MOST_WAITING)
         self._not_before = now + _SHARE * (now - began)
 
 
 class CompactedTable(Protocol[P, W]):
-    """Table whose files can be compacted. Each method is a move of the table of states."""
-
-    def look(self) -> P | None:
-        """Returns a plan, or None."""
-        ...
+    def look(self) -> P | None: ...
 
     def write(self, plan: P, stop: Callable[[], bool]) -> W | None:
-        """New files, in no version of the table yet. None: given up, and the new files are deleted."""
+        """New files, in no version of the table. None: given up, and the new files are deleted."""
         ...
 
     def commit(self, plan: P, written: W) -> int:
-        """Replaces the chosen files by the new files and returns the number of replaced files.
+        """Replaces the chosen files by the new files and returns how many were replaced.
 
         0: given up, and the new files are deleted. Raises `Unavailable` if the result is unknown.
         """
@@ -141,7 +132,6 @@ class Compactor(Generic[P, W]):
         self._closed = threading.Event()
 
     def added(self, files: int) -> None:
-        """Counts files of a commit, and starts a turn that is due."""
         with self._lock:
             due = self._pace.added(files, time.monotonic())
             if due and not self._working and not self._closed.is_set():
@@ -150,7 +140,7 @@ class Compactor(Generic[P, W]):
                 self._thread.submit(self._turn)
 
     def close(self) -> None:
-        """Stops a running turn before the next file, without waiting; only the end of the process waits."""
+        """Stops a running turn before the next file, without waiting."""
         with self._lock:
             self._closed.set()
             if self._thread is not None:

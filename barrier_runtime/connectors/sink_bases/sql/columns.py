@@ -1,7 +1,6 @@
 """Rules that match columns of rows with columns of a SQL table: fit, conversion, refused values. Pure.
 
-Rows are checked before their checkpoint is decided. Key columns also refuse values that the target considers equal to
-others, such as -0.0 and 0.0, because two rows would become one.
+Key columns also refuse values that the target considers equal, such as -0.0 and 0.0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,6 @@ def negative_zeros(values: pa.Array) -> pa.Array:
 
 
 def with_trailing_spaces(values: pa.Array) -> pa.Array:
-    """Marks texts that equal others if the database ignores trailing spaces."""
     return pc.ends_with(values, " ")
 
 
@@ -39,7 +37,7 @@ Convert: TypeAlias = Callable[[pa.Array], pa.Array]
 Refusal: TypeAlias = tuple[Convert, str]
 """Function that marks refused values (true or null for each), and the reason: "is too long"."""
 
-TIMED_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 6}  # fraction digits of a second that an Arrow unit needs
+TIMED_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 6}  # fraction digits of a second
 _PYTHON_ROWS = 256
 _FAMILIES: Mapping[str, Callable[[pa.DataType], bool]] = {
     "bool": types.is_boolean,
@@ -59,22 +57,20 @@ _FAMILIES: Mapping[str, Callable[[pa.DataType], bool]] = {
 @dataclass(frozen=True)
 class TableColumn:
     name: str
-    shown: str  # the type as people write it
-    base: str  # the type as the database names it
+    shown: str  # as people write it
+    base: str  # as the database names it
     not_null: bool = False
-    filled: bool = False  # by a default or an identity, if a row gives no value
+    filled: bool = False  # by a default or an identity
     generated: bool = False  # refuses values
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Conversion of a column's values. `refusals` examine converted values."""
-
     convert: Convert = lambda values: values
     refusals: tuple[Refusal, ...] = ()
 
 
-Rule: TypeAlias = Callable[[pa.DataType, Any], Fit | None]  # of a type and a column
+Rule: TypeAlias = Callable[[pa.DataType, Any], Fit | None]
 
 
 def _nothing(family: str, kind: pa.DataType, column: Any) -> Any:
@@ -83,10 +79,10 @@ def _nothing(family: str, kind: pa.DataType, column: Any) -> Any:
 
 @dataclass(frozen=True)
 class ColumnRules:
-    """Rules of a database, by family of Arrow types. A rule returns None if not every value fits.
+    """Rules by family of Arrow types. A rule returns None if not every value fits.
 
-    `refused` returns why a column takes no values of the family, with the remedy; `refused_in_key` the same for key
-    columns. `hint` ends the message about an unfit type. `in_key` adds refusals for key columns.
+    `refused` and `refused_in_key` return why a column takes no values of the family, with the remedy. `hint` ends the
+    message about an unfit type. `in_key` adds refusals for key columns.
     """
 
     rules: Mapping[str, Rule]
@@ -115,10 +111,9 @@ def family_of(kind: pa.DataType) -> str:
 def fitted(
     schema: pa.Schema, columns: Sequence[TableColumn], rules: ColumnRules, table: str, where: str, key: Sequence[str]
 ) -> tuple[Fitted, ...]:
-    """`Fitted` for each column of `schema`.
+    """Matches `schema` with the columns of the table.
 
-    Raises `InvalidJob` for the first column that the table lacks or cannot hold, and for a required column of the table
-    that receives no value.
+    Raises `InvalidJob` for a column that the table lacks or cannot hold, and for a required column that the rows lack.
     """
     for name in key:
         if name not in schema.names:
@@ -192,7 +187,7 @@ def _whole_microseconds(convert: Convert) -> Convert:
 
 
 def checked(batch: pa.RecordBatch, fits: Sequence[Fitted], table: str, where: str) -> pa.RecordBatch:
-    """Rows as the database takes them. Raises `InvalidJob` for the first refused value."""
+    """Raises `InvalidJob` for the first refused value."""
     made = []
     for values, each in zip(batch.columns, fits, strict=True):
         column = each.column
@@ -215,7 +210,7 @@ def checked(batch: pa.RecordBatch, fits: Sequence[Fitted], table: str, where: st
     return pa.RecordBatch.from_arrays(made, names=batch.schema.names)
 
 
-# ------------------------------------------------------------ conversions that several databases use
+# ------------------------------------------------------------ conversions
 
 
 def casting(kind: pa.DataType) -> Convert:
@@ -223,7 +218,7 @@ def casting(kind: pa.DataType) -> Convert:
 
 
 def in_microseconds(kind: pa.DataType) -> Convert:
-    """Cuts off nanoseconds; values out of range are an error."""
+    """Cuts off nanoseconds. Values out of range are an error."""
     return lambda values: values.cast(kind, safe=getattr(values.type, "unit", "") != "ns")
 
 
@@ -245,12 +240,10 @@ def as_json(values: pa.Array) -> pa.Array:
 
 
 def bits_of(kind: pa.DataType) -> int:
-    """Bits of the smallest signed integer that holds the integer type `kind`."""
     return int(kind.bit_width) + (1 if types.is_unsigned_integer(kind) else 0)
 
 
 def outside(least: Any, most: Any) -> Convert:
-    """Marks dates or timestamps before `least` or after `most`."""
     return lambda values: pc.or_(
         pc.less(values, pa.scalar(least, values.type)), pc.greater(values, pa.scalar(most, values.type))
     )

@@ -1,7 +1,4 @@
-"""Differences between SQL databases: connection, errors, catalog, columns and statements.
-
-The base has portable statements; a dialect replaces statements that its database does better.
-"""
+"""Differences between SQL databases."""
 
 import contextlib
 import hashlib
@@ -20,14 +17,12 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavai
 T = TypeVar("T")
 
 
-MOST_ROWS = 1 << 18  # of the checkpoints of a transaction; a larger checkpoint has its own transaction
+MOST_ROWS = 1 << 18  # of a transaction; a larger checkpoint has its own
 WRITE_ROWS = 4_096  # of a statement
 
 
 @dataclass(frozen=True)
 class SqlTarget:
-    """Table as of the sink's `open`. `shown`: its name for people."""
-
     shown: str
     columns: tuple[TableColumn, ...]
 
@@ -47,10 +42,7 @@ class DeliveryMark:
 
 
 class Dialect(ABC):
-    """Kind of database and the way to reach it.
-
-    `make_mark` and `raise_mark` are statements with the parameters job, sink, lineage, owner, known and checkpoint.
-    """
+    """Kind of database. Statements of marks take job, sink, lineage, owner, known and checkpoint."""
 
     name: ClassVar[str]
     column_table: ClassVar[ColumnRules]
@@ -72,11 +64,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def connect(self, where: str) -> Any:
-        """Connection with the sink's session settings; statements form a transaction until `commit`."""
+        """Connection on which statements form a transaction until `commit`."""
 
     @abstractmethod
     def is_lost(self, error: Exception) -> bool:
-        """True if a new connection may help at once."""
+        """Returns whether a retry on a new connection may succeed."""
 
     @abstractmethod
     def translated(self, error: Exception, failure: str) -> BarrierRuntimeError:
@@ -87,24 +79,18 @@ class Dialect(ABC):
         return contextlib.nullcontext()
 
     def end(self, connection: Any) -> None:
-        """Closes a connection without waiting, ignoring errors."""
+        """Closes a connection without waiting."""
         connection.close()
 
     # ------------------------------------------------------------ the table
 
     @abstractmethod
     def read_target(self, connection: Any, table: str, key: Sequence[str], where: str) -> SqlTarget:
-        """Reads the table from the catalog and checks everything that needs no rows. Raises `InvalidJob`.
-
-        `key` is empty for inserts.
-        """
+        """Reads the table from the catalog and checks everything that needs no rows. Raises `InvalidJob`."""
 
     @abstractmethod
     def make_marks(self, connection: Any, where: str) -> None:
-        """Creates a missing table of marks, perhaps in several processes at once.
-
-        Raises `Corrupt` for a layout of a newer release.
-        """
+        """Creates a missing table of marks. Raises `Corrupt` for a layout of a newer release."""
 
     def check_columns(self, target: Any, key: Sequence[str], names: Sequence[str], where: str) -> None:  # noqa: B027
         """Raises `InvalidJob` for columns that rows cannot have in this table with this key."""
@@ -115,9 +101,9 @@ class Dialect(ABC):
     # ------------------------------------------------------------ marks
 
     def mark_made(self, connection: Any, mark: DeliveryMark) -> int:
-        """Returns the mark, created if missing.
+        """Returns the mark, created if missing, in a separate transaction.
 
-        Runs in a separate transaction: two transactions that insert the mark at once would deadlock later.
+        Two transactions that insert the mark at once would deadlock later.
         """
         self.execute(connection, self.make_mark, mark.names)
         return self.mark_read(connection, mark)
@@ -148,10 +134,9 @@ class Dialect(ABC):
         objects: Sequence[StagedRows],
         read: Iterable[Sequence[pa.RecordBatch]],
     ) -> bool:
-        """Raises the mark and writes the rows in one transaction.
+        """Raises the mark and writes the rows in one transaction; returns False if the mark is not as known.
 
-        `raising`: the parameters of `raise_mark`; `objects`: the staged objects; `read`: the rows of each object.
-        Returns False, without writing, if the mark is not as known.
+        `raising`: the parameters of `raise_mark`; `read`: the rows of each object.
         """
 
     def execute(self, connection: Any, statement: str, given: Mapping[str, Any] | Sequence[Any] = ()) -> Any:
@@ -164,8 +149,6 @@ class Dialect(ABC):
 
 
 class StatementDialect(Dialect):
-    """Database whose rows are written by one statement for many rows."""
-
     def deliver(
         self,
         connection: Any,
@@ -192,7 +175,7 @@ class StatementDialect(Dialect):
 
     @abstractmethod
     def row_statement(self, target: Any, names: Sequence[str], key: Sequence[str]) -> str:
-        """Statement that inserts a row or replaces the row with the same key."""
+        """Statement that inserts or, with a key, upserts a row."""
 
     def insert_statement(self, target: Any, names: Sequence[str], place: str) -> str:
         listed, places = ", ".join(map(self.quoted, names)), ", ".join([place] * len(names))
@@ -202,7 +185,7 @@ class StatementDialect(Dialect):
 def check_key(
     columns: Sequence[TableColumn], unique: Iterable[Iterable[str]], key: Sequence[str], table: str, where: str
 ) -> None:
-    """Raises `InvalidJob` unless the key's columns have a unique index of exactly these columns."""
+    """Raises `InvalidJob` unless a unique index has exactly the key's columns."""
     names = [column.name for column in columns]
     listed = ", ".join(key)
     for name in key:
@@ -217,7 +200,6 @@ def check_key(
 
 
 def _in_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields rows in order, at most `WRITE_ROWS` of equal schema at a time."""
     gathered: list[pa.RecordBatch] = []
     count = 0
     for rows in batches:
@@ -239,8 +221,7 @@ def _cut(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class SqlSession:
     """Connection of a dialect, opened on demand; one thread at a time, others wait.
 
-    A failed unit of work closes the connection, so nothing half-open outlives the failure and every unit can be
-    repeated.
+    A failed unit of work closes the connection, so every unit can be repeated.
     """
 
     def __init__(self, dialect: Dialect, where: str) -> None:
@@ -251,10 +232,9 @@ class SqlSession:
         self._closed = False
 
     def run(self, what: str, work: Callable[[Any], T]) -> T:
-        """Runs `work(connection)` in one transaction and commits.
+        """Runs `work(connection)` in one transaction and commits; `what` names the work in errors.
 
-        If an older connection proves lost, `work` runs again on a new connection. `what` names the work in errors,
-        which are errors of this project.
+        If an older connection proves lost, `work` runs again on a new connection. Raises errors of this project.
         """
         dialect, errors = self._dialect, self._dialect.errors()
         with self._using:

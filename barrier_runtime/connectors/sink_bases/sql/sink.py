@@ -1,21 +1,17 @@
 """Exactly-once rows in a SQL table: inserted or upserted by key, one transaction per commit.
 
-Rows wait in the job's storage until their checkpoint is decided. Subtask 0 then writes the rows of all subtasks and
-decided checkpoints in one transaction: raise the mark if the mark is as known; write the rows; commit. If the mark
-differs, the client reads the mark and writes only uncovered rows. See docs/design/sql-sinks.md.
+Rows wait in the job's storage until their checkpoint is decided. Subtask 0 then raises the mark, if the mark is as
+known, and writes the rows of all subtasks, in one transaction. Design: docs/design/sql-sinks.md.
 
-| the process dies or stalls …            | its successor                                                             |
-|-----------------------------------------|---------------------------------------------------------------------------|
-| before the decision                     | deletes the rows, which are only in the job's storage                     |
-| after it, before the transaction        | writes the rows                                                           |
-| inside the transaction                  | waits until the server has ended it, then finds the mark unchanged        |
-| in the commit, with an unknown result   | finds the mark raised, or not                                             |
-| after it, before the rows were deleted  | finds the mark raised, and deletes the rows                               |
+| the process dies or stalls …           | its successor                                                      |
+|----------------------------------------|--------------------------------------------------------------------|
+| before the decision                    | deletes the rows                                                   |
+| after it, before the transaction       | writes the rows                                                    |
+| inside the transaction                 | waits until the server has ended it, then finds the mark unchanged |
+| in the commit, with an unknown result  | finds the mark raised, or not                                      |
+| after it, before the rows were deleted | finds the mark raised, and deletes the rows                        |
 
 A zombie writes only decided rows, and finds the mark of its successor.
-
-A failing group is halved between decisions, not between checkpoints: an aborted checkpoint holds rows of some subtasks
-only, and appears together with the next decided checkpoint.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,10 +32,9 @@ Step = TypeVar("Step")
 
 
 class CommitGroups:
-    """Chooses how many decided checkpoints a sink commits together: at most `most_bytes`, at least one step.
+    """Chooses how many decided checkpoints a sink commits together: at most `most_bytes`, at least one.
 
-    After a failure the group is halved, down to the failing checkpoint, which must not hold back older checkpoints;
-    each success doubles the next group.
+    After a failure the group is halved, down to the failing checkpoint, which must not hold back older checkpoints.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -48,7 +43,7 @@ class CommitGroups:
 
     @property
     def limited(self) -> bool:
-        """Returns True while the steps of a failed group are not all committed."""
+        """Returns whether steps of a failed group are not committed yet."""
         return self._most is not None
 
     def failed(self, steps: int, error: BarrierRuntimeError) -> None:
@@ -62,7 +57,6 @@ class CommitGroups:
     def commit(
         self, steps: Sequence[Step], size: Callable[[Step], int], commit: Callable[[Sequence[Step]], None]
     ) -> None:
-        """Commits all `steps`, oldest first."""
         done = 0
         while done < len(steps):
             group = steps[done : done + self._fitting(steps[done:], size)]
@@ -89,7 +83,7 @@ Mode = Literal["insert", "upsert"]
 
 
 class SqlSink(BatchingSink):
-    """Sink of a table in the database `dialect`; `mode="upsert"` replaces rows with equal `key` columns."""
+    """Sink of a table; `mode="upsert"` replaces rows with equal `key` columns."""
 
     def __init__(
         self, dialect: Dialect, table: str, *, mode: Mode, key: Sequence[str], max_bytes_in_memory: int
@@ -134,7 +128,7 @@ class SqlSink(BatchingSink):
         super().open(context)
         dialect = self._dialect
         self._fits: tuple[Fitted, ...] = ()
-        self._marks: dict[DeliveryMark, int] = {}  # known marks; a missing entry may need a new row in the database
+        self._marks: dict[DeliveryMark, int] = {}  # a missing mark may lack a row in the database
         self._groups = CommitGroups(MOST_ROWS)
         self._session = SqlSession(dialect, self._where)
         self._target: Any = self._session.run(
@@ -156,7 +150,6 @@ class SqlSink(BatchingSink):
         dialect.check_columns(target, self.key, schema.names, self._where)
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-        """Raises `InvalidJob` for a row that the table would refuse, as far as the sink can know."""
         together = pa.Table.from_batches(batches).combine_chunks().to_batches()
         return [self._dialect.checked(batch, self._fits, self._target, self._where) for batch in together]
 
@@ -189,7 +182,11 @@ class SqlSink(BatchingSink):
         return [batch for batch in batches if batch.checkpoint > known]
 
     def _steps(self, mark: DeliveryMark, due: Sequence[DecidedBatch]) -> list[list[DecidedBatch]]:
-        """Batches that appear together, oldest first: up to a decision; of older lineages all."""
+        """Groups batches that must appear together, oldest first; a group ends with a decided checkpoint.
+
+        An aborted checkpoint has rows of some subtasks only, and appears with the next decided checkpoint. Batches of
+        an older lineage are one group.
+        """
         if len(due) == 1 or mark.lineage != self._context.lineage:
             return [list(due)]
         steps: list[list[DecidedBatch]] = []
@@ -210,10 +207,10 @@ class SqlSink(BatchingSink):
                     self._look_up(mark, what, make=True)
                 elif self._written(mark, due, what):
                     self._marks[mark] = checkpoint
-                else:  # another process has committed, or this process's predecessor
+                else:  # another process has committed
                     self._look_up(mark, what)
             except ObjectNotFound as error:
-                # A successor may have written the rows and deleted the objects before this process read them.
+                # A successor may have written the rows and deleted the objects.
                 self._look_up(mark, what)
                 if self._marks[mark] < checkpoint:
                     raise Corrupt(

@@ -1,1 +1,1 @@
-"""Kinds of accumulators other than plain numbers: decimals, moments, picked values, cells, collections, sketches."""
+"""Accumulators other than plain numbers: decimals, moments, picks, cells, collections, sketches."""

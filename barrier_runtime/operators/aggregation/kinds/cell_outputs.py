@@ -23,8 +23,6 @@ _INT64, _FLOAT64 = pa.int64(), pa.float64()
 
 
 def cell_output(aggregate: Aggregate, kind: pa.DataType) -> tuple[Cells, Reader] | None:
-    """Returns None without a cell. `kind`: type of the column.
-    Raises `InvalidJob` if the package of a sketch is missing."""
     column, limit, ranks = aggregate.column, aggregate.limit or 0, aggregate.ranks
     assert column is not None
     distinct = EncodedValues(kind, distinct=True)

@@ -1,8 +1,7 @@
 """Accumulators with one cell of bytes per entry: collections, sketches, and users' own, row by row.
 
-Bytes are stored, and every batch starts from bytes, so no state exists outside of snapshots. A cell is *opened* once
-per key and batch, takes the key's rows in order, and becomes bytes again. Results of a `CellKind` must not depend on
-how often the state was opened.
+A cell is *opened* once per key and batch, and becomes bytes again, so no state exists outside of snapshots. Results
+must not depend on how often the state was opened.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,18 +23,18 @@ class Full(Exception):
 
 
 class CellKind(Protocol[State]):
-    """Kind of state in a cell. A cell without bytes belongs to an entry to which nothing was added."""
+    """Kind of state in a cell. A cell without bytes belongs to an entry without values."""
 
     @property
     def name(self) -> str:
-        """Name of the state column, which never changes; equal for kinds with the same state."""
+        """Name of the state column; never changes, and equals that of kinds with the same state."""
 
     @property
     def column(self) -> str:
         """Column of the computation, for messages."""
 
     def values(self, batch: BatchValues) -> tuple[Sequence[Any], Values | None]:
-        """Returns a value per row for `add`; and the rows that count (None: all)."""
+        """Returns a value per row for `add`, and the rows that count (None: all)."""
 
     def opened(self, cell: bytes) -> State: ...
 
@@ -50,8 +49,8 @@ class CellKind(Protocol[State]):
 
 @dataclass(frozen=True)
 class Reader:
-    """Output of a cell: `read` gives a result, `array` a column of results.
-    A result does not change when more values are added to the state."""
+    """Output of a cell: `read` gives a result, which later additions to the state do not change; `array` a column of
+    results."""
 
     key: str  # equal for readers of the same result
     type: pa.DataType
@@ -62,7 +61,7 @@ class Reader:
 @dataclass(frozen=True)
 class Cells:
     kind: CellKind[Any]
-    readers: dict[str, Reader] = field(default_factory=dict)  # of the outputs, by key
+    readers: dict[str, Reader] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -122,7 +121,6 @@ class Cells:
         return {self.name: merged}
 
     def result(self, accumulators: Columns, key: str) -> pa.Array:
-        """Column of the reader `key`, per entry; of running aggregates per row."""
         reader = self.readers[key]
         after_rows = accumulators.get(self._results(reader))
         if after_rows is not None:
@@ -133,7 +131,6 @@ class Cells:
         return f"{self.name}.{reader.key}"
 
     def _taken(self, rows: RunningOrder, batch: BatchValues) -> tuple[Sequence[Any], Values]:
-        """Returns the values that count and their positions, both in the order of `rows.order`."""
         values, counts = self.kind.values(batch)
         positions = np.arange(len(rows.order)) if counts is None else np.flatnonzero(counts[rows.order])
         order = rows.order[positions].tolist()

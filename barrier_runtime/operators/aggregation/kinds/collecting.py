@@ -1,7 +1,6 @@
 """`collect_list`, `collect_set` and the exact `count_distinct`: values of a key, as they came.
 
-A cell is the number of values (4 bytes, little endian) and the values (`encoded_values`). Lists and sets leave out
-values after the first `limit`; a count would then be wrong, so it ends the job.
+A cell is the number of values (4 bytes, little endian) and the values (`encoded_values`).
 """
 
 import struct
@@ -22,7 +21,7 @@ from barrier_runtime.state.columns.wide_columns import EMPTY
 COUNT = struct.Struct("<I")
 REMEMBERED = 200_000  # values in sets that are kept besides their bytes
 
-Collected: TypeAlias = tuple[int, bytes]  # number of values, values
+Collected: TypeAlias = tuple[int, bytes]
 
 
 def _opened(cell: bytes) -> Collected:
@@ -30,7 +29,6 @@ def _opened(cell: bytes) -> Collected:
 
 
 def number_of(cell: bytes) -> int:
-    """Number of a cell's values, without reading them."""
     return int(COUNT.unpack_from(cell)[0]) if cell else 0
 
 
@@ -40,8 +38,6 @@ def _closed(count: int, data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class ListCell:
-    """The first `limit` values, without nulls."""
-
     column: str
     encoding: EncodedValues
     limit: int
@@ -70,8 +66,6 @@ class ListCell:
 
 @dataclass(slots=True, eq=False)
 class KnownValues:
-    """Distinct values in the order of first arrival."""
-
     known: set[bytes]
     data: bytes
 
@@ -83,7 +77,7 @@ class KnownValues:
         return len(self.known), self.data
 
     def unknown(self, values: Sequence[bytes]) -> list[int]:
-        """Indices of unknown values; among equal values the first."""
+        """Returns indices of unknown values; among equal values the first."""
         known = self.known
         found = [index for index, value in enumerate(values) if value not in known]
         if len(found) < 2:
@@ -91,17 +85,17 @@ class KnownValues:
         return sorted({values[index]: index for index in reversed(found)}.values())
 
     def learn(self, values: Sequence[bytes]) -> None:
-        """`values`: unknown and distinct."""
         self.known.update(values)
         self.data += b"".join(values)
 
 
 class Recent:
-    """Sets of recently written cells, so that batches need not build the sets from bytes.
-    The last set stays, however large."""
+    """Sets of recently written cells, not to be built again.
+    The last set stays, however large.
+    """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, tuple[bytes, KnownValues]] = OrderedDict()  # by id of the cell
+        self._kept: OrderedDict[int, tuple[bytes, KnownValues]] = OrderedDict()
         self._values = 0
 
     def take(self, cell: bytes) -> KnownValues | None:
@@ -121,8 +115,7 @@ class Recent:
 
 @dataclass(frozen=True)
 class SetCell:
-    """The first `limit` distinct values that are not null.
-    `exact`: a further value raises `Full`; otherwise it is left out."""
+    """`exact`: a value beyond `limit` raises `Full`; otherwise the value is left out."""
 
     column: str
     encoding: EncodedValues
@@ -132,8 +125,7 @@ class SetCell:
 
     @property
     def name(self) -> str:
-        """Name of the state column: exact counts share state between limits, sets do not, since a set lacks other
-        values."""
+        """Exact counts share state between limits; sets do not, since a set lacks values."""
         return f"count_distinct:{self.column}" if self.exact else f"collect_set {self.limit}:{self.column}"
 
     def __str__(self) -> str:
@@ -176,7 +168,6 @@ class SetCell:
 
 
 def lists(encoding: EncodedValues, collected: Sequence[Collected]) -> pa.Array:
-    """One list per entry."""
     offsets = np.zeros(len(collected) + 1, np.int32)
     np.cumsum([count for count, _ in collected], out=offsets[1:])
     values = encoding.array([data for _, data in collected])

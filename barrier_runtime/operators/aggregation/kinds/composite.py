@@ -1,5 +1,5 @@
-"""An accumulator of several state columns that change together, in the order of rows.
-Column names are fixed, such as `first.has:price`: kind, part, column."""
+"""Accumulator of state columns that change together, in row order.
+Column names never change, such as `first.has:price`: kind, part, column."""
 
 from typing import Protocol
 
@@ -20,23 +20,21 @@ class Composite(Protocol):
 
     def added(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
         """Returns the columns after all rows, per group of `rows`. `before`: their values before, per group.
-        Rows give the same bits in whatever batches they arrive."""
+        The bits do not depend on how rows are cut into batches."""
 
     def running(
         self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left
     ) -> tuple[Columns, dict[str, Values]]:
-        """Returns `added`; and the inputs of the results after each row, in the order of `rows.order`."""
+        """Returns `added`, and the inputs of the results after each row, in the order of `rows.order`."""
 
     def merged(self, before: Columns, later: Columns, left: Left) -> Columns:
-        """Returns the columns of entries with the rows of both: those of `before`, then those of `later`.
+        """Merges accumulators per entry: the rows of `before` precede those of `later`.
         `left` gets the index of an entry."""
 
 
 class RowByRow:
-    """Composites that compute their columns after each row of a batch at once."""
-
     def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> dict[str, Values]:
-        """Columns after each row, in the order of `rows.order`."""
+        """Returns the columns after each row, in the order of `rows.order`."""
         raise NotImplementedError
 
     def added(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
@@ -51,5 +49,5 @@ class RowByRow:
 
 
 def carried(latest: npt.NDArray[np.intp], groups: npt.NDArray[np.intp], before: Values, after: Values) -> Values:
-    """Per row `after[latest[row]]`; for -1 the group's value `before`."""
+    """Values at the `latest` row that gave one (-1: none, so the group's value before)."""
     return np.where(latest >= 0, after[latest], before[groups])

@@ -1,7 +1,7 @@
 """Exact sums and means of decimals: integers of 128 bits, in two words.
 
-A sum must fit the digits of the type, as in Spark. The held sum and each value have at most 38 digits, so a sum that
-leaves 128 bits wraps to more than 38 digits: checking every sum finds all that leave the type.
+Sum and value have at most 38 digits, so a sum that leaves 128 bits wraps to more than 38 digits: checking every sum
+finds all that leave the type.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _ONE_WORD = 1 << 62
 @dataclass(frozen=True)
 class DecimalSum(RowByRow):
     column: str
-    kind: pa.DataType  # of the column
+    kind: pa.DataType
 
     @property
     def name(self) -> str:
@@ -32,12 +32,11 @@ class DecimalSum(RowByRow):
 
     @property
     def type(self) -> pa.DataType:
-        """Type of the sum: ten digits more than the column's."""
         return pa.decimal128(min(self.kind.precision + 10, _DIGITS), self.kind.scale)
 
     @property
     def mean_type(self) -> pa.DataType:
-        """Type of the mean: four digits more than the column's, all after the point."""
+        """Four digits more than the column's, all after the point."""
         return pa.decimal128(min(self.kind.precision + 4, _DIGITS), min(self.kind.scale + 4, _DIGITS))
 
     def storage(self) -> dict[str, tuple[str, Initial]]:
@@ -77,12 +76,11 @@ class DecimalSum(RowByRow):
         return dict(zip((low, high), _two_words(sums), strict=True))
 
     def sum(self, accumulators: Columns, counted: Ints) -> pa.Array:
-        """Sum per entry; null where no value was `counted`."""
         low, high = (accumulators[name] for name in self.storage())
         return decimals(low, high, self.type, _absent(counted))
 
     def mean(self, accumulators: Columns, counted: Ints, left: Left) -> pa.Array:
-        """Mean per entry, rounded half up, away from 0. `left` gets the entry of a mean without room."""
+        """Rounds half up, away from 0. `left` gets the entry of a mean without room."""
         low, high = (accumulators[name] for name in self.storage())
         shift = 10 ** (self.mean_type.scale - self.kind.scale)
         divisor = np.maximum(counted, 1)
@@ -111,7 +109,7 @@ def _is_one_word(low: Ints, high: Ints) -> bool:
 
 
 def _running_sums(low: Ints, high: Ints, held_low: Ints, held_high: Ints, rows: RunningOrder) -> tuple[Ints, Ints]:
-    """Running sums modulo 2**128: four sums of 32 bits each, with carries."""
+    """Adds modulo 2**128: four sums of 32 bits each, with carries."""
     summed = []
     carry = np.zeros(1, np.int64)
     for values, held in ((low, held_low), (high, held_high)):

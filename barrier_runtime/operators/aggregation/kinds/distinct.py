@@ -1,14 +1,8 @@
 """The exact `count_distinct` for many rows at once.
 
-Only the first row of a value in a batch and key can bring a new value: arrays find such rows, and only these are
-looked up in the key's set. A row's count is the count before the batch plus the new values up to the row.
-
-    values                      lookup
-    text, bytes, decimals       a Python set per key
-    others, up to `MANY`        the cells of all keys of the batch at once, in arrays
-    others, more than that      an index of the key if there is room (see `Indexes`), else as up to `MANY`
-
-Cells are those of `SetCell`: the number of values and the values, in order of first arrival.
+Only the first row of a value in a batch and key is looked up in the key's set (of `SetCell`): for text, bytes and
+decimals in a Python set per key, for other values in the cells of all keys of the batch at once, in arrays. A key with
+more than `MANY` values has an index, if there is room.
 """
 
 from collections import OrderedDict
@@ -30,17 +24,16 @@ from barrier_runtime.state.keys.row_index import IntKeys
 Flags = npt.NDArray[np.bool_]
 _UNUSED_BATCHES = 32  # an index unused for so many batches gives the room to another
 _WORD_BYTES = 8
-_GAP = bytes(_WORD_BYTES - COUNT.size)  # between two cells, so that all values are aligned
+_GAP = bytes(_WORD_BYTES - COUNT.size)
 _NONE = COUNT.pack(0)
-_LOOKED_THROUGH = 1 << 15  # words at once
+_LOOKED_THROUGH = 1 << 15
 _MARK_BITS = 5  # places per word, as a power of two: the table rules out 31 of 32 other words
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # as in `row_index`
 
 
 def learned_together(cells: Values, groups: Ints, codes: Ints, words: Ints) -> Flags:
     """Returns which values are new, and adds these to `cells`.
-    Value i is `words[codes[i]]` of the cell with index `groups[i]`. `groups` rise; values of a cell are distinct. Takes
-    time in proportion to the values of these cells, and keeps nothing between calls."""
+    Value i is `words[codes[i]]` of the cell with index `groups[i]`. `groups` rise; values of a cell are distinct."""
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     touched = groups[starts]
     befores = cells[touched].tolist()
@@ -67,8 +60,8 @@ def counts_of_words(cells: Sequence[bytes]) -> Ints:
 def _found_in(cells: Sequence[bytes], words: Ints) -> Ints:
     """Returns each cell's values among `words`: cell number times `len(words)`, plus index in `words`.
     Cells are joined with a gap, so the next cell's number of values is a word too, and searched in parts that fit the
-    processor's cache: a look at a table rules out nearly all values."""
-    ends = np.cumsum(counts_of_words(cells) + 1)  # after the word that follows each cell's values
+    processor's cache. A table rules out nearly all values."""
+    ends = np.cumsum(counts_of_words(cells) + 1)
     bits = len(words).bit_length() + _MARK_BITS
     marks, shift = np.zeros(1 << bits, np.bool_), np.uint64(64 - bits)
     marks[words.view(np.uint64) * _MIX >> shift] = True
@@ -105,7 +98,6 @@ class KnownWords:
         return self._index.find(words.reshape(1, -1)) < 0
 
     def learn(self, words: Ints) -> bytes:
-        """Adds unknown, distinct `words`; returns the new cell."""
         self._index.place(words.reshape(1, -1))
         self._bytes += words.tobytes()
         COUNT.pack_into(self._bytes, 0, len(self))
@@ -114,11 +106,10 @@ class KnownWords:
 
 class Indexes:
     """Indexes of recently used cells, up to `REMEMBERED` values in all; a single index may be larger.
-    Building an index takes as long as a dozen searches through the cell, so an index in use is not replaced: of two
-    cells too large together, only one has an index."""
+    An index in use is not replaced: building one takes as long as a dozen searches."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, tuple[bytes, KnownWords, int]] = OrderedDict()  # by id of the cell
+        self._kept: OrderedDict[int, tuple[bytes, KnownWords, int]] = OrderedDict()
         self._values = 0
         self._batch = 0
 
@@ -149,8 +140,6 @@ MANY = 2_048  # values of a key from which an index pays
 
 @dataclass(frozen=True)
 class DistinctCells(Cells):
-    """Cells of sets of which only the number of values is read."""
-
     kind: SetCell
     _indexes: Indexes = field(default_factory=Indexes, compare=False)
 
@@ -169,7 +158,6 @@ class DistinctCells(Cells):
         return pa.array(self._counts(accumulators[self.name]) if after_rows is None else after_rows)
 
     def _added(self, before: Values, rows: RunningOrder, batch: BatchValues, left: Left) -> tuple[Values, Ints, Ints]:
-        """Returns the cells, former counts (both by group), and 1 per row of `rows.order` with a new value, else 0."""
         kind, cells, counts = self.kind, before.copy(), self._counts(before)
         new = np.zeros(len(rows.order), np.int64)
         if kind.encoding.is_one_word:
@@ -196,7 +184,6 @@ class DistinctCells(Cells):
         return np.fromiter(map(number_of, cells), np.int64, len(cells))
 
     def _learned(self, cells: Values, groups: Ints, values: list[bytes]) -> Flags:
-        """Returns which values are new, and adds these to `cells`. `groups`: index of each value's cell, rising."""
         kind, fresh = self.kind, np.zeros(len(values), np.bool_)
         for group, begin, end in _runs(groups):
             state = kind.opened(cells[group])
@@ -210,7 +197,7 @@ class DistinctCells(Cells):
         return fresh
 
     def _learned_words(self, cells: Values, counts: Ints, groups: Ints, codes: Ints, words: Ints) -> Flags:
-        """The same for `words[codes]`, distinct in each cell. `counts`: values of each cell."""
+        """Returns which of `words[codes]`, distinct in each cell, are new. `counts`: values of each cell."""
         fresh, together = np.zeros(len(codes), np.bool_), np.ones(len(codes), np.bool_)
         self._indexes.next_batch()
         many = np.flatnonzero(counts[groups] > MANY)
@@ -238,13 +225,12 @@ def _first_of_group(rows: RunningOrder, codes: Ints, distinct: int) -> Ints:
     numbers = ordered[positions]
     if len(rows.starts) > 1:
         pairs = pa.array(numbers + rows.groups()[positions] * distinct)
-        numbers = pairs.dictionary_encode().indices.to_numpy()  # rise as the codes do
+        numbers = pairs.dictionary_encode().indices.to_numpy()
     highest = np.maximum.accumulate(numbers) if len(numbers) else numbers
     return positions[np.flatnonzero(np.diff(highest, prepend=-1))]
 
 
 def _runs(groups: Ints) -> Iterator[tuple[int, int, int]]:
-    """Yields each number of the rising `groups`, with first and end position."""
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     ends = np.flatnonzero(np.diff(groups, append=-1)) + 1
     return zip(groups[starts].tolist(), starts.tolist(), ends.tolist(), strict=True)

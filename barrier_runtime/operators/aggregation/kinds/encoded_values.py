@@ -1,4 +1,4 @@
-"""Values of a column as consecutive bytes, as cells hold them.
+"""A column's values as consecutive bytes, for cells.
 Words of 8 bytes (little endian); text and bytes after their length (4 bytes)."""
 
 import struct
@@ -17,7 +17,7 @@ _WORD_BYTES = 8
 
 
 class EncodedValues:
-    """Values of type `kind`. `distinct`: equal values have equal bytes, so 0.0 replaces -0.0, one NaN all others."""
+    """`distinct`: equal values have equal bytes, so 0.0 replaces -0.0, one NaN all others."""
 
     def __init__(self, kind: pa.DataType, distinct: bool = False) -> None:
         self.kind = kind
@@ -31,7 +31,7 @@ class EncodedValues:
         return self._bytes == _WORD_BYTES
 
     def of(self, batch: BatchValues, column: str, rows: Values | None = None) -> list[bytes]:
-        """Bytes of each row's value, or of `rows`; without meaning for null."""
+        """Null has bytes without meaning."""
         words = batch.words(column)
         if rows is not None:
             words = tuple(word[rows] for word in words)
@@ -41,8 +41,7 @@ class EncodedValues:
         return [data[at : at + width] for at in range(0, len(data), width)]
 
     def coded(self, batch: BatchValues, column: str) -> tuple[Ints, Ints]:
-        """Returns a number per row and the word of each number, for values of one word.
-        Numbers rise by one at each new value; -1 for null."""
+        """Returns a number per row, -1 for null, rising by one at each new value, and the word of each number."""
         if pa.types.is_signed_integer(self.kind):  # the values are the words, so only distinct values are converted
             encoded = batch.encoded(column)
             return codes_of(encoded), to_words(encoded.dictionary)[0]
@@ -63,7 +62,7 @@ class EncodedValues:
         return found
 
     def array(self, values: Sequence[bytes]) -> pa.Array:
-        """Returns the column of values from `of`, in order; an element may hold several values."""
+        """Returns the column of values from `of`; an element may hold several values."""
         data = b"".join(values)
         if not self._wide:
             words = np.frombuffer(data, np.int64).reshape(-1, len(self._dtypes)).T

@@ -1,7 +1,7 @@
 """The n largest or smallest values of a key, with a state column per place.
 
 Values become *ranks*: integers that rise towards the first place. The ranks of a key are a row of a matrix, rising from
-left to right, with the lowest number in free places on the left; a count tells how many values there are.
+left to right, with the lowest number in free places on the left.
 """
 
 from dataclasses import dataclass
@@ -82,7 +82,6 @@ class Extremes:
         return self._stored(both[:, self.number :], np.minimum(before[self._count] + later[self._count], self.number))
 
     def result(self, accumulators: Columns) -> pa.Array:
-        """A list per entry, of running aggregates per row: first place first."""
         ranks = accumulators.get(self._result)
         if ranks is None:
             ranks, counts = self._held(accumulators), accumulators[self._count]
@@ -110,7 +109,6 @@ class Extremes:
         return f"{self.name} result"
 
     def _taken(self, rows: RunningOrder, batch: BatchValues) -> tuple[Ints, npt.NDArray[np.intp]]:
-        """Returns the ranks of the rows that count, by `rows.order`, and their positions in this order."""
         (ranks,) = order_words(batch.words(self.column))
         valid = batch.valid(self.column)
         positions = np.arange(len(rows.order)) if valid is None else np.flatnonzero(valid[rows.order])
@@ -118,7 +116,6 @@ class Extremes:
         return ranks if self.largest else ~ranks, positions
 
     def _held(self, columns: Columns) -> Ints:
-        """Ranks of each entry, rising; the lowest number in free places."""
         places = np.stack([columns[place] for place in reversed(self._places)], axis=1)
         (ranks,) = order_words((places,))
         if not self.largest:
@@ -131,7 +128,6 @@ class Extremes:
         return float_of_order(ranks) if word_dtypes(self.kind) == ("float64",) else ranks
 
     def _stored(self, held: Ints, counts: Ints) -> Columns:
-        """State columns, with 0 in free places."""
         columns: dict[str, Values] = {self._count: counts}
         for number, place in enumerate(self._places):
             values = self._values(held[:, self.number - 1 - number])
@@ -141,9 +137,8 @@ class Extremes:
 
 def _lines(held: Ints, ranks: Ints, its_group: npt.NDArray[np.intp]) -> tuple[Ints, npt.NDArray[np.intp], Ints]:
     """Returns all versions of the groups' lines, each group's last line, and each rank's line.
-    The lines start with `held`, a line per group; each rank with a place at its arrival adds a line (-1: no place). Few
-    of many ranks have a place: so some of each group are taken first, then only those above the result; a round takes
-    the next rank of every group."""
+    The lines start with `held`, a line per group; each rank with a place at its arrival adds a line (-1: no place).
+    Some ranks of each group are taken first, then only those above the result, because few of many have a place."""
     current, newest = held.copy(), np.arange(len(held))
     lines, number = [held], len(held)
     version = np.full(len(ranks), -1, np.int64)

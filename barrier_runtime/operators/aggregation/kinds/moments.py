@@ -1,8 +1,7 @@
 """Count, mean and sum of squared deviations of a column, for variances (Welford's steps).
 
 All are relative to the first value (the *shift*), so numbers far from 0, such as times, lose no digits. Values are
-doubles, added one by one, so that results do not depend on the cuts of batches: the k-th value of all groups at once
-while there are many groups, the rest of a few long groups in Python.
+added one by one, so results do not depend on the cuts of batches.
 """
 
 from dataclasses import dataclass
@@ -68,7 +67,7 @@ class Moments(RowByRow):
         ours, theirs = before[count], later[count]
         together = ours + theirs
         share = theirs / np.maximum(together, 1)
-        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are valid
+        with np.errstate(invalid="ignore", over="ignore"):
             apart = (later[shift] - before[shift]) + (later[mean] - before[mean])
             merged = {
                 count: together,
@@ -83,7 +82,6 @@ class Moments(RowByRow):
         }
 
     def result(self, accumulators: Columns, statistic: Statistic) -> pa.Array:
-        """Statistic per entry; null without values, and of a sample with one value."""
         count, _, m2 = (accumulators[name] for name in self._names)
         divisor = count if statistic.endswith("_pop") else count - 1
         absent = divisor < 1
@@ -94,7 +92,6 @@ class Moments(RowByRow):
 
 
 def _welford(values: Floats, groups: npt.NDArray[np.intp], held: list[Values]) -> tuple[Values, Values, Values]:
-    """Returns count, mean and squared deviations after each value. `groups`: rising; `held`: before, by group."""
     results = np.empty(len(values), np.int64), np.empty(len(values)), np.empty(len(values))
     lengths = np.bincount(groups, minlength=len(held[0]))
     by_length = np.argsort(-lengths, kind="stable")
@@ -120,7 +117,6 @@ def _welford(values: Floats, groups: npt.NDArray[np.intp], held: list[Values]) -
 
 
 def _longer(lengths: npt.NDArray[np.intp], than: int) -> int:
-    """Counts the falling `lengths` greater than `than`."""
     return len(lengths) - int(np.searchsorted(lengths[::-1], than, side="right"))
 
 

@@ -1,7 +1,7 @@
-"""Value of a row of a group: the first, the last, or that with the smallest or greatest value of a column.
+"""Value of a group's row: the first, the last, or that with a column's smallest or greatest value.
 
-All rows that replace their predecessor are found at once for a batch: compared values become ranks, each group's below
-those of earlier groups, so a single running minimum serves all groups.
+Compared values become ranks, each group's below those of earlier groups, so one running minimum finds all rows that
+replace their predecessor.
 """
 
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ from barrier_runtime.state.columns.wide_columns import is_wide, to_binary
 Rule = Literal["first", "last", "min", "max"]
 Positions: TypeAlias = npt.NDArray[np.intp]
 
-_NOTHING, _VALUE, _NULL = 0, 1, 2  # content of a place
-_ROOM = 1 << 62  # for ranks of all groups
+_NOTHING, _VALUE, _NULL = 0, 1, 2
+_ROOM = 1 << 62
 
 
 @dataclass(frozen=True)
 class Pick(RowByRow):
-    """Composite of a picked value. `by`: the compared column (rules min and max). `known`: ignore nulls of `column`."""
+    """`by`: the compared column (rules min and max). `known`: ignore nulls of `column`."""
 
     rule: Rule
     column: str
@@ -89,7 +89,6 @@ class Pick(RowByRow):
         return {name: np.where(theirs, later[name], before[name]) for name in self.storage()}
 
     def result(self, accumulators: Columns) -> pa.Array:
-        """Value per entry; null if no row counted, or the picked row has null."""
         absent = accumulators[self._part("has")] != _VALUE
         words = tuple(accumulators[name] for name in self._value_names)
         return from_words(words, self.kind, absent if absent.any() else None)
@@ -113,8 +112,8 @@ class Pick(RowByRow):
         return [self._part(part) for part in _parts("by", self.by_kind)]
 
     def _latest(self, before: Columns, rows: RunningOrder, groups: Positions, batch: BatchValues) -> Positions:
-        """Returns for each row the picked row at that time (see `RunningOrder.latest`).
-        Picks by the same column share the search, unless a pick was added to the state later."""
+        """Returns for each row the row picked so far.
+        Picks by the same column and with the same state share the search."""
         if not self._compares_another:
             return rows.latest(self._replacing(before, rows, groups, batch))
         held = [before[name] for name in (self._part("has"), *self._by_names)]
@@ -155,8 +154,9 @@ def _parts(of: str, kind: pa.DataType) -> list[str]:
 
 
 def _ranks(new: Words, held: Words, greatest_first: bool) -> tuple[Ints, Ints, int]:
-    """Returns ranks of `new` and `held` (from 0), and the greatest rank.
-    Ranks compare as the words do in order, or the other way round. They leave room for as many groups as `held` has."""
+    """Returns ranks of `new` and `held` from 0, and the greatest rank.
+    Leaves room for as many groups as `held` has.
+    """
     joined = [np.concatenate(both) for both in zip(new, held, strict=True)]
     if is_wide(joined[0].dtype):
         joined = [pc.rank(to_binary(joined[0]), tiebreaker="dense").to_numpy().astype(np.int64)]

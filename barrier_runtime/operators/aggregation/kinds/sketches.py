@@ -1,11 +1,10 @@
-"""Approximate aggregates by sketches of Apache DataSketches: distinct values (HLL), quantiles (t-digest), top-k.
+"""Approximate aggregates by Apache DataSketches: distinct values (HLL), quantiles (t-digest), top-k.
 
 A cell is the version of its layout (1 byte) and the sketch in the library's format. The same rows in the same order
-give the same result, however cut into batches, so a replay writes the same rows; the library's random sketches (KLL,
-REQ) would not. A t-digest compresses its content whenever it is written, so it gets values in chunks of `_CHUNK`;
-values that wait for their chunk are in the cell unchanged.
+give the same result, however cut into batches; the library's random sketches (KLL, REQ) would not. A t-digest
+compresses its content when written, so values wait in the cell until there are `_CHUNK`.
 
-Only this file imports the package `datasketches`, an extra.
+Only this file imports the package `datasketches`.
 """
 
 import math
@@ -27,11 +26,11 @@ from barrier_runtime.state.versioned import Format
 
 _LAYOUT = Format("the state of {}", 1, damaged="restore from another checkpoint")
 _VERSION = bytes([_LAYOUT.version])
-_LG_REGISTERS = 12  # of an HLL sketch
-# of a sketch of frequent values: with more counters, evictions would depend on how the sketch was stored
+_LG_REGISTERS = 12
+# with more counters, evictions would depend on how the sketch was stored
 _LG_COUNTERS = 10
-_COMPRESSION = 200  # of a t-digest
-_CHUNK = 512  # values that a t-digest takes at once
+_COMPRESSION = 200
+_CHUNK = 512
 _count = struct.Struct("<I")
 
 
@@ -55,8 +54,6 @@ def _content(cell: bytes, of: str) -> bytes:
 
 @dataclass(frozen=True)
 class DistinctSketch:
-    """HLL with 4,096 registers: standard error 1.6 %."""
-
     column: str
     encoding: EncodedValues
 
@@ -96,15 +93,13 @@ def distinct_estimate(state: Any) -> int:
 
 @dataclass(slots=True, eq=False)
 class Digest:
-    """A t-digest, and values that wait for their chunk."""
-
-    digest: Any  # None before the first chunk
+    digest: Any
     waiting: list[float]
 
 
 @dataclass(frozen=True)
 class QuantileSketch:
-    """Quantiles: exact up to 511 values, by t-digest beyond. NaN and null are ignored."""
+    """Exact while no chunk is full, by t-digest beyond. NaN and null are ignored."""
 
     column: str
 
@@ -113,7 +108,7 @@ class QuantileSketch:
         return f"digest:{self.column}"
 
     def values(self, batch: BatchValues) -> tuple[Sequence[float], Values | None]:
-        values, valid = batch.floats(self.column) + 0.0, batch.valid(self.column)  # -0.0 becomes 0.0
+        values, valid = batch.floats(self.column) + 0.0, batch.valid(self.column)
         numbers = ~np.isnan(values)
         return values.tolist(), numbers if valid is None else numbers & valid
 
@@ -152,7 +147,6 @@ class QuantileSketch:
 
 
 def quantiles_of(state: Digest, ranks: Sequence[float]) -> list[float | None]:
-    """The quantiles; None without a value."""
     waiting = sorted(state.waiting)
     if state.digest is None:
         return [waiting[max(0, math.ceil(rank * len(waiting)) - 1)] if waiting else None for rank in ranks]
@@ -166,8 +160,6 @@ def quantiles_of(state: Digest, ranks: Sequence[float]) -> list[float | None]:
 
 @dataclass(frozen=True)
 class FrequentSketch:
-    """Most frequent values with their counts; errors as in `top_k`."""
-
     column: str
     encoding: EncodedValues
 
@@ -199,7 +191,6 @@ class FrequentSketch:
 
 
 def most_frequent(state: Any, count: int) -> list[tuple[bytes, int]]:
-    """Returns (value as bytes, count), most frequent first; with equal counts the lower bytes first."""
     found = state.get_frequent_items(_library().NO_FALSE_NEGATIVES, 0)
     items = [(item.encode("latin-1"), estimate) for item, estimate, _, _ in found]
     return sorted(items, key=lambda each: (-each[1], each[0]))[:count]
@@ -207,8 +198,8 @@ def most_frequent(state: Any, count: int) -> list[tuple[bytes, int]]:
 
 def same_sketches(column: str, one: bytes, other: bytes) -> bool:
     """Returns whether two cells of a column have the same content.
-    The bytes of a sketch may depend on how often it was read back between its rows, since distinct and frequent values
-    are in the order of a hash table."""
+    Bytes may differ in the order of a hash table.
+    """
     kind = column.partition(":")[0]
     if kind not in ("hll", "frequent") or not one or not other:
         return one == other
@@ -226,7 +217,6 @@ def same_sketches(column: str, one: bytes, other: bytes) -> bool:
 
 
 def frequent_lists(encoding: EncodedValues, found: Sequence[list[tuple[bytes, int]]]) -> pa.Array:
-    """A list of structs of value and count per entry."""
     offsets = np.zeros(len(found) + 1, np.int32)
     np.cumsum([len(each) for each in found], out=offsets[1:])
     values = encoding.array([value for each in found for value, _ in each])
@@ -240,5 +230,4 @@ def frequent_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _as_text(encoding: EncodedValues, batch: BatchValues, column: str) -> list[str]:
-    """Values as text with a character per byte, which these sketches take."""
     return [value.decode("latin-1") for value in encoding.of(batch, column)]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from barrier_runtime.operators.base import OperatorContext
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-_SLICE = 16_384  # windows of a turn
+_SLICE = 16_384
 
 
 class Changed:
@@ -32,7 +32,6 @@ class Changed:
         return found
 
     def mark(self, row_ids: Ints, capacity: int) -> None:
-        """`row_ids` are all below `capacity`."""
         missing = capacity - len(self._marks)
         if missing > 0:
             self._marks = np.concatenate([self._marks, np.zeros(missing, np.bool_)])
@@ -48,14 +47,14 @@ class Changed:
 
 
 class WallTurns:
-    """Results of all changed windows, an interval after the first row since the last results.
-    The marks are the work left, so snapshots need nothing else."""
+    """Emits all changed windows an interval after the first row since the last results.
+    The marks are the remaining work: snapshots need nothing else."""
 
     def __init__(self, context: OperatorContext, interval_ms: int, changed: Changed) -> None:
         self._context = context
         self._interval_s = interval_ms / 1_000
         self._changed = changed
-        self._due_s: float | None = None  # by the steady clock
+        self._due_s: float | None = None
         self._next = 0  # row id from which on results are due now
 
     def turn(self, tell: Callable[[Ints, int], None]) -> bool:
@@ -77,7 +76,6 @@ class WallTurns:
         return True
 
     def marked(self) -> None:
-        """Starts the interval after the first change."""
         if self._due_s is None:
             self._wait()
 

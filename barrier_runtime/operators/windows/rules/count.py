@@ -1,9 +1,7 @@
 """Windows by count: every n rows of a key, a result of these n rows.
 
-These are windows over all rows with an early result every n rows, of the rows since the last result. So a row that
-fills a window emits the window within its batch, and state is one entry per key, however many windows there were. With
-a slide there is an entry per key and shift (see `Count`): each shift but the first starts as if it had had rows before,
-so windows of different shifts are over at different rows.
+State is one entry per key, however many windows there were; with a slide, an entry per key and shift (see `Count`). The
+entry of shift -n starts as if n * slide rows had come before.
 """
 
 import numpy as np

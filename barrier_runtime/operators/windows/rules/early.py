@@ -1,9 +1,7 @@
 """Rules of early results (`Every`): windows emit results before they are over.
 
-State holds the number of rows in each window's last result, so a restore knows which windows have changed. Batches are
-cut, and a watermark stops, at multiples of an interval of event time (see docs/design/event-time-in-a-batch.md). By
-rows, all results of a batch are computed at once: as running aggregates, or, for results of only the rows since the
-last result, in a scratch table with an entry per result. By the wall clock, each turn emits some windows.
+State holds the number of rows in each window's last result, which shows a restore the changed windows. Batches are cut,
+and watermarks stop, at multiples of an interval of event time (docs/design/event-time-in-a-batch.md).
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,7 +58,6 @@ class Early(OnClose):
     def add_to_scratch(
         self, scratch: dict[str, npt.NDArray[Any]], of_row: Ints, values: BatchValues, entries: Ints
     ) -> None:
-        """`entries`: the entry of each row of `scratch`."""
         windows = self.windows
 
         def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
@@ -69,7 +66,6 @@ class Early(OnClose):
         add_to_groups(windows.plan, scratch, of_row, values, SumBounds(), left)
 
     def since(self, row_ids: Ints) -> Ints:
-        """Rows since the last result."""
         columns = self.windows.table.columns
         rows: Ints = columns[ROWS][row_ids]
         return rows - columns[TOLD][row_ids] if self._accumulate else rows
@@ -87,7 +83,9 @@ class Early(OnClose):
 
 
 class EveryRows(Early):
-    """Emits a window at every row that is the last of `rows` since the last result."""
+    """Emits a window at every `rows`-th row since the last result.
+    Batches are cut where a window is over: last results come in the order of event time.
+    """
 
     def __init__(self, windows: RuledWindows, rows: int, accumulate: bool) -> None:
         super().__init__(windows, accumulate)
@@ -95,7 +93,6 @@ class EveryRows(Early):
         self.cuts_batches = windows.window.bounded
 
     def cut(self, batch: Batch) -> tuple[int, int] | None:
-        """Cuts where a window is over, so that last results of windows come in the order of event time."""
         reached, watermark_ms = batch.reached, self.windows.operator.watermark_ms
         if reached is None or not len(reached) or reached[-1] <= watermark_ms:
             return None
@@ -133,7 +130,7 @@ class EveryRows(Early):
         before = np.minimum(self.since(order.row_ids), every - 1)  # a restored window may have waited for more rows
         since = np.arange(len(order.order)) + np.repeat(before - order.starts, order.lengths)
         numbers = since // every + np.repeat(columns[FIRINGS][order.row_ids], order.lengths)
-        last = np.flatnonzero(since % every == every - 1)  # positions of rows that emit
+        last = np.flatnonzero(since % every == every - 1)
         last = last[np.argsort(order.order[last])]
         fired, updates = order.order[last], numbers[last]
         values = BatchValues(rows, windows.where)
@@ -179,7 +176,7 @@ class EveryRows(Early):
 
 
 class _Marking(Early):
-    """Early results at times: of windows with rows since their last result."""
+    """Emits windows with rows since their last result, at times."""
 
     def __init__(self, windows: RuledWindows, interval_ms: int, accumulate: bool) -> None:
         super().__init__(windows, accumulate)
@@ -191,7 +188,6 @@ class _Marking(Early):
         self._mark(self.unsaid(row_ids))
 
     def unsaid(self, row_ids: Ints) -> Ints:
-        """Open windows with new rows."""
         has_more = self.since(row_ids) > 0
         return row_ids[has_more & ~self.were_over(row_ids)] if self.is_kept else row_ids[has_more]
 
@@ -224,8 +220,6 @@ class _Marking(Early):
 
 
 class EveryTime(_Marking):
-    """Emits early results at each multiple of an interval of event time."""
-
     cuts_batches = True
 
     def __init__(self, windows: RuledWindows, interval_ms: int, accumulate: bool) -> None:
@@ -249,7 +243,7 @@ class EveryTime(_Marking):
             self._mark(row_ids)
 
     def left_memory(self) -> None:
-        if self.changed.is_used:  # the first call
+        if self.changed.is_used:
             self.changed.clear()
             self._changed_starts.update(self.windows.due.starts)
 
@@ -259,7 +253,7 @@ class EveryTime(_Marking):
             return
         due_ms = (windows.operator.watermark_ms // self.interval_ms + 1) * self.interval_ms
         if due_ms <= watermark_ms and (self._changed_starts or self.changed):
-            # event time advances only after all results, so that a restore in between finds the same `due_ms`
+            # event time advances only after all results: a restore in between finds the same `due_ms`
             yield from windows.fire_over(due_ms, emit)  # windows over by then emit no early results
             if self._changed_starts:
                 yield from self._tell_starts(due_ms - 1, emit)

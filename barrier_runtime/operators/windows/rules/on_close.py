@@ -1,6 +1,4 @@
-"""Rules: a trigger's effect on the windows of a subtask.
-A rule is called at each point at which windows may emit results. `OnClose` is the rule without a trigger, and the base
-of all triggers' rules."""
+"""Rules for when windows emit results: one per kind of trigger, and `OnClose` without."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
@@ -44,8 +42,6 @@ class TimedOperator(Protocol):
 
 
 class RuledWindows(Protocol):
-    """See `Windows`."""
-
     table: ColumnTable
     plan: AggregationPlan
     codec: KeyCodec
@@ -114,15 +110,15 @@ class RuledWindows(Protocol):
 
 
 class OnClose:
-    """Emits windows when they are over; with an allowed lateness, again for each late row."""
+    """Rule without a trigger: emits windows when over; with an allowed lateness, again per late row."""
 
-    evictable = True  # entries may leave memory
-    any_order = True  # of rows of different keys in a batch
+    evictable = True
+    any_order = True  # rows of different keys may be taken in any order
     cuts_batches = False  # results may be due between two rows of a batch
 
     def __init__(self, windows: "RuledWindows") -> None:
         self.windows = windows
-        self.is_kept = windows.operator.lateness_ms > 0  # windows that are over are kept
+        self.is_kept = windows.operator.lateness_ms > 0
 
     def columns(self) -> Mapping[str, tuple[str, Any]]:
         return {FIRINGS: ("int64", 0)} if self.is_kept else {}
@@ -131,31 +127,28 @@ class OnClose:
         """Called after the table is open."""
 
     def were_over(self, row_ids: Ints) -> Bools:
-        """Returns which windows, kept for late rows, were emitted when they were over."""
+        """Returns the mask of windows that were emitted at their end and are kept for late rows."""
         over: Bools = self.windows.table.columns[FIRINGS][row_ids] > 0
         return over
 
     def cut(self, batch: Batch) -> tuple[int, int] | None:
-        """Returns the first row before which results are due, and event time there."""
+        """Returns the first row before which results are due, and event time there (ms), or None."""
         return None
 
     def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
-        """See `Windows.take`."""
         return self.windows.take(batch, emit)
 
     def add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> None:
-        """See `Windows.add`."""
         self.windows.add(rows, starts, batch, of_row, emit)
 
     def left_memory(self) -> None:
-        """Called after each batch once some entries are evicted."""
+        """Called after each batch once entries are evicted."""
 
     def fire_again(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints, emit: Emit) -> None:
-        """See `Windows.fire_again`."""
         self.windows.fire_again(rows, starts, batch, of_row, emit)
 
     def before(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Does the work due before event time reaches `watermark_ms`, with a step after each part."""
+        """Does the work due before event time reaches `watermark_ms`, and yields after each part."""
         return iter(())
 
     def turn(self, emit: Emit) -> bool:

@@ -1,14 +1,8 @@
-"""Rule of users' own triggers.
+"""Rule of users' own triggers (`OwnTrigger`).
 
-    method        called when                                                effect
-    `on_row`      a row was added                                            results go out with those of the batch
-    `on_time`     event time passes a multiple of the interval, or in a      results go out before event time is there
-                  turn by the wall clock; for windows with rows since then
-    `on_close`    a window is over                                           it emits its result or not, and is removed
-
-Results do not depend on the cuts of batches: the trigger is called for a batch's rows in order of arrival; then all
-results are computed at once, as running aggregates of *parts* of windows, which end where a window forgets its rows.
-State shows which windows wait for `on_time`, and holds the trigger's numbers.
+The trigger is called for a batch's rows in order of arrival; then all results are computed at once, as running
+aggregates of *parts* of windows, which end where a window forgets its rows. Results do not depend on the cuts of
+batches.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,8 +32,6 @@ _STATE = "trigger "  # prefix of the trigger's own columns
 
 
 class Asked(Protocol):
-    """Parts of `OwnTrigger` that its rule uses."""
-
     state: ClassVar[Mapping[str, int | float]]
 
     @property
@@ -87,7 +79,6 @@ class OwnRule(EveryRows):
             self._mark(row_ids[self.windows.table.columns[_WAITS][row_ids] > 0])
 
     def cut(self, batch: Batch) -> tuple[int, int] | None:
-        """Returns the first row before which a window is over, or `on_time` is due."""
         cuts = [super().cut(batch)] if self.windows.window.bounded else []
         if self._interval_ms is not None:
             cuts.append(first_multiple(batch, self.windows.operator.watermark_ms, self._interval_ms))
@@ -102,7 +93,7 @@ class OwnRule(EveryRows):
         fires, purges = self._asked(rows, row_ids) if self._asks_rows else (np.zeros(count, np.bool_),) * 2
         order, columns = RunningOrder.of(row_ids), windows.table.columns
         fires_in_order, purges_in_order = fires[order.order], purges[order.order]
-        begins = np.zeros(count, np.bool_)  # first rows of parts of windows, which end where a window forgets its rows
+        begins = np.zeros(count, np.bool_)
         begins[1:] = purges_in_order[:-1]
         begins[order.starts] = True
         of_ordered = np.cumsum(begins) - 1
@@ -143,7 +134,6 @@ class OwnRule(EveryRows):
             windows.send_for(results, batch, fired if of_row is None else of_row[fired], emit)
 
     def _asked(self, rows: pa.RecordBatch, row_ids: Ints) -> tuple[Bools, Bools]:
-        """Calls `on_row`; returns which rows make their window fire, and which purge it."""
         fires, purges = np.zeros(len(row_ids), np.bool_), np.zeros(len(row_ids), np.bool_)
         asked: dict[int, TriggerWindow] = {}
         for at, (row, row_id) in enumerate(zip(rows.to_pylist(), row_ids.tolist(), strict=True)):
@@ -170,7 +160,7 @@ class OwnRule(EveryRows):
             due_ms = watermark_ms // interval_ms * interval_ms
         if due_ms > watermark_ms or (watermark_ms == WATERMARK_MAX and not self.windows.window.bounded):
             return
-        # event time advances only after all calls, so that a restore in between finds the same `due_ms`
+        # all calls before event time advances: see `EveryTime.before`
         yield from self.windows.fire_over(due_ms, emit)
         for part in self.windows.parts(self._changed.row_ids()):
             if part is not None:
@@ -279,7 +269,6 @@ class OwnRule(EveryRows):
         *arguments: Any,
         default: TriggerResult = TriggerResult.NOTHING,
     ) -> tuple[bool, bool]:
-        """Calls a method; returns whether the window fires, and whether it is purged."""
         said = f"{type(self._trigger).__name__}.{name}"
         try:
             answer = method(*arguments, window)

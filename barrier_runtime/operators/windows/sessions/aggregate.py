@@ -1,9 +1,8 @@
 """Entries per session, keyed by (keys, first time), with the last time and the accumulators.
 
-A session is over, emitted and removed when the watermark reaches its end: last time + gap. Until then a row in time may
-touch the session, so results of rows in time do not depend on the watermarks between them. (Flink fires a millisecond
-earlier.) A row behind the watermark that touches an open session belongs to it; otherwise the row is late if a session
-of this row alone would be over.
+A session is over when the watermark reaches last time + gap: until then a row in time may touch the session. (Flink
+fires a millisecond earlier.) A row behind the watermark joins the open session that it touches; otherwise it is late if
+a session of this row alone would be over.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,12 +39,10 @@ from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 LAST = "last"  # state column: time of the last row, ms
-_STEPS, _STEPS_BY_WALL_CLOCK = 16, 1_024  # see `OpenSessions`
+_STEPS, _STEPS_BY_WALL_CLOCK = 16, 1_024
 
 
 class Sessions(WindowEntries):
-    """Entries of sessions that emit a single result."""
-
     def __init__(self, operator: WindowOperator, beside: Sequence[pa.Field] = SPAN) -> None:
         super().__init__(operator, beside)
         assert isinstance(operator.window, Session)
@@ -85,7 +82,7 @@ class Sessions(WindowEntries):
         self.operator.arrive(emit)
         added = self._add(batch, times_ms, emit)
         while added < len(batch):
-            # A session that this row would touch is over by then, and goes first, independent of the cuts of batches.
+            # A session that this row would touch is over by then, and is emitted first.
             batch, times_ms = batch.slice(added), times_ms[added:]
             if batch.reached is not None and not self.operator.first_goes(batch, 0, int(batch.reached[0]), emit):
                 return
@@ -104,7 +101,6 @@ class Sessions(WindowEntries):
             yield from self._fire_all(np.concatenate(over), emit)
 
     def reach_floors(self, emit: Emit) -> Iterator[None]:
-        """Emits these sessions before a row arrives that would touch one."""
         row_ids = self.table.load_all()
         over = self.table.columns[LAST][row_ids] + self._gap_ms <= self._floors_of(row_ids)
         self._open.end(row_ids[over])
@@ -117,7 +113,6 @@ class Sessions(WindowEntries):
             yield
 
     def _add(self, batch: Batch, times_ms: Ints, emit: Emit) -> int:
-        """Adds rows until a session has to be emitted first; returns the number of added rows."""
         numbers = self._key_numbers(batch.rows)
         runs = runs_of(numbers, times_ms, self._gap_ms)
         keys, earliest_ms = runs.earliest()
@@ -155,7 +150,7 @@ class Sessions(WindowEntries):
         return BatchValues(rows, self.where)
 
     def _gone_by(self, batch: Batch) -> int | Ints:
-        """A time per row: sessions that end by then are gone."""
+        """Sessions that end by this time (per row) are gone."""
         watermarks = self.operator.row_watermarks(batch)
         return self.operator.watermark_ms if watermarks is None else watermarks
 
@@ -168,7 +163,6 @@ class Sessions(WindowEntries):
         return self._open.numbers_of(groups.keys)[groups.of_row]
 
     def _entries(self, done: AssignedSessions, opened: Ints) -> Ints:
-        """Row id of each session; new sessions get one."""
         first = len(opened)
         if first == len(done.sessions):
             return opened
@@ -201,13 +195,11 @@ class Sessions(WindowEntries):
 
     def _add_rows(self, values: BatchValues, of_row: Ints) -> None:
         if is_partial(values.rows.schema):
-            merge_partial_rows(self.plan, self.table.columns, of_row, values.rows, self.left)
-            self.bounds.forget_all()
+            merge_partial_rows(self.plan, self.table.columns, of_row, values.rows, self.left, self.bounds)
             return
         add_to_groups(self.plan, self.table.columns, of_row, values, self.bounds, self.left)
 
     def _keep(self, keys: Ints, rest: Ints, done: AssignedSessions, opened: Ints, row_ids: Ints) -> Ints:
-        """Stores the spans and the open sessions. Returns each session's row id."""
         sessions, stay = done.sessions, ~done.merged
         columns = self.table.columns
         first_ms = self._open.spans(opened, columns[LAST]).first_ms

@@ -1,17 +1,15 @@
-"""Assignment of a batch's rows to sessions. Pure arithmetic on milliseconds since the epoch.
+"""Assignment of a batch's rows to sessions, with the result of row by row in order of arrival.
 
-The result equals that of row by row in order of arrival: a row belongs to the open session of its key that it touches,
-joins the two that it touches, or begins a session. Usually a whole batch is assigned at once: rows sorted by key and
-time are cut into *runs* where no row follows within the gap; runs and open sessions, sorted likewise, are cut into
-*components*. Components that become one session each:
+Usually a whole batch is assigned at once: rows sorted by key and time are cut into *runs* where no row follows within
+the gap; runs and open sessions likewise into *components*. A component becomes one session if
 
-    rows are added        a component is one session if
-    in any order          none of its rows is late, and none of its sessions over by the event time of its last row
-    as they arrive        each row touches the session of the component's earlier rows, which is not over
+- rows may be added in any order, none of its rows is late, and none of its sessions is over by its last row's event
+  time;
+- or each row, in order of arrival, touches the session of the component's earlier rows, which is not over.
 
-Other components are taken row by row. If order matters for merged sessions (float sums have other bits in another
-order), a session into which others are merged is on a higher *level*: rows of a level are added after the merges of the
-level, and before those of the next.
+Other components are taken row by row. If order matters for merged sessions (the bits of float sums), a session into
+which others are merged is on a higher *level*: rows of a level are added after the merges of the level, and before
+those of the next.
 """
 
 from bisect import bisect_right
@@ -29,12 +27,12 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 LATE = -1
-_FEW = 16  # components; with fewer of their size, rows are faster one by one
+_FEW = 16  # with fewer components of their size, rows are faster one by one
 
 
 @dataclass
 class Spans:
-    """Sessions or runs: number of the key, first and last time."""
+    """Sessions or runs; `keys` are the numbers of their keys."""
 
     keys: Ints
     first_ms: Ints
@@ -46,7 +44,7 @@ class Spans:
 
 @dataclass
 class BatchRuns:
-    """Rows in the order of key and time (`order`), cut where no row follows within the gap.
+    """Rows by key and time (`order`), cut into runs.
     `starts`: first index of each run; `spans`: the sessions of the rows alone."""
 
     order: npt.NDArray[np.intp]
@@ -80,11 +78,11 @@ def runs_of(keys: Ints, times_ms: Ints, gap_ms: int) -> BatchRuns:
 class AssignedSessions:
     """Result of an assignment.
 
-    `sessions`: the open sessions in their order, then those that the batch begins. `merged`: sessions that became part
-    of another. `of_row`: by row the session to which it was added, LATE for late rows. `merges`: rows of (level,
-    remaining session, merged session), by level. `levels`: of rows; None: rows and merges may be applied in any order,
-    and a remaining session is not merged itself. `end`: number of rows if all are assigned. Otherwise a session is over
-    by the event time of row `end` and has to be emitted first; the other fields are then invalid.
+    `sessions`: the open sessions in order, then those that the batch begins. `of_row`: each row's session, or LATE.
+    `merges`: rows of (level, remaining session, merged session), by level. `levels`: of rows; None: rows and merges may
+    be applied in any order, and a remaining session is not merged itself. `end`: number of rows if all are assigned.
+    Otherwise a session is over by the event time of row `end` and has to be emitted first; the other fields are then
+    invalid. `by_time`: remaining sessions by key and time; None: unknown.
     """
 
     sessions: Spans
@@ -93,7 +91,7 @@ class AssignedSessions:
     merges: Ints
     levels: Ints | None
     end: int
-    by_time: Ints | None = None  # remaining sessions by key and time; None: unknown
+    by_time: Ints | None = None
     rows: Ints | None = None  # rows of the batch that `of_row` covers; None: all
 
     def begin(self, keys: Ints, first_ms: Ints, last_ms: Ints) -> Ints:
@@ -120,9 +118,9 @@ def assign_sessions(
     gap_ms: int,
     any_order: bool,
 ) -> AssignedSessions:
-    """Assigns rows to sessions.
-    `watermarks`: event time at each row. `opened`: sessions of these keys that are not over; those out of reach of the
-    rows may be left out. `any_order`: the order of adding rows and merging sessions does not matter."""
+    """`watermarks`: event time at each row.
+    `opened`: sessions of these keys, not over and within reach of the rows. `any_order`: rows may be added and sessions
+    merged in any order."""
     spans, count, known = runs.spans, len(runs.starts), len(opened)
     item_keys = np.concatenate([spans.keys, opened.keys])
     firsts = np.concatenate([spans.first_ms, opened.first_ms])
@@ -138,7 +136,7 @@ def assign_sessions(
     component[order] = np.cumsum(cuts) - 1
     of_run, of_opened = component[:count], component[count:]
 
-    session = np.full(len(begins), -1, np.int64)  # of each component: its earliest open session
+    session = np.full(len(begins), -1, np.int64)
     by_time = order[order >= count][::-1] - count
     session[of_opened[by_time]] = by_time
     still_ms = np.minimum.reduceat(np.where(order < count, firsts, lasts), begins) + gap_ms
@@ -147,7 +145,7 @@ def assign_sessions(
     if not together.all():
         alone = np.bincount(of_opened, minlength=len(begins)) <= 1
         one = alone & _are_one(runs.by_row(of_run), times_ms, watermarks, session, opened, gap_ms)
-        together = together | one | (np.bincount(of_run, minlength=len(begins)) == 0)  # or without rows
+        together = together | one | (np.bincount(of_run, minlength=len(begins)) == 0)
 
     begun = np.flatnonzero(together & (session < 0))
     session[begun] = known + np.arange(len(begun))
@@ -183,15 +181,14 @@ def assign_sessions(
 
 
 def _side_by_side(components: Mask, size: Ints) -> Mask:
-    """Returns the components that are faster in rounds: at least `_FEW` components are as large. `size`: in rows."""
     sizes = np.sort(size[components])
     most = sizes[-_FEW] if len(sizes) >= _FEW else 0
     return components & (size <= most)
 
 
 def _rows_of(components: Mask, of_row: Ints, of_opened: Ints, opened: Spans) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns rows of some components, by component in order of arrival, and the component of each; then the same of
-    open sessions, by component and time."""
+    """Returns rows, and their components, by component in order of arrival.
+    Then open sessions, and their components, by component and time."""
     rows = np.flatnonzero(components[of_row])
     rows = rows[stable_order(of_row[rows])]
     sessions = np.flatnonzero(components[of_opened])
@@ -210,7 +207,6 @@ def _in_rounds(
     times_ms: Ints,
     gap_ms: int,
 ) -> Ints:
-    """Returns the final session of each of `rows`."""
     known = done.sessions
     first_ms, last_ms = known.first_ms[opened], known.last_ms[opened]
     joined = join_in_rounds(of_row, times_ms[rows], of_opened, first_ms, last_ms, gap_ms)
@@ -223,7 +219,6 @@ def _in_rounds(
 
 
 def _finish(done: AssignedSessions, known: int, levels: Ints | None) -> None:
-    """`known`: number of open sessions. `levels`: of rows, if order matters."""
     if not len(done.merges):
         return
     if levels is None:
@@ -234,7 +229,7 @@ def _finish(done: AssignedSessions, known: int, levels: Ints | None) -> None:
 
 
 def _flatten(done: AssignedSessions, known: int) -> None:
-    """Assigns rows to remaining sessions, which merge all sessions that had rows before."""
+    """Assigns rows to remaining sessions, which merge only sessions that had rows before."""
     part_of = np.arange(len(done.sessions))
     part_of[done.merges[:, 2]] = done.merges[:, 1]
     while (further := part_of[part_of] != part_of).any():
@@ -256,8 +251,8 @@ def _reached(runs: BatchRuns, of_run: Ints, watermarks: int | Ints, components: 
 def _are_one(
     of_row: Ints, times_ms: Ints, watermarks: int | Ints, its_opened: Ints, opened: Spans, gap_ms: int
 ) -> Mask:
-    """Returns per component whether its rows, in order of arrival, stay in one open session that is not over before a
-    row. This session is `its_opened`, or begins with the first row."""
+    """Returns per component whether its rows stay in one open session, never over before a row.
+    Rows come in order of arrival. `its_opened`: this session; below 0 if the session begins with the first row."""
     order = stable_order(of_row)
     its, times = of_row[order], times_ms[order]
     changes = np.diff(its, prepend=-1) != 0
@@ -268,7 +263,6 @@ def _are_one(
         there = number >= 0
         low = np.where(there, np.minimum(low, opened.first_ms[number]), low)
         high = np.where(there, np.maximum(high, opened.last_ms[number]), high)
-    # the session before each row
     low_before, high_before = np.empty_like(low), np.empty_like(high)
     low_before[1:], high_before[1:] = low[:-1], high[:-1]
     low_before[firsts] = high_before[firsts] = times[firsts]
@@ -289,8 +283,8 @@ class _OneByOne:
         self._done = done
         self._gap_ms = gap_ms
         self._count = len(done.sessions)
-        self._keys: list[int] = []  # begun here
-        self._spans: dict[int, tuple[int, int]] = {}  # seen here
+        self._keys: list[int] = []
+        self._spans: dict[int, tuple[int, int]] = {}
         self._merges: list[tuple[int, int, int]] = []
 
     def take(
@@ -341,7 +335,7 @@ class _OneByOne:
             if numbers and lasts[0] + gap <= watermark:
                 self._done.end = min(self._done.end, row)
                 break
-            at = bisect_right(firsts, time) - 1  # the session that begins before the row, if they touch
+            at = bisect_right(firsts, time) - 1
             before = at >= 0 and time <= lasts[at] + gap
             behind = at + 1 < len(numbers) and firsts[at + 1] <= time + gap and not (before and time <= lasts[at])
             if before and behind:

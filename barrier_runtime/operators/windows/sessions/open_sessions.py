@@ -1,8 +1,8 @@
-"""Open sessions of each key, and their ends. In memory, rebuilt from the table at a restore; identified by row id.
+"""Open sessions of each key, and their ends.
+In memory, rebuilt from the table at a restore; identified by row id.
 
-The sessions of a key are linked from the newest back, so a batch looks only at those that its rows may touch. Sessions
-are examined by *due time*: their end when last examined, in steps of a part of the gap. A session that grew meanwhile
-gets a new due time then; adding a row sets none.
+A key's sessions are linked from the newest back. A session's *due time* is its end when last examined, in steps of a
+part of the gap. When due, a session that grew gets a new due time; adding a row sets none.
 """
 
 from collections.abc import Iterator
@@ -20,30 +20,29 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 _NONE = -1
 _NEVER = -(2**63)
-_PART = 16_384  # sessions that are examined together
+_PART = 16_384
 _NO_ROWS: Ints = np.empty(0, np.int64)
 
 
 class OpenSessions:
     def __init__(self, key_fields: int, gap_ms: int, steps: int = 16) -> None:
-        """`steps`: due times per gap. More steps examine fewer sessions in vain, which pays if many have the same last
-        time, as by the wall clock."""
+        """`steps`: due times per gap.
+        More steps pay if many sessions have the same last time.
+        """
         self._gap_ms = gap_ms
         self._step_ms = max(1, gap_ms // steps)
         self._keys: IntKeys | TupleKeys = IntKeys(key_fields)
-        self._newest = np.full(1_024, _NONE, np.int64)  # session, by key number
-        # by session
+        self._newest = np.full(1_024, _NONE, np.int64)
         self._key = np.empty(0, np.int64)
         self._first_ms = np.empty(0, np.int64)
         self._older = np.empty(0, np.int64)
         self._newer = np.empty(0, np.int64)
-        self._due = np.empty(0, np.int64)  # in steps
+        self._due = np.empty(0, np.int64)
         self._by_due = ByStart()
-        self._looked_ms = _NEVER  # time up to which sessions were last examined,
-        self._soonest_ms = 0  # and the earliest end of sessions of that step that grew
+        self._looked_ms = _NEVER  # time up to which sessions were last examined
+        self._soonest_ms = 0  # earliest end of sessions of that step that grew
 
     def __len__(self) -> int:
-        """Keys with open sessions, or in use by a batch."""
         return len(self._keys)
 
     def numbers_of_ints(self, fields: list[Ints]) -> Ints:
@@ -74,8 +73,8 @@ class OpenSessions:
         self._forget_keys(numbers)
 
     def reached(self, keys: Ints, earliest_ms: Ints, last_ms: Ints) -> tuple[Ints, Ints]:
-        """Returns sessions of `keys` (distinct) that may touch times from `earliest_ms` on, and each key's newest other
-        session. `last_ms`: by session."""
+        """Returns sessions of `keys` that may touch times from `earliest_ms` on.
+        Also returns each key's newest other session. `keys` are distinct. `last_ms`: by session."""
         found: list[Ints] = []
         rest = np.full(len(keys), _NONE, np.int64)
         at = np.arange(len(keys))
@@ -106,7 +105,7 @@ class OpenSessions:
         self._due[gone] = _NEVER
         self._key[row_ids], self._first_ms[row_ids] = sessions.keys, sessions.first_ms
         self._newest[keys] = rest
-        first = np.diff(sessions.keys, prepend=-1) != 0  # of their keys
+        first = np.diff(sessions.keys, prepend=-1) != 0
         last = np.roll(first, -1)
         older, newer = np.empty_like(row_ids), np.empty_like(row_ids)
         older[1:], newer[:-1] = row_ids[:-1], row_ids[1:]
@@ -120,8 +119,8 @@ class OpenSessions:
         self._look_again(row_ids[begun], sessions.last_ms[begun])
 
     def over(self, watermark_ms: int, last_ms: Ints) -> Iterator[Ints]:
-        """Yields row ids of sessions that end by `watermark_ms`, in parts, and closes them.
-        Of a key the older session comes first: the next begins more than a gap later, so its due time is later."""
+        """Closes the sessions that end by `watermark_ms`, and yields their row ids in parts.
+        Of a key the older session comes first."""
         limit = watermark_ms // self._step_ms
         going_on: list[Ints] = []
         for row_ids, dues in self._due_by(limit):
@@ -141,7 +140,6 @@ class OpenSessions:
         self._soonest_ms = soonest_ms
 
     def _due_by(self, limit: int) -> Iterator[tuple[Ints, Ints]]:
-        """Yields all sessions due by `limit` with their due times, in parts."""
         parts: list[Ints] = []
         dues: list[int] = []
         count = 0
@@ -158,8 +156,7 @@ class OpenSessions:
 
     @property
     def next_ms(self) -> int | None:
-        """Watermark before which no session is over; None: no sessions.
-        A row behind this watermark may begin a session that is over earlier."""
+        """Watermark before which no session is over, except those begun by a row behind it; None: no sessions."""
         first = self._by_due.first
         if first is None:
             return None
@@ -167,7 +164,6 @@ class OpenSessions:
         return first_ms if first_ms > self._looked_ms else self._soonest_ms
 
     def end(self, row_ids: Ints) -> None:
-        """Closes sessions, the oldest of their keys."""
         if len(row_ids):
             self._due[row_ids] = _NEVER
             self._unlink(row_ids)
@@ -186,7 +182,6 @@ class OpenSessions:
         self._by_due.note(row_ids, dues)
 
     def _forget_keys(self, keys: Ints) -> None:
-        """Forgets keys without sessions, among `keys` (distinct)."""
         gone = keys[self._newest[keys] < 0]
         if len(gone):
             self._keys.remove(gone)

@@ -1,16 +1,8 @@
 """Rows that join sessions, for many *components* (see `assignment`) side by side, where order matters.
 
-All rows of a component end in one session; the result is its history, row by row. A row lies between its two nearest
-earlier arrivals in time; which of these it touches decides:
-
-    touches             the row
-    none                begins a session
-    one, or two that    belongs to their session
-    touch one another
-    two others          joins their sessions: that of the earlier one stays
-
-The two neighbours are found backwards: all rows are linked by time, and the last arrivals are removed first. Then each
-round adds the next row of every component. No row may be late here, and no session over.
+A row that touches neither of its nearest earlier arrivals in time begins a session; a row that touches two sessions
+joins them, and the earlier session stays. Neighbours are found backwards: all rows are linked by time, and the last
+arrivals removed first. Then each round adds the next row of every component. No row may be late here, no session over.
 """
 
 from dataclasses import dataclass
@@ -26,10 +18,10 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass
 class JoinedRows:
-    """Result of `join_in_rounds`. Sessions have numbers: the open sessions, then those of the rows `began`.
+    """Sessions have numbers: the open sessions, then those of the rows `began`.
 
-    `of_row`: session that each row was added to; `levels`: its level then. `merges`: (level, remaining session, merged
-    session). `ends`: final session of each session.
+    `of_row`: session of each row; `levels`: its level then. `merges`: (level, remaining session, merged session).
+    `ends`: final session of each session.
     """
 
     of_row: Ints
@@ -43,7 +35,7 @@ def join_in_rounds(
     components: Ints, times_ms: Ints, of_opened: Ints, first_ms: Ints, last_ms: Ints, gap_ms: int
 ) -> JoinedRows:
     """`components`: of rows, rising; rows of a component are in order of arrival.
-    `of_opened`: component of each open session; `first_ms` and `last_ms`: their times."""
+    `of_opened`: component of each open session."""
     rows, known = len(components), len(of_opened)
     its = np.concatenate([of_opened, components])
     firsts = np.concatenate([first_ms, times_ms])
@@ -65,7 +57,7 @@ def join_in_rounds(
     for next_ones in reversed(rounds):
         at = places[next_ones]
         right[left[at]], left[right[at]] = right[at], left[at]
-    left, right = left[places], right[places]  # of each row at its arrival
+    left, right = left[places], right[places]
 
     firsts, lasts = np.append(firsts, 0), np.append(lasts, 0)
     touches_left = (left != nobody) & (times_ms <= lasts[left] + gap_ms)
@@ -74,7 +66,7 @@ def join_in_rounds(
     began = np.flatnonzero(~(touches_left | touches_right))
     beside = np.where(touches_left, left, right)
     beside[began] = places[began]
-    session = np.empty(nobody, np.int64)  # that each was added to
+    session = np.empty(nobody, np.int64)
     session[of_opened_places], session[places[began]] = np.arange(known), known + np.arange(len(began))
     part_of, level = np.arange(known + len(began)), np.zeros(known + len(began), np.int64)
     levels, merges = np.empty(rows, np.int64), [np.empty((0, 3), np.int64)]

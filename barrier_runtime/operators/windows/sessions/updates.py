@@ -1,18 +1,15 @@
 """Sessions with several results: before they are over (`Every`), and for late rows (allowed lateness).
 
-    a session is    emits                                     until the watermark
-    open            early, if it got rows since               is at its end, last time + gap: emitted, and kept
-    kept            again, with each row that arrives         has passed its end by the lateness: removed
+A session that is over is emitted and, for the allowed lateness, *kept*. A late row that extends it beyond the watermark
+opens it again, until its new end.
 
-A late row may extend a kept session beyond the watermark: the session is open again, and emitted at its new end.
+Readers of results identify a session by key and start. If a row gives a session an earlier start, or joins two
+sessions, a result *retracts* results under a start that no longer exists, before all other results of the row. Results
+under the new start begin with update 0.
 
-Readers of results identify a session by key and start. A row may give a session an earlier start, or join two sessions.
-Results under a start that no longer exists are then *retracted* by a result, emitted before everything else that the
-row brings. Results under the new start begin with update 0.
-
-None of this depends on the cuts of batches. A row that emits or retracts a result is *taken exactly*: event time first
-advances to the time reached at the row, and results are emitted in the order of rows. Adjacent rows of different keys
-are taken exactly as well. All other rows are added many at a time.
+A row that emits or retracts a result is *taken exactly*, together with adjacent rows of other keys: event time first
+advances to the time reached at the row, and results are emitted in the order of rows. All other rows are added many at
+a time. Nothing depends on the cuts of batches.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,9 +35,8 @@ from barrier_runtime.operators.windows.sessions.assignment import LATE, Assigned
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
-# state columns
-_TOLD = "told"  # in the last result
-_TOLD_LAST = "told_last"  # in the last result
+_TOLD = "told"  # number of rows in the last result
+_TOLD_LAST = "told_last"  # time of the last row in the last result, ms
 _OVER = "over"  # 1: emitted when over, without rows since
 
 _FEW = 256  # rows examined together after a row that was taken exactly
@@ -83,7 +79,6 @@ class ToldSessions(Sessions):
         self._process_in_cuts(batch, emit, self._early_before, self._process)
 
     def _early_before(self, batch: Batch) -> tuple[int, int] | None:
-        """Returns the first row before which early results are due, and event time there."""
         if not self._by_event_time:
             return None
         assert self._interval_ms is not None
@@ -150,7 +145,6 @@ class ToldSessions(Sessions):
         return int(full.min()) if len(full) else len(numbers)
 
     def _apart(self, batch: Batch) -> int:
-        """Counts the first rows with different keys and the event time of the first."""
         numbers = self._key_numbers(batch.rows)
         order = RunningOrder.of(numbers)
         seconds = order.order[(order.starts + 1)[order.lengths > 1]]
@@ -162,7 +156,6 @@ class ToldSessions(Sessions):
         return count
 
     def _take_exactly(self, batch: Batch, times_ms: Ints, emit: Emit) -> None:
-        """Takes rows of different keys without an advance of event time between them."""
         watermarks = np.broadcast_to(np.asarray(super()._gone_by(batch), np.int64), len(batch))
         self._retracted, self._taken = [], None
         self._add_all(batch, times_ms, emit)
@@ -222,7 +215,7 @@ class ToldSessions(Sessions):
         columns[_OVER][row_ids[with_rows]] = 0
         now = super()._keep(keys, rest, done, opened, row_ids)
         self._taken = done, now
-        # Sessions that got rows and became part of another are gone.
+        # without sessions that became part of another
         changed = now[with_rows[~done.merged[with_rows]]]
         self._wait_for_end(changed)
         if self._interval_ms is not None and len(changed):
@@ -236,7 +229,7 @@ class ToldSessions(Sessions):
             assert self._interval_ms is not None
             due_ms = (self.operator.watermark_ms // self._interval_ms + 1) * self._interval_ms
             if due_ms <= watermark_ms and self._changed:
-                # event time advances only after all results, so that a restore in between finds the same `due_ms`
+                # all results before event time advances: see `EveryTime.before`
                 yield from self._tell_over(due_ms, emit)  # sessions over by then emit no early results
                 for row_ids in self.parts(self._changed.row_ids(), self.table.columns[LAST]):
                     if row_ids is not None:
@@ -286,7 +279,6 @@ class ToldSessions(Sessions):
         self._ends.note(row_ids, (self.table.columns[LAST][row_ids] + self._gap_ms) // self._step_ms)
 
     def _since(self, row_ids: Ints) -> Ints:
-        """Rows since the last result."""
         columns = self.table.columns
         since: Ints = columns[ROWS][row_ids] - columns[_TOLD][row_ids]
         return since
@@ -318,7 +310,7 @@ class ToldSessions(Sessions):
         return self.results(row_ids, self.fields_of(row_ids), ends, accumulators, columns[FIRINGS][row_ids], early)
 
     def _retractions(self, row_ids: Ints) -> pa.RecordBatch:
-        """Retractions of the last results, with aggregates of no rows."""
+        """Retracts the last results, with aggregates of no rows."""
         columns, nothing = self.table.columns, self.initial(len(row_ids))
         ends = columns[_TOLD_LAST][row_ids] + self._gap_ms
         updates = columns[FIRINGS][row_ids]

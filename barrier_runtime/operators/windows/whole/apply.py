@@ -1,8 +1,7 @@
-"""A user's function of whole windows: rows are held (see `window_rows`) until their window is over.
+"""A user's function of whole windows, which hold their rows (see `window_rows`) until they are over.
 
-Windows are over and rows are late as with aggregates. The function gets windows by window and key, a few at a time, so
-that barriers come in between; a processed window is removed before the next. Windows over all rows have a key that is
-equal for all rows, and that the output does not have.
+The function gets windows by window and key, a few at a time, so barriers come in between. Windows over all rows have a
+constant key, absent from the output.
 """
 
 import datetime
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.row_class import RowClass
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import described, fit
 from barrier_runtime.operators.aggregation.own import AnyAggregate
@@ -47,8 +47,6 @@ class OneKeyOperator(Operator):
 
 
 class OfAllRows:
-    """A user's function of windows without key."""
-
     def __init__(self, function: Callable[[Any, Any, Any], Any], batches: bool) -> None:
         self.__name__ = self.__qualname__ = getattr(function, "__name__", type(function).__name__)
         self._function = function
@@ -64,18 +62,18 @@ def _without(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 _AT_ONCE = 16  # windows between two looks at the clock
-_SMALL_AT_ONCE = 128  # the same for windows that are read together
+_SMALL_AT_ONCE = 128  # the same for windows read together
 _MAX_ROWS = 65_536
 _ROWS_OF_ARROW = (pa.Table, pa.RecordBatch)
 _ONE_RESULT = (dict, *_ROWS_OF_ARROW, Mapping)
-StateKey: TypeAlias = tuple[Any, ...]  # the keys, and the start of the window
+StateKey: TypeAlias = tuple[Any, ...]
 Part: TypeAlias = pa.RecordBatch | list[Row]
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """Window of a function call: [start, end), in ms since 1970 and as datetimes in UTC; all None for `Global`.
+    """Window of a function call: [start, end), in ms since 1970 and as UTC datetimes; None for `Global`.
 
     >>> TimeWindow(0, 60_000).end.minute
     1
@@ -141,7 +139,6 @@ class HeldWindows(Windows):
             yield from np.split(run, range(at_once, len(run), at_once))
 
     def fire(self, row_ids: Ints, emit: Emit) -> None:
-        """`row_ids`: see `_few`."""
         results = Results(self, emit)
         state_keys = self.table.keys_of(row_ids)
         if self._held_rows.are_small(row_ids[:1])[0]:
@@ -153,7 +150,7 @@ class HeldWindows(Windows):
         self.remove(row_ids)
 
     def written(self, rows: list[tuple[list[Row], StateKey]]) -> pa.RecordBatch:
-        """Returns rows, given with their window, in the form of the output."""
+        """Returns rows, each list with its window, in the form of the output."""
         raise NotImplementedError
 
     def _add_small(self, row_ids: Ints, state_keys: list[StateKey], results: "Results") -> None:
@@ -169,12 +166,10 @@ class HeldWindows(Windows):
 
 @dataclass(frozen=True)
 class Applied:
-    """Content of `apply`."""
-
     function: Callable[[Any, TimeWindow, Any], Any]
-    output: pa.Schema  # of the function's results
+    output: pa.Schema | RowClass
     batches: bool = False  # the function gets an iterator of record batches instead of a table
-    on_error: OnError | Retry = "fail"  # if the function raises
+    on_error: OnError | Retry = "fail"
     holds_rows = True
 
     @property
@@ -193,7 +188,7 @@ class AppliedWindows(HeldWindows):
         super().__init__(operator)
         function, on_error = content.function, content.on_error
         self._function = function
-        self._given = content.output
+        self._given = content.output.schema if isinstance(content.output, RowClass) else content.output
         self._batches = content.batches
         self._said = f"{function_name(function)} of operator {operator.name!r}"
         self._writer = RowWriter(self._said, content.output)
@@ -258,7 +253,7 @@ class AppliedWindows(HeldWindows):
         return list(self._results_for(key, window, given))
 
     def _failed_window(self, failures: Failures, error: Exception, row_id: int, state_key: StateKey) -> None:
-        """Records a failed window, which emits nothing. Its rows may exceed memory, so only their number is kept."""
+        """Records only the number of rows: the rows of a window may exceed memory."""
         *keys, start_ms = state_key
         end_ms, told = self.window.last_ms(start_ms) + 1, dict[str, Any]({"rows": self._held_rows.count_of(row_id)})
         if self.window.bounded:
@@ -269,10 +264,9 @@ class AppliedWindows(HeldWindows):
         failures.add(error, None, end_ms - 2 if self.operator.by_row else None, key, event_time_ms, told)
 
     def _in_parts(self, result: Any) -> Iterator[Part]:
-        """Yields the results: a table, a record batch, a row, or any number of these."""
         if result is None:
             return
-        if isinstance(result, _ONE_RESULT):
+        if isinstance(result, _ONE_RESULT) or type(result) is self._writer.row_kind:
             result = (result,)
         elif isinstance(result, str | bytes) or not isinstance(result, Iterable) or hasattr(result, "columns"):
             raise InvalidJob(
@@ -320,8 +314,6 @@ class AppliedWindows(HeldWindows):
 
 
 class Results:
-    """Collects results of some windows into few batches."""
-
     def __init__(self, windows: HeldWindows, emit: Emit) -> None:
         self._windows = windows
         self._emit = emit
@@ -329,8 +321,8 @@ class Results:
 
     def _begin(self) -> None:
         self._batches: list[pa.RecordBatch] = []
-        self._rows: list[tuple[list[Row], StateKey]] = []  # after the batches
-        self._starts: list[int] = []  # of the windows, and the number of rows of each in each part
+        self._rows: list[tuple[list[Row], StateKey]] = []
+        self._starts: list[int] = []
         self._counts: list[int] = []
         self._count = 0
 
@@ -344,7 +336,6 @@ class Results:
             self._counted((state_key[-1],), (len(part),))
 
     def add(self, rows: pa.RecordBatch, starts: Sequence[int], counts: Sequence[int]) -> None:
-        """`counts`: rows of the window with each start."""
         self._write_rows()
         self._batches.append(rows)
         self._counted(starts, counts)
@@ -352,7 +343,6 @@ class Results:
     def flush(self) -> None:
         self._write_rows()
         if self._count:
-            # event time directly before the results of a window
             reached = np.repeat(self._windows.window.ends(np.array(self._starts)) - 2, self._counts)
             self._windows.send(pa.concat_batches(self._batches), reached, self._emit)
         self._begin()

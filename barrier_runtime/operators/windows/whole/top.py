@@ -1,4 +1,4 @@
-"""The n greatest or least rows of each window by a column. An open window holds only these rows."""
+"""The n greatest or least rows of each window by a column; open windows hold no others."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,10 @@ RANK = "rank"  # output column: 1, 2, …
 
 @dataclass(frozen=True)
 class Top:
-    """Content of `top`."""
-
     n: int
     by: str
     largest: bool = True
-    spans_known: bool = False  # the rows are results of the same windows, whose start and end they have
+    spans_known: bool = False  # the rows are results of the same windows, with start and end
     holds_rows = True
 
     @property
@@ -85,10 +83,10 @@ class _TopRows(WindowRows):
         self._sort: Any = "descending" if content.largest else "ascending"
 
     def _ranked(self, rows: pa.RecordBatch) -> npt.NDArray[np.intp]:
-        """Returns the order of rows: of equal rows the older is first, NaN is the greatest number, nulls are last."""
+        """Returns the order of rows: of equal rows the older is first; NaN is greatest, nulls are last."""
         order: npt.NDArray[np.intp] = pc.sort_indices(rows, [(self._by, self._sort)]).to_numpy().astype(np.intp)
         values = rows.column(self._by)
-        if self._sort == "descending" and pa.types.is_floating(values.type):  # Arrow sorts NaN after all numbers
+        if self._sort == "descending" and pa.types.is_floating(values.type):
             known = len(values) - values.null_count
             numbers = known - int(np.isnan(values.drop_null().to_numpy(zero_copy_only=False)).sum())
             order = np.concatenate((order[numbers:known], order[:numbers], order[known:]))
@@ -103,7 +101,7 @@ class _TopRows(WindowRows):
         return order[ranks < self._n]
 
     def _kept(self, rows: pa.RecordBatch, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
-        """Returns the rows to keep, together with the rows of tails, which are rewritten."""
+        """Returns the rows to keep, including rows of tails, which are rewritten."""
         rows, row_ids = super()._kept(rows, row_ids)
         tails = self._windows.columns[TAIL]
         entries = row_ids[np.flatnonzero(np.diff(row_ids, prepend=-1))]

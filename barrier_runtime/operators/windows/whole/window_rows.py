@@ -1,14 +1,11 @@
 """Rows of windows, kept until the windows are over; memory holds a bounded part of them.
 
-A window's last rows are its *tail*: bytes in a column of its entry, up to `TAIL_BYTES` (see `row_bytes`). So a million
-windows of one row each are one column, read and written without a step per window. Larger tails go into a *chunk* in
-the key-value store.
-
-A chunk is the value of (keys, start of the window, number of the chunk): an Arrow record batch without schema, in the
-order of the window's rows. A column of the entry has first time, last time and number of rows of each chunk, so a
-window is read in the order of time without holding all of it. A new chunk absorbs its predecessor if that has at most
-as many rows, so a window of n rows has about log2(n) small chunks, and each row is rewritten at most as often. Older
-releases wrote only chunks.
+A window's last rows are its *tail*: bytes in a column of its entry, up to `TAIL_BYTES` (see `row_bytes`). Larger tails
+go into a *chunk* in the key-value store: an Arrow record batch without schema, in the order of the window's rows, under
+(keys, start of the window, number of the chunk). A column of the entry has first time, last time and row count of each
+chunk, so reading in the order of time does not hold the whole window. A new chunk absorbs a predecessor with at most as
+many rows: a window of n rows has about log2(n) small chunks, and rewrites a row at most as often. Older releases wrote
+only chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,12 +23,12 @@ from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.columns.wide_columns import EMPTY, lengths
 from barrier_runtime.state.errors import Corrupt
 
-HELD_ROWS = "rows"  # state of the chunks
-CHUNKS = "chunks"  # columns of the window's entry
+HELD_ROWS = "rows"
+CHUNKS = "chunks"
 TAIL = "tail"
 TAIL_BYTES = 1 << 10
-CHUNK_BYTES = 1 << 18  # approximate
-_FIELDS = 3  # first time, last time, rows
+CHUNK_BYTES = 1 << 18
+_FIELDS = 3
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -43,8 +40,6 @@ class WindowRows:
     def __init__(
         self, backend: KeyedBackend, table: ColumnTable, schema: pa.Schema, event_time: str | None, where: str
     ) -> None:
-        """`table`: the windows' entries, with the columns `CHUNKS` and `TAIL`. `event_time`: None for order of
-        arrival."""
         self.schema = schema
         self._windows = table
         self._chunks = backend.table_of_bytes(HELD_ROWS, table.key_width)
@@ -53,7 +48,6 @@ class WindowRows:
         self._bytes = RowBytes(schema)
 
     def add(self, rows: pa.RecordBatch, row_ids: Ints) -> None:
-        """`row_ids`: the entry of each row's window."""
         rows, row_ids = self._kept(rows, row_ids)
         firsts = np.flatnonzero(np.diff(row_ids, prepend=-1))
         counts = np.diff(firsts, append=len(row_ids))
@@ -78,14 +72,13 @@ class WindowRows:
         return rows.take(pa.array(order)) if (np.diff(order) < 0).any() else rows, counts
 
     def all_of(self, row_id: int) -> pa.Table:
-        """Rows of a window, in order."""
         key = self._windows.keys_of(np.array([row_id]))[0]
         chunks = [self._read(key, number) for number in range(len(self._spans(row_id)))]
         tail = self._tail(row_id)
         return pa.Table.from_batches([self._merged([*chunks, tail] if len(tail) else chunks)], self.schema)
 
     def batches_of(self, row_id: int) -> Iterator[pa.RecordBatch]:
-        """Yields the same in parts; memory holds only chunks whose times overlap."""
+        """Yields a window's rows in parts; memory holds only chunks whose times overlap."""
         key = self._windows.keys_of(np.array([row_id]))[0]
         spans, tail = self._spans(row_id), self._tail(row_id)
         chunks = len(spans)
@@ -97,7 +90,7 @@ class WindowRows:
             if coming:
                 number = coming.pop(0)
                 opened[number] = self._read(key, number) if number < chunks else tail
-            before = spans[coming[0]][0] if coming else None  # of the rows not yet read
+            before = spans[coming[0]][0] if coming else None
             parts = []
             for number in sorted(opened):
                 rows = opened[number]
@@ -115,7 +108,6 @@ class WindowRows:
         return sum(rows for _, _, rows in self._spans(row_id)) + len(self._tail(row_id))
 
     def remove(self, row_ids: Ints) -> None:
-        """Removes the rows of these windows, whose entries still exist."""
         row_ids = row_ids[~self.are_small(row_ids)]
         for row_id, key in zip(row_ids.tolist(), self._windows.keys_of(row_ids), strict=True):
             for number in range(len(self._spans(row_id))):
@@ -135,17 +127,15 @@ class WindowRows:
         return np.ones(len(entries), np.bool_)
 
     def _merged(self, chunks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """Joins `chunks`, oldest first."""
         rows = pa.concat_batches(chunks) if len(chunks) > 1 else chunks[0]
         times = self._times(rows)
         return rows.take(pa.array(np.argsort(times, kind="stable"))) if (np.diff(times) < 0).any() else rows
 
     def _takes_in(self, before: int, rows: pa.RecordBatch) -> bool:
-        """Returns whether these rows absorb a chunk of `before` rows."""
         return before <= len(rows) and 2 * rows.nbytes <= CHUNK_BYTES
 
     def _behind_tails(self, entries: Ints, rows: pa.RecordBatch, counts: Ints) -> Bools:
-        """Appends rows to the tails of `entries` (`counts`: rows of each) that have room; returns which have."""
+        """Appends rows to the tails that have room; returns which have. `counts`: rows of each of `entries`."""
         starts, data = self._bytes.encode(rows)
         at = starts[np.concatenate([[0], np.cumsum(counts)])]
         tails = self._windows.columns[TAIL]
@@ -158,7 +148,6 @@ class WindowRows:
         return fit
 
     def _add_chunks(self, rows: pa.RecordBatch, entries: Ints, firsts: Ints, counts: Ints) -> None:
-        """Moves rows and tails of `entries` into chunks. `firsts`: index of each entry's first row."""
         cells, tails = self._windows.columns[CHUNKS], self._windows.columns[TAIL]
         before, lying = self._tails(entries)
         tails[entries] = EMPTY
@@ -177,7 +166,6 @@ class WindowRows:
             cells[entry] = self._appended(key, cells[entry], its, self._times(its))
 
     def _tails(self, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
-        """Returns the rows of the tails in order of arrival, and the number of rows of each."""
         try:
             return self._bytes.decode(self._windows.columns[TAIL][row_ids].tolist())
         except (ValueError, OSError) as error:
@@ -199,7 +187,6 @@ class WindowRows:
         return spans
 
     def _appended(self, key: tuple[Any, ...], cell: bytes, rows: pa.RecordBatch, times: Ints) -> bytes:
-        """Writes these ordered rows; returns the new value of `CHUNKS`."""
         spans = np.frombuffer(cell, "<i8").reshape(-1, _FIELDS)
         number = len(spans)
         first_ms, last_ms = int(times.min()), int(times.max())

@@ -174,7 +174,7 @@ def test_only_wanted_columns_are_read_in_the_wanted_order_and_type(tmp_path: Pat
     assert ParquetFiles("src", str(tmp_path), None, None).schema.field("c").type == pa.string()
 
 
-@pytest.mark.parametrize(("rows", "row_bytes"), [(100_000, 100), (1_000, 20_000)], ids=["narrow", "wide"])
+@pytest.mark.parametrize(("rows", "row_bytes"), [(200_000, 100), (2_000, 20_000)], ids=["narrow", "wide"])
 def test_a_row_group_is_read_in_parts_of_bounded_size(tmp_path: Path, rows: int, row_bytes: int) -> None:
     text = os.urandom(row_bytes // 2).hex()
     column = [f"{n}{text[len(str(n)) :]}" for n in range(rows)]
@@ -186,10 +186,11 @@ def test_a_row_group_is_read_in_parts_of_bounded_size(tmp_path: Path, rows: int,
     before, seen = pa.total_allocated_bytes(), 0
     while not driver.finished:
         batch = driver.poll(0)
-        assert batch is not None
+        if batch is None:  # a large column chunk is decoded on a thread
+            continue
         assert (
             pa.total_allocated_bytes() - before < rows * row_bytes * 7 // 10
-        )  # one block of 8 MB and one page, of 10 or 20 MB
+        )  # two blocks of 8 MB and one page, of 20 or 40 MB
         assert batch.rows.column("s")[0].as_py() == f"{seen}{text[len(str(seen)) :]}"
         seen += len(batch)
     assert seen == rows

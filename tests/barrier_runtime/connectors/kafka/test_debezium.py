@@ -210,3 +210,24 @@ def test_events_need_columns_and_a_form() -> None:
         format_of("value", "json", COLUMNS, WHERE, "upsert", "nil")  # type: ignore[arg-type]
     with pytest.raises(InvalidJob, match="absent='null' goes with debezium="):
         format_of("value", "json", COLUMNS, WHERE, absent="null")
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\tb"])
+def test_columns_whose_names_json_escapes_are_read(name: str) -> None:
+    rows, bad = rows_of(*[event("c", None, {name: n}) for n in range(20)], schema=pa.schema([(name, pa.int64())]))
+    assert not bad
+    assert [row["after"][name] for row in rows] == list(range(20))
+
+
+@pytest.mark.parametrize("others", [0, 20])
+def test_a_number_beyond_decimals_is_bad_only_in_a_declared_column(others: int) -> None:
+    """Also beside a bad event, which leads to decoding one by one."""
+    schema = pa.schema([("id", pa.int64())])
+    decoder = make_decoder(format_of("value", "json", schema, WHERE, "changes", "fail"), WHERE)
+    huge = b"1e99999999999999999999"
+    unread, read = b'{"op":"c","after":{"id":1,"x":%s}}' % huge, b'{"op":"c","after":{"id":%s}}' % huge
+    payloads = [unread, *[b'{"op":"c","after":{"id":2}}'] * others]
+    for more in ([], [read]):
+        _, bad = decoded(decoder, [*payloads, *more], [_Message()] * len([*payloads, *more]))
+        assert list(bad) == [len(payloads)] * len(more)
+        assert all("column 'id': 1e99999999999999999999 is larger" in told for told in bad.values())

@@ -1,5 +1,6 @@
 """Kinesis source: rows and positions, resharding, limits, outages, retention, and refusals."""
 
+import contextlib
 import datetime
 import json
 import time
@@ -12,9 +13,11 @@ from kinesis_world import KinesisWorld, refusal, taken
 
 from barrier_runtime import Dataflow, JsonlSink, KinesisSource
 from barrier_runtime.connectors.kinesis import reader as shard_reader
+from barrier_runtime.connectors.kinesis.client import KinesisClient
 from barrier_runtime.connectors.kinesis.position import POSITION, KinesisPosition
 from barrier_runtime.connectors.source import SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+from tests.state.store.s3_script import Script
 
 Make = Callable[..., KinesisWorld]
 HOUR_MS = 3_600_000
@@ -242,3 +245,16 @@ def test_a_stream_that_does_not_exist_is_said_before_the_job_starts(make_kinesis
     missing = KinesisSource("missing", region="us-east-1", endpoint=world.endpoint).named("clicks")
     with pytest.raises(InvalidJob, match="stream 'missing': it, or a shard of it, does not exist"):
         missing.splits(1)
+
+
+@pytest.mark.parametrize("sent", [0, 9])
+def test_an_answer_whose_connection_ends_early_is_requested_again(monkeypatch: pytest.MonkeyPatch, sent: int) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    answer = '{"Records": [], "NextShardIterator": "next", "MillisBehindLatest": 0}'
+    with contextlib.closing(Script()) as script:
+        client = KinesisClient("clicks", "us-east-1", script.endpoint, "source 'clicks'")
+        script.answers = [(200, answer, sent), (200, answer)]
+        with pytest.raises(Unavailable, match="asked again"):
+            client.records("first")
+        assert client.records("first").iterator == "next"

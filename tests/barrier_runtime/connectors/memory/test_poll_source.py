@@ -2,10 +2,12 @@
 
 import threading
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -140,7 +142,48 @@ def test_retry_is_a_retry() -> None:
         Dataflow("polled").from_poll("src", pages, every=EVERY, schema={"n": int}, retry=3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", [[], ({"n": 1},), ([], object())])
+@pytest.mark.parametrize("cursor", [7, 1 << 64, 1.5, "2026-01-01", True, None, [1, "x"], {"next": [1, {"a": 2}]}])
+def test_a_cursor_of_json_comes_back_equal_and_of_the_same_type(cursor: Any) -> None:
+    asked: list[Any] = []
+
+    def fetch(given: Any) -> Any:
+        asked.append(given)
+        return ([{"n": 1}], cursor) if len(asked) < 2 else None
+
+    before, after = PollReader("src", fetch, 0.001, SCHEMA), PollReader("src", fetch, 0.001, SCHEMA)
+    assert read(before, 2, 1) == [1]
+    after.seek(before.position())
+    assert read(after, 1, 1) == []
+    assert [(type(each), each) for each in asked[1:]] == [(type(cursor), cursor)] * 2
+
+
+UNKEPT = {
+    "datetime": datetime(2026, 1, 1),
+    "set": {1},
+    "bytes": b"1",
+    "dict": {1: 1},
+    "tuple": (1, "x"),
+    "list": [(1, 2)],
+    "int64": np.int64(1),
+    "float": float("nan"),
+    "Decimal": Decimal("1.5"),
+    "str": "\ud800",
+    "object": object(),
+}
+
+
+@pytest.mark.parametrize("kind", UNKEPT)
+def test_a_cursor_that_json_would_change_is_refused(kind: str) -> None:
+    def fetch(cursor: Any) -> Any:
+        return [{"n": 1}], UNKEPT[kind]
+
+    said = rf"fetch\(\) of source 'src' returned the next cursor .*, of type {kind}: .*Return a number or text"
+    with pytest.raises(InvalidJob, match=said) as refused:
+        read(PollReader("src", fetch, 0.001, SCHEMA), 1, 1)
+    assert "make it accept this record" not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [[], ({"n": 1},)])
 def test_a_result_that_is_no_page_is_refused(given: Any) -> None:
     reader = PollReader("src", lambda cursor: given, 0.001, SCHEMA)
     with pytest.raises(UserCodeError):

@@ -1,9 +1,11 @@
 """Iterators that wait for a socket, an API or a clock block neither their slot, nor checkpoints, nor the end."""
 
+import itertools
 import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from operator_harness import World
 from source_harness import opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime import CollectSink, Dataflow, JsonlSink
-from barrier_runtime.connectors.memory.iterator import IteratedRows
+from barrier_runtime.connectors.memory.iterator import IteratedRows, RowsAhead
+from barrier_runtime.data.row_class import row_class
+from barrier_runtime.data.rows import RowWriter
 from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
@@ -192,3 +196,26 @@ def test_polls_and_restarts_give_every_row_once_whenever_the_iterator_waits(
     read += read_until(driver, len(waits) - len(read))
     assert [row["n"] for row in read] == list(range(len(waits)))
     driver.close()
+
+
+@dataclass(frozen=True)
+class Body:
+    text: str
+
+
+@pytest.mark.parametrize("make", [Body, lambda text: {"text": text}])
+def test_large_rows_are_pulled_only_until_their_bytes_suffice(make: Any) -> None:
+    pulled: list[int] = []
+
+    def rows() -> Iterator[Any]:
+        for number in itertools.count():
+            pulled.append(number)
+            yield make("x" * 200_000)
+
+    kind = row_class(Body, "test")
+    assert kind is not None
+    ahead = RowsAhead(rows, RowWriter("test", kind), kind.schema, "test")
+    with ahead._changed:
+        assert ahead._changed.wait_for(ahead._is_enough, GIVE_UP_S)
+    assert len(pulled) < 64
+    ahead.close()

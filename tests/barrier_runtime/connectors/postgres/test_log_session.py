@@ -165,4 +165,5 @@ def test_both_parts_of_an_item_have_all_its_rows_and_positions(count: int) -> No
     assert ahead.at == expected.get(count, ChangePosition(25, 30, 2))
     assert rest.at == item.at == ChangePosition(35)
     assert ahead.rows.num_rows + rest.rows.num_rows == 5
-    assert sum(each.count for each in (*ahead.transactions, *rest.transactions)) == 5
+    assert rest.split(1)[1].at == item.at if count < 4 else rest.rows.num_rows == 1
+    assert ahead.transactions is rest.transactions is item.transactions, "a split costs as much as all transactions"

@@ -96,3 +96,26 @@ def test_a_message_of_a_lost_connection_is_not_acknowledged_on_the_next_one(worl
     world.reader.snapshotted(1)
     world.reader.completed(1)
     assert world.acknowledged(connection=2) == []
+
+
+@pytest.mark.parametrize(
+    ("bodies", "polls"),
+    [([b"body"] * 10_000, [4_096, 4_096, 1_808]), ([bytes(3 << 20)] * 5, [2, 2, 1])],
+    ids=["messages", "bytes"],
+)
+def test_a_poll_decodes_a_bounded_number_of_messages_and_bytes(
+    world: World, bodies: list[bytes], polls: list[int]
+) -> None:
+    for tag, body in enumerate(bodies, 1):
+        message = ReceivedMessage(Delivery(1, tag), body, pika.BasicProperties(), "queue", False)
+        world.consumer._messages.append(message)
+    read = 0
+    for checkpoint, count in enumerate(polls, 1):
+        polled = world.reader.poll(65_536, 1)
+        assert polled is not None
+        assert polled.rows.num_rows == count
+        world.reader.snapshotted(checkpoint)
+        world.reader.completed(checkpoint)
+        read += count
+        assert world.acknowledged()[-1] == read, "a barrier passes between two polls"
+    assert world.reader.poll(65_536, 1) is None

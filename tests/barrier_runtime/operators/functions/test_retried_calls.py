@@ -134,7 +134,7 @@ def test_what_fails_at_last_goes_on_from_the_last_checkpoint_under_restart(tmp_p
     def run(**more: Any) -> list[int]:
         flow, sink = Dataflow("retried"), CollectSink()
         rows = flow.from_iterator("in", lambda i, of: iter([{"n": n} for n in range(5)]), schema={"n": int}, splits=1)
-        rows.map(asks, on_error=Retry(1, SHORT, on=(ConnectionError,))).sink("out", sink)
+        rows.map(asks, on_error=Retry(1, SHORT, on=ConnectionError)).sink("out", sink)
         flow.run_local(parallelism=1, **more)
         return [row["n"] for row in sink.rows()]
 

@@ -2,6 +2,7 @@
 any point, restored at another parallelism. Each row has exactly one result; no watermark overtakes a row.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from barrier_runtime import Cache, InvalidJob, Retry
 from barrier_runtime.data.elements import WATERMARK_MIN
-from barrier_runtime.operators.lookups.book import Book, BookSettings, Failed, NoReply, Request
+from barrier_runtime.operators.lookups.book import AT_ONCE, Book, BookSettings, Failed, NoReply, Request
 from barrier_runtime.operators.lookups.replies import KeptReplies
 from tests.drawn import examples
 
@@ -319,6 +320,22 @@ def test_subtasks_divide_the_requests_of_a_second():
     driven.add(["a", "b"])
     assert driven.book.counts.requests == 1
     assert driven.book.next_due_s() == 2.0
+
+
+def test_a_large_reply_is_freed_by_parts() -> None:
+    """Freeing a million keys at once would hold the loop longer than all parts."""
+    count = 2 * AT_ONCE + 3
+    book = Book(replace(PLAIN, capacity=count, most_keys=count))
+    book.add(range(count))
+    (request,) = book.advance(0.0).send
+    results = deque(answered(request))
+    book.replied(request.id, results, 0.0)
+    left, finished = [len(results)], rows_of(book.advance(0.0))
+    while book.more:
+        finished += rows_of(book.advance(0.0))
+        left.append(len(results))
+    assert left == [count - AT_ONCE, 3, 0]
+    assert [result["of"] for _, result in finished] == list(range(count))
 
 
 def test_the_cache_drops_what_was_used_longest_ago_and_knows_misses():

@@ -154,9 +154,10 @@ def test_failing_rows_form_a_stream_of_their_own_and_leave_no_trace_in_the_other
     goods, bads = CollectSink(), CollectSink()
     good.sink("good", goods)
     errors.key_by("error_type").process("one", lambda key, row, ctx: row, schema=ERROR_SCHEMA).sink("bad", bads)
-    status = flow.run_local(parallelism=parallelism).status
+    result = flow.run_local(parallelism=parallelism)
     assert sorted(row["n"] for row in goods.rows()) == sorted(GOOD * times(step))
-    assert sum(slot.metrics.get("step.error_rows", 0) for slot in status.slots) == len(BAD)
+    assert (result.error_rows, result.skipped_rows, result.late_rows) == ({"step": len(BAD)}, {}, {})
+    assert f"200 records read, {len(BAD)} error rows, " in str(result)
     rows = {json.loads(row["row"])["n"]: row for row in bads.rows()}
     assert sorted(rows) == BAD
     assert len(bads.rows()) == len(BAD)
@@ -188,7 +189,7 @@ def test_skipped_rows_are_counted_and_the_first_one_is_told(step: str) -> None:
     with pytest.warns(UserWarning, match=r"of operator 'step' raised ValueError: 1?3 is bad; the row is skipped"):
         result = flow.run_local(parallelism=2)
     assert sorted(row["n"] for row in goods.rows()) == sorted(GOOD * times(step))
-    assert sum(slot.metrics.get("step.skipped_rows", 0) for slot in result.status.slots) == len(BAD)
+    assert (result.skipped_rows, result.error_rows, result.late_rows) == ({"step": len(BAD)}, {}, {})
     assert f"200 records read, {len(BAD)} rows skipped, " in str(result)
 
 

@@ -363,6 +363,9 @@ def test_what_whole_windows_cannot_be_is_refused_with_the_remedy() -> None:
         window.top(0, by="v")
     with pytest.raises(InvalidJob, match="there is no column 'x'"):
         window.top(1, by="x")
+    several: Any = ["v", "k"]
+    with pytest.raises(InvalidJob, match=r"top\(by=\['v', 'k'\]\): pass the name of one column, as in by='v'; to rank"):
+        window.top(1, by=several)
     for kind in (pa.decimal32(5, 2), pa.list_(pa.int8()), pa.struct([("a", pa.int8())])):
         given = read(Dataflow("unsorted"), [])._stream.map(
             lambda row: row, schema=pa.schema([("k", pa.int64()), ("v", kind)])

@@ -13,7 +13,14 @@ from barrier_runtime.coordinator.server.control import ControlServer, TcpLink
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, job_secret
-from barrier_runtime.coordinator.wire.messages import ChainSpec, JobSpec, Register, Registered, SlotClaims
+from barrier_runtime.coordinator.wire.messages import (
+    PROTOCOL_VERSION,
+    ChainSpec,
+    JobSpec,
+    Register,
+    Registered,
+    SlotClaims,
+)
 from barrier_runtime.runtime.network import control_link
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.state.errors import InvalidJob
@@ -148,7 +155,7 @@ async def test_a_leader_that_keeps_the_connection_but_says_nothing_is_left(monke
         )
         while acceptor.session is None:
             writer.write(acceptor.feed(await reader.read(4096)))
-        link = TcpLink(writer, acceptor.session.framing())
+        link = TcpLink(writer, acceptor.session.framing(), PROTOCOL_VERSION)
         link.send(Registered(0, 0, 1_000))
         while await reader.read(4096):
             pass

@@ -1,6 +1,7 @@
 """The mesh between slots over real loopback sockets: authentication, delivery, broken connections."""
 
 import asyncio
+import socket
 
 import pyarrow as pa
 import pytest
@@ -10,7 +11,7 @@ from barrier_runtime.data.elements import Barrier, Batch, EndOfInput, Watermark
 from barrier_runtime.runtime.network import tcp as data_plane
 from barrier_runtime.runtime.network.channels import ChannelId, InputChannel
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
-from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 from tests.waiting import eventually
 
 SECRET = b"s" * 32
@@ -292,3 +293,14 @@ async def test_an_idle_connection_carries_signs_of_life_in_both_directions():
     assert unheard[1] >= 4
     receiver.plane.close()
     sender.close()
+
+
+@pytest.mark.parametrize(("number", "kind"), [(socket.EAI_NONAME, InvalidJob), (socket.EAI_AGAIN, Unavailable)])
+async def test_an_interface_that_is_missing_is_named_when_a_slot_listens(monkeypatch, number, kind):
+    def unknown(*arguments, **options):
+        raise socket.gaierror(number, "no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    said = r"cannot listen on 'eth7' \(no such name, and the interfaces of this host are .*\): give"
+    with pytest.raises(kind, match=said):
+        await TcpDataPlane(b"s" * 32, "job", "run", "eth7").listen()

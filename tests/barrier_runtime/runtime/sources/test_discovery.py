@@ -183,6 +183,33 @@ def test_a_source_that_looks_for_splits_never_ends_and_is_idle_without_any() -> 
     driver.close()
 
 
+def test_a_subtask_is_idle_its_idle_timeout_after_each_split_and_looks_in_time() -> None:
+    shelf, world = Shelf(), World()
+    driver = opened(spec_of(ShelfSource(shelf), event_time="n", idle_timeout_ms=10), world)
+    now_ns, ms = 1_000_000_000, 1_000_000
+    driver.poll(now_ns)
+    assert driver.idle, "nothing was there yet"
+    for split in ("a", "b"):
+        shelf.put(split, 1)
+        began_ns = now_ns
+        while not driver.records or split not in shelf.closed:
+            driver.poll(now_ns)
+            now_ns += ms
+        assert not driver.idle, "the next split may come soon"
+        while not driver.idle:
+            assert now_ns - began_ns < 30 * ms
+            due_ns = driver.next_due_ns()
+            assert due_ns is not None
+            now_ns = max(now_ns, due_ns)
+            driver.poll(now_ns)
+        assert now_ns - began_ns > 10 * ms
+    restored = opened(
+        spec_of(ShelfSource(shelf), event_time="n", idle_timeout_ms=10), World(), (snapshot_of(driver, world),)
+    )
+    restored.poll(now_ns)
+    assert not restored.idle, "the timeout counts anew"
+
+
 def test_a_source_that_does_not_look_for_splits_ends_with_those_it_has() -> None:
     shelf = shelf_of(a=2)
     driver = opened(spec_of(ShelfSource(shelf, discovers=False)), World())

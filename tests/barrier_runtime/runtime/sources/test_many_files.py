@@ -137,6 +137,46 @@ def test_the_work_for_a_finished_split_does_not_depend_on_how_many_there_are(
         driver.close()
 
 
+class Empty(Many):
+    def reader(self, split: Split) -> "NoRow":
+        return NoRow(self, split.id)
+
+
+class NoRow(OneRow):
+    def poll(self, max_rows: int, now_ns: int) -> None:  # type: ignore[override]
+        super().poll(max_rows, now_ns)
+
+
+def test_a_poll_ends_a_bounded_number_of_splits_without_rows() -> None:
+    source = Empty(1_000)
+    driver = opened(SourceSpec("src", source, tuple(source.splits(1))), World())
+    while not driver.finished:
+        before = source.polls
+        assert driver.poll(0) is None
+        assert source.polls - before <= 32
+        assert driver.next_due_ns() is None, "polled again at once"
+    assert source.polls == 1_000
+
+
+class CountedAppearing(Appearing):
+    made = 0
+
+    def reader(self, split: Split) -> "OneRow":
+        self.made += 1
+        return super().reader(split)
+
+
+def test_a_poll_opens_a_bounded_number_of_discovered_splits() -> None:
+    source = CountedAppearing(1_000)
+    driver = opened(SourceSpec("src", source, ()), World())
+    while source.made < 1_000:
+        before = source.made
+        driver.poll(0)
+        assert source.made - before <= 256
+        assert driver.next_due_ns() is None, "polled again at once"
+    driver.close()
+
+
 # ---------------------------------------------------------------- stored values
 
 

@@ -25,6 +25,7 @@ from barrier_runtime.connectors.kafka.source import partition_queue
 from barrier_runtime.connectors.kafka.source.partition_queue import Fetched, PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition, KafkaSplit
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
+from barrier_runtime.connectors.memory import poll
 from barrier_runtime.connectors.memory.collect import CollectSink
 from barrier_runtime.connectors.source import Polled, Split, Waking
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -208,6 +209,40 @@ def test_every_row_of_a_waking_source_comes_through_though_none_is_due_for_an_ho
     flow.source("rows", Rows(300)).sink("out", sink)
     flow.run_local(parallelism=1, checkpoint_interval=3_600.0)
     assert [row["n"] for row in sink.rows()] == list(range(300))
+
+
+def test_a_call_of_the_thread_makes_a_split_due_whatever_the_reader_said_before() -> None:
+    class Reader(RowsReader):
+        def next_due_ns(self) -> int | None:
+            return 1 << 62 if self._asked.is_set() else None
+
+        def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+            polled = super().poll(max_rows, now_ns)
+            self._asked.set()  # for the next row
+            return polled
+
+    class Source(Rows):
+        def reader(self, split: Split) -> Reader:
+            return Reader(self.count)
+
+    flow = Dataflow("waking")
+    sink = CollectSink()
+    flow.source("rows", Source(300)).sink("out", sink)
+    flow.run_local(parallelism=1, checkpoint_interval=3_600.0)
+    assert [row["n"] for row in sink.rows()] == list(range(300))
+
+
+def test_pages_of_a_polled_function_arrive_though_the_next_look_is_in_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poll, "_LOOK_NS", HOUR_NS)
+    flow, sink = Dataflow("polled"), CollectSink()
+
+    def fetch(cursor: int | None) -> tuple[list[dict[str, int]], int] | None:
+        number = cursor or 0
+        return None if number == 20 else ([{"n": number}], number + 1)
+
+    flow.from_poll("pages", fetch, every=0.001, schema={"n": int}).sink("out", sink)
+    flow.run_local(parallelism=1, checkpoint_interval=3_600.0)
+    assert [row["n"] for row in sink.rows()] == list(range(20))
 
 
 @pytest.mark.parametrize(

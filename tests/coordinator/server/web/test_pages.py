@@ -1,6 +1,8 @@
 """The page's routes without a browser: access, and headers of every answer."""
 
+import asyncio
 import contextlib
+import logging
 import time
 
 import httpx
@@ -8,12 +10,16 @@ import msgspec
 import page_facts
 import pytest
 from coordinator_world import spec
+from msgspec.structs import replace
 
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
+from barrier_runtime.coordinator.client.rest_types import JobSummary
 from barrier_runtime.coordinator.page.render import CommandLine
+from barrier_runtime.coordinator.server.inspection import steps_of, steps_of_run, trend_of_run
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress, application
 from barrier_runtime.coordinator.server.web.front import HEADERS, is_open
+from barrier_runtime.coordinator.server.web.kept import KeptFor
 from barrier_runtime.coordinator.server.web.pages import Pages, PageSource, pages_for
 from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
 from barrier_runtime.state.errors import Unavailable
@@ -65,6 +71,19 @@ async def test_every_page_but_the_login_needs_a_session(method, path):
             else:
                 assert (answer.status_code, answer.headers["location"]) == (303, "/login")
             assert "run-1" not in answer.text
+
+
+async def test_looks_at_log_stacks_and_rows_are_audited(caplog):
+    """G6: log records may quote rows."""
+    with caplog.at_level(logging.INFO, "coordinator.audit"):
+        async with served() as http:
+            await log_in(http)
+            caplog.clear()
+            for path in ("slots/0/log", "slots/0/stacks", "steps/0/rows?step=numbers"):
+                await http.get(f"/jobs/flights/{path}", headers=HTML)
+    lines = [record.getMessage() for record in caplog.records if record.name == "coordinator.audit"]
+    told = [f"looked at {each} of job flights" for each in ("log of slot 0", "stacks of slot 0", "rows of a step")]
+    assert lines == [f"token test: {each}" for each in told]
 
 
 async def test_every_answer_has_the_policy_and_no_page_is_kept():
@@ -245,8 +264,6 @@ async def test_pages_that_ask_at_once_are_rendered_once(monkeypatch):
     real = module.render.job_page
     monkeypatch.setattr(module.render, "job_page", counted)
     monkeypatch.setattr(module, "_RENDERED_S", 3600.0)
-    import asyncio
-
     async with served() as http:
         await log_in(http)
         answers = await asyncio.gather(*(http.get("/jobs/flights", headers=HTML) for _ in range(5)))
@@ -261,13 +278,103 @@ async def test_ages_are_by_the_jobs_clock_which_is_never_set():
     async def of(job, run):
         return status
 
-    source = PageSource(list, None, of, None, lambda job: status, MemoryStore())
+    source = PageSource(
+        list, None, of, None, lambda job: status, lambda job, run: (), lambda job, run: {}, None, None, MemoryStore()
+    )
     app = pages_for(source, Token("x", b"x"), PageSessions(b"x"), LoginLinks(b"x"), "http://daemon:9", "/run/of.token")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://daemon") as http:
         for path in ("/jobs/flights", "/jobs/flights/report"):
             assert 'data-live="checkpoint_age">890 ms<' in (await http.get(path, headers=HTML)).text
     pages = Pages(source, Token("x", b"x"), PageSessions(b"x"), LoginLinks(b"x"), CommandLine())
     assert pages._tick("flights").figures["checkpoint_age"] == "890 ms"
+
+
+async def test_the_page_and_report_of_an_earlier_run_have_no_figures_of_the_present_run():
+    async def of(job, run):
+        return page_facts.status(run_id=run or "run-2")
+
+    asked = []
+
+    def trend(job, run):
+        asked.append((job, run))
+        return ()
+
+    source = PageSource(
+        list,
+        None,
+        of,
+        None,
+        lambda job: page_facts.status(run_id="run-2"),
+        trend,
+        lambda *run: asked.append(run) or {},
+        None,
+        None,
+        MemoryStore(),
+    )
+    app = pages_for(source, Token("x", b"x"), PageSessions(b"x"), LoginLinks(b"x"), "http://daemon:9", "/run/of.token")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://daemon") as http:
+        for path in ("/jobs/flights", "/jobs/flights/report", "/jobs/flights/steps/0"):
+            answer = await http.get(f"{path}?run=run-1", headers=HTML)
+            assert answer.status_code == 200
+            assert "data-events" not in answer.text, "ticks are of the present run"
+        assert "this is run run-1, and the job" in (await http.get("/jobs/flights?run=run-1", headers=HTML)).text
+        assert "data-events" in (await http.get("/jobs/flights?run=run-2", headers=HTML)).text
+    assert set(asked) == {("flights", "run-1"), ("flights", "run-2")}
+    assert asked[-1] == ("flights", "run-2")
+    directory = JobDirectory(MemoryStore(), daemon_key=daemon_key(SECRET), leader="a", host="h")
+    await directory.submit(spec())
+    try:
+        assert steps_of_run(directory, "flights", "run-1").keys() == steps_of(directory.job("flights")).keys() != set()
+        assert (trend_of_run(directory, "flights", "old"), steps_of_run(directory, "flights", "old")) == ((), {})
+    finally:
+        await directory.close()
+
+
+def test_an_idle_list_changes_once_a_minute_and_at_once_with_a_figure():
+    ended = JobSummary("flights", "run-1", "finished", "finished", "FINISHED", at_ms=60_000)
+    jobs = [ended]
+    source = PageSource(lambda: jobs, None, None, None, None, None, None, None, None, MemoryStore())
+    pages = Pages(source, Token("x", b"x"), PageSessions(b"x"), LoginLinks(b"x"), CommandLine())
+    first = pages._tick("").changes
+    jobs[:] = [replace(ended, at_ms=119_999)]
+    assert pages._tick("").changes == first
+    jobs[:] = [replace(ended, at_ms=120_000)]
+    assert pages._tick("").changes != first, "ages are shown"
+    jobs[:] = [replace(ended, restarts=1)]
+    assert pages._tick("").changes != first
+
+
+async def test_open_pages_share_the_jobs_of_other_daemons_for_a_time():
+    now_s, made = [0.0], []
+
+    async def make():
+        made.append(now_s[0])
+        if now_s[0] == 30.0:
+            raise Unavailable("the store does not answer")
+        return len(made)
+
+    shared = KeptFor(make, 30.0, lambda: now_s[0])
+    assert await asyncio.gather(*(shared.get() for _ in range(5))) == [1] * 5
+    now_s[0] = 29.9
+    assert await shared.get() == 1
+    now_s[0] = 30.0
+    with pytest.raises(Unavailable):
+        await shared.get()
+    now_s[0] = 31.0
+    assert await shared.get() == 3, "an error is not kept"
+
+
+async def test_a_job_that_has_come_here_is_listed_once():
+    here = JobSummary("flights", "run-1", "running", None, "RUNNING", parallelism=2)
+
+    async def elsewhere():
+        return [replace(here, condition="STANDBY"), replace(here, job="far", condition="STANDBY")]
+
+    source = PageSource(lambda: [here], elsewhere, None, None, None, None, None, None, None, MemoryStore())
+    app = pages_for(source, Token("x", b"x"), PageSessions(b"x"), LoginLinks(b"x"), "http://daemon:9", "/run/of.token")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://daemon") as http:
+        html = (await http.get("/", headers=HTML)).text
+    assert (html.count('href="/jobs/flights"'), html.count('href="/jobs/far"')) == (1, 1)
 
 
 @pytest.mark.parametrize("number", ["-1", "x", "1e3", "9" * 20, "9" * 6_000])

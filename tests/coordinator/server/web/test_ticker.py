@@ -6,8 +6,8 @@ from random import Random
 import msgspec
 import pytest
 
-from barrier_runtime.coordinator.server.web import pages as module
-from barrier_runtime.coordinator.server.web.pages import PageTick, Ticker
+from barrier_runtime.coordinator.server.web import ticker as module
+from barrier_runtime.coordinator.server.web.ticker import PageTick, Ticker
 
 
 class Looked:
@@ -16,7 +16,7 @@ class Looked:
     def __init__(self) -> None:
         self.times: dict[str, int] = {}
         self.changes = "a"
-        self.urgent = False
+        self.urgent = ""
         self.broken = False
 
     def __call__(self, name: str) -> PageTick:
@@ -103,8 +103,11 @@ async def test_the_page_is_new_at_most_every_few_seconds_unless_it_is_urgent(qui
     second = told(await anext(reader))["page"]
     assert second > first
     assert told(await anext(reader))["page"] == second, "nothing changed but figures"
-    looked.changes, looked.urgent = "c", True
-    assert told(await anext(reader))["page"] > second
+    looked.changes, looked.urgent = "c", "the job ended"
+    third = told(await anext(reader))["page"]
+    assert third > second
+    looked.changes = "d"
+    assert told(await anext(reader))["page"] == third, "still of the same end"
     await reader.aclose()
 
 

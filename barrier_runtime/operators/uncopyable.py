@@ -1,14 +1,14 @@
-"""Finds the variable of a user's function that cannot be copied, such as a lock or a connection.
+"""Copies of users' objects for subtasks; finds the variable that cannot be copied, such as a lock.
 
-Pickle's own error ("cannot pickle '_thread.lock' object") does not name the variable. The search covers everything that
-a function refers to: outer variables, globals, defaults, attributes of the object. Libraries' data counts as copyable;
-nothing is pickled.
+Pickle's own error does not name the variable. The search covers everything that a function refers to; libraries' data
+counts as copyable, and nothing is pickled.
 """
 
+import copy
 import copyreg
 import inspect
 import sys
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from functools import partial
 from itertools import chain, islice
 from types import CodeType, FunctionType, GetSetDescriptorType, MethodType, ModuleType
@@ -16,21 +16,61 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from barrier_runtime.operators.user_code import function_name
-from barrier_runtime.state.errors import BarrierRuntimeError
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 
 _DATA = ("numpy", "pyarrow", "pandas", "polars", "datetime", "decimal")
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type(...), range, slice)
 _BY_CLOUDPICKLE = (ModuleType, CodeType, GetSetDescriptorType, TypeVar, WeakSet, memoryview, property)
 _MADE_ANEW = ("__", "_abc_impl")  # made again with the class
-_ELEMENTS = 100  # elements of a list that are searched
+_ELEMENTS = 100
 _OBJECTS = 10_000
 
 
+Kept = TypeVar("Kept")
+
+
+def own_copy(value: Kept, what: str) -> Kept:
+    """Returns a subtask's copy of `value`: subtasks of a process must not share attributes or connections.
+
+    `what` names the value in the `InvalidJob`.
+    """
+    try:
+        return copy.deepcopy(value)
+    except (BarrierRuntimeError, MemoryError):
+        raise
+    except Exception as error:  # every object may refuse with an error of its own
+        found = uncopyable(value)
+        which = f" ({found})" if found else ""
+        raise InvalidJob(
+            f"{what}: each subtask works with a copy of {type(value).__name__}, and copying it{which} raised "
+            f"{type(error).__name__}: {error}. Make what cannot be copied in open(), or give a class or function that "
+            "makes the object"
+        ) from error
+
+
+def own_function(
+    function: Any, method: str, what: str, failed: Callable[[Exception, Any], Exception]
+) -> tuple[Any, Any]:
+    """Returns a subtask's own object of a user's class or object, and `method`; a plain function twice.
+
+    `what` names the step in errors.
+    """
+    target = function
+    if isinstance(function, type):
+        try:
+            target = function()
+        except Exception as error:
+            raise failed(error, function) from error
+    elif hasattr(function, method):
+        target = own_copy(function, what)
+    return target, getattr(target, method, target)
+
+
 def uncopyable(value: Any) -> str:
-    """First uncopyable variable, as in "`lock` of label(), a _thread.lock"; "" if there is none."""
+    """Returns the first uncopyable variable, as in "`lock` of label(), a _thread.lock"; "": none."""
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [("", value)]
-    kept = []  # objects made by the search stay alive, so that no id is reused
+    kept = []  # objects made by the search stay alive: no id is reused
     while todo and len(seen) < _OBJECTS:
         path, found = todo.pop()
         if id(found) in seen or isinstance(found, _ATOMS + _BY_CLOUDPICKLE):
@@ -81,7 +121,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _by_value(defined: Any) -> bool:
-    """True if `defined` is pickled by value, because other processes cannot import it."""
+    """True if pickled by value, because other processes cannot import `defined`."""
     module = sys.modules.get(defined.__module__)
     return defined.__module__ == "__main__" or module is None or "<locals>" in defined.__qualname__
 

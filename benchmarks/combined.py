@@ -1,0 +1,143 @@
+"""A sender and two receivers of rows by key, for `benchmarks.combiner`; also for checkouts without a combiner.
+
+    PYTHONPATH=CHECKOUT python benchmarks/combined.py KIND SKEW MODE SEED FOLDER
+
+Each line of standard input processes the batches of a window of 10 s, 16 times 65,536 rows, with a watermark after each
+batch, and prints the CPU nanoseconds per row: of the sending subtask, the partitioning over two slots, the frames to a
+remote slot, and both receiving operators.
+"""
+
+import datetime
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime import Tumbling, count, sum_
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
+from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
+from barrier_runtime.operators.base import Emit, Operator
+from barrier_runtime.operators.windows.clocks import EventTime
+from barrier_runtime.operators.windows.contents import Aggregates
+from barrier_runtime.operators.windows.operator import WindowOperator
+from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
+from benchmarks.surroundings import Surroundings
+
+ROWS = 65_536
+BATCHES = 16  # of a window: about 100,000 rows per second of event time, as the other benchmarks have
+_KEYS = 1_000_000
+_WINDOW_MS = 10_000
+_WINDOW = Tumbling(datetime.timedelta(milliseconds=_WINDOW_MS))
+_AGGREGATES = {"n": count(), "s": sum_("v")}
+_SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("v", pa.int64())])
+
+_Random = np.random.Generator
+_Keys = Callable[[_Random], npt.NDArray[np.int64]]
+
+
+def _zipf(exponent: float) -> _Keys:
+    def keys(random: _Random) -> npt.NDArray[np.int64]:
+        found: npt.NDArray[np.int64] = np.searchsorted(weights, random.random(ROWS) * weights[-1])
+        return found
+
+    weights = np.cumsum(np.arange(1, _KEYS + 1) ** -exponent)
+    return keys
+
+
+def _uniform(different: int) -> _Keys:
+    return lambda random: random.integers(0, different, ROWS)
+
+
+SKEWS: dict[str, _Keys] = {
+    "1 key": _uniform(1),
+    "100 keys": _uniform(100),
+    "Zipf 1.5, 1 M keys": _zipf(1.5),
+    "Zipf 1.2, 1 M keys": _zipf(1.2),
+    "Zipf 1.0, 1 M keys": _zipf(1.0),
+    "Zipf 0.8, 1 M keys": _zipf(0.8),
+    "uniform, 1 M keys": _uniform(_KEYS),
+}
+
+
+def _combined(kind: str, mode: str) -> Callable[[Batch], Batch]:
+    """`mode`: of the combiner, or "before" for rows that are not combined."""
+    if mode == "before":
+        return lambda batch: batch
+    from barrier_runtime.operators.aggregation.combiner import Combiner
+    from barrier_runtime.operators.windows.parts import WindowParts
+
+    combiner: Any = Combiner(
+        ["k"], _AGGREGATES, "the benchmark", WindowParts(_WINDOW, "t") if kind == "tumbling" else None
+    )
+    combiner.mode = mode
+    combined: Callable[[Batch], Batch] = combiner.combined
+    return combined
+
+
+def _operator(kind: str) -> Operator:
+    if kind == "tumbling":
+        return WindowOperator("w", ["k"], _WINDOW, EventTime("t"), Aggregates(_AGGREGATES), _SCHEMA)
+    made = RunningAggregateOperator if kind == "each" else LatestAggregateOperator
+    return made("r", ["k"], _AGGREGATES, _SCHEMA)
+
+
+class Job:
+    def __init__(self, kind: str, mode: str, folder: Path) -> None:
+        self._combined = _combined(kind, mode)
+        self._targets = [_operator(kind) for _ in range(2)]
+        for subtask, target in enumerate(self._targets):
+            target.open(Surroundings(folder, subtask, 2).context("r"))
+        self._writer, self._reader = FrameWriter(), FrameReader()
+        self._emit = Emit(lambda batch: None)
+
+    def ns_per_row(self, batches: list[Batch]) -> float:
+        began = time.process_time_ns()
+        for batch in batches:
+            self._process(batch)
+        return (time.process_time_ns() - began) / sum(batch.count for batch in batches)
+
+    def _process(self, batch: Batch) -> None:
+        """Processes a batch, and then a watermark: of a source whose rows are in the order of time."""
+        for target, part in hash_partition(self._combined(batch), ("k",), 2, 128):
+            received = [part] if target == 0 else self._sent(part)
+            for each in received:
+                self._targets[target].process(each, self._emit)
+        watermark_ms = batch.rows.column("t")[-1].as_py() - 1
+        for operator in self._targets:
+            operator.on_watermark(watermark_ms, self._emit)
+
+    def _sent(self, batch: Batch) -> list[Batch]:
+        data = b"".join(bytes(memoryview(chunk)) for chunk in self._writer.encode(batch))
+        received: list[Batch] = []
+        for start in range(0, len(data), 262_144):
+            elements = self._reader.feed(data[start : start + 262_144])
+            received += [element for element, _ in elements if isinstance(element, Batch)]
+        return received
+
+
+def batches(skew: str, random: _Random, window: int) -> list[Batch]:
+    """Rows of the window of this number."""
+    rows = BATCHES * ROWS
+    times = window * _WINDOW_MS + np.arange(rows) * _WINDOW_MS // rows
+    found = []
+    for first in range(0, rows, ROWS):
+        columns = [SKEWS[skew](random), times[first : first + ROWS], np.ones(ROWS, np.int64)]
+        found.append(Batch(pa.record_batch(columns, schema=_SCHEMA), 0))
+    return found
+
+
+def main(kind: str, skew: str, mode: str, seed: str, folder: str) -> None:
+    job, random = Job(kind, mode, Path(folder)), np.random.default_rng(int(seed))
+    for window, _ in enumerate(sys.stdin):
+        print(job.ns_per_row(batches(skew, random, window)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

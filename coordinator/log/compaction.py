@@ -1,0 +1,43 @@
+"""Deletable records of the decision log. Pure.
+
+A COMPLETE record may raise `base`, a position that all later records repeat. Any process may delete records below
+`base`, in any order, but not milestones, FENCE and LEAD records, and kept decisions. A new log after a deleted job uses
+the positions again, so the first record is compared before each deletion.
+
+Reasons, crash points and interleavings: docs/design/log-compaction.md.
+"""
+
+from collections.abc import Container
+
+from barrier_runtime.coordinator.log.records import FIRST_POSITION, Fence, Lead, Record
+
+STEP = 1_024  # a power of two; between STEP and 2 STEP records are in reach, more while sinks have not committed
+
+
+def is_milestone(position: int) -> bool:
+    return position % STEP == 0 or position & (position - 1) == 0
+
+
+def milestone_after(position: int) -> int:
+    return (position // STEP + 1) * STEP
+
+
+def base_of(record: Record | None) -> int:
+    """Lowest position in reach after `record`."""
+    return FIRST_POSITION if record is None else record.base or FIRST_POSITION
+
+
+def is_due(base: int, position: int) -> bool:
+    return position - base >= 2 * STEP
+
+
+def base_after(base: int, position: int, committed: int) -> int:
+    """`committed`: position of the last decision that all sinks have committed. Sinks read later decisions."""
+    return max(base, min(position - STEP, committed) // STEP * STEP)
+
+
+def may_go(position: int, record: Record, base: int, kept: Container[int]) -> bool:
+    """`kept`: positions of kept decisions."""
+    if position >= base or is_milestone(position) or position in kept:
+        return False
+    return not isinstance(record, Fence | Lead)
