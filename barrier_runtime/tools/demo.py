@@ -80,7 +80,7 @@ def _follow(job: JobHandle, signals: "_Signals", say: Callable[[str], None]) -> 
     invited = stopping = False
     while not job.done:
         with contextlib.suppress(Unavailable, UnknownJob):  # the coordinator is being restarted
-            if not invited and (slots := job.status().slots):
+            if not invited and len(slots := job.status().slots) == _SLOTS:
                 say(f"try it: kill -9 {slots[0].pid}   (a slot; or {job.coordinator_pid}, the coordinator)")
                 say("Ctrl-C takes a last checkpoint and ends it; Rescale on the page starts and ends slots")
                 invited = True
