@@ -1,7 +1,7 @@
 """Rules that match Arrow types with PostgreSQL types, and rows as `COPY … (FORMAT csv)` reads them.
 
 docs/postgres.md lists the types. Only conversions that keep every value are accepted; nanoseconds are cut to
-microseconds. Arrow writes CSV without the GIL.
+microseconds.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ _NO_ARRAY_OF = ("nested", "bytes", "")
 
 @dataclass(frozen=True)
 class Column(TableColumn):
-    """Column. `base`: internal type name below any domain. `element`: that of an array."""
+    """Column. `base`: internal type name below any domain. `element`: type name of an array's elements."""
 
     element: str | None = None
     typmod: int = -1

@@ -1,6 +1,6 @@
-"""Commits that earlier releases left in a PostgreSQL database: finished, or dropped if undecided.
+"""Finishes decided commits of earlier releases in a PostgreSQL database, and drops undecided ones.
 
-Earlier releases kept rows as CSV in the table `barrier_runtime.staged`, or in a prepared transaction under a global
+Earlier releases kept rows as CSV in the table `barrier_runtime.staged`, or in a prepared transaction with a global
 identifier (gid).
 
 | left by an earlier release   | this release                                                           |

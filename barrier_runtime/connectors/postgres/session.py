@@ -113,10 +113,7 @@ def exchange(
     statements: Sequence[tuple[Any, Mapping[str, Any] | None] | Copy],
     copies: Iterable[Iterable[bytes]] = (),
 ) -> None:
-    """Sends statements as one message: one transaction on a connection in autocommit mode.
-
-    Each `Copy` takes the next item of `copies`.
-    """
+    """Sends statements as one message, hence one transaction. Each `Copy` takes the next item of `copies`."""
     psycopg = load_psycopg()
     mogrify = psycopg.ClientCursor(connection).mogrify
     texts = [mogrify(each.statement) if isinstance(each, Copy) else mogrify(*each) for each in statements]
@@ -159,13 +156,12 @@ def _wait(line: Any, events: int) -> None:
 
 
 def cut(connection: Any) -> None:
-    """Shuts down a connection on which another thread waits; that thread gets an error at once."""
+    """Shuts down a connection: a thread that waits on it gets an error at once."""
     with contextlib.suppress(Exception), socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as line:
         line.shutdown(socket.SHUT_RDWR)
 
 
 def connect(parameters: Mapping[str, str], statement_timeout_s: float, where: str) -> Any:
-    """Connection in autocommit mode."""
     psycopg = load_psycopg()
     connection = psycopg.connect(**CONNECTION_DEFAULTS | dict(parameters), autocommit=True, prepare_threshold=None)
     try:
@@ -176,7 +172,7 @@ def connect(parameters: Mapping[str, str], statement_timeout_s: float, where: st
             )
         settings = {**_SETTINGS, "statement_timeout": str(int(statement_timeout_s * 1000))}
         connection.execute(_SET, (list(settings), list(settings.values())))
-        # "off" would let the server lose rows of a checkpoint after confirming them.
+        # "off" lets the server lose confirmed rows.
         connection.execute(
             "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'"
         )

@@ -21,16 +21,16 @@ class PostgresSink(SqlSink):
     """Writes rows into `schema.table`; columns match by name, types as in docs/postgres.md.
 
     `url`: `postgresql://user@host:port/database` or libpq's `host=… dbname=…`; of several hosts the sink uses the
-    writable host. A password belongs into PGPASSWORD, ~/.pgpass or a service file, on every host that runs slots; a
-    password in the url is never shown or stored. Poolers must be in session mode.
+    writable host. Give a password by PGPASSWORD, ~/.pgpass or a service file, on every host that runs slots; a password
+    in the url is never shown or stored. Poolers must be in session mode.
 
     `mode="upsert"`: a row replaces the row with equal `key` columns, which need a unique index. `statement_timeout`:
     seconds. `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction before a part is staged early. The sink
     keeps its marks in the schema `barrier_runtime` of the same database.
 
-    Type, NOT NULL and CHECK of each row are checked before its checkpoint is decided. Other errors (unique and foreign
-    keys, a missing partition, a trigger) fail the commit, which is retried until a person has changed the table:
-    decided rows are never dropped.
+    The sink checks type, NOT NULL and CHECK of each row before a checkpoint is decided. Other errors (unique and
+    foreign keys, a missing partition, a trigger) fail the commit, which is retried until a person has changed the
+    table.
 
     >>> PostgresSink("postgresql://app@db/shop", "totals", mode="upsert", key=["shop"])  # doctest: +SKIP
     """
@@ -58,7 +58,7 @@ class PostgresSink(SqlSink):
 
     @property
     def shown_table(self) -> str:
-        """Name of the table, for people."""
+        """Name of the table, with its schema."""
         return f"{self.schema}.{self.table}"
 
     def settings(self) -> dict[str, Any]:

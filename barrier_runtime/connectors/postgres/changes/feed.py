@@ -1,7 +1,6 @@
 """Thread that fetches the snapshot, then the log, into a reader's bounded buffer.
 
-A lost session is replaced without limit. While the buffer is full, the thread only sends keepalives, so the server
-waits.
+The thread replaces lost sessions without limit. While the buffer is full, the thread only sends keepalives.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
 log = logging.getLogger("barrier_runtime.postgres")
 
-_MOST_BYTES = 16 << 20  # bytes in the buffer
+_MOST_BYTES = 16 << 20
 _CHUNKS_AT_ONCE = 3  # of at most 8 MB
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _TELL_S = 10.0  # the server ends a session after a silent minute
@@ -241,7 +240,7 @@ class ChangeFeed:
                 end_older_session(looking, state.active_pid, self._name, slot, self.where)
 
     def _looking(self) -> Any:
-        """Session besides the walsender, which takes no statement parameters."""
+        """Second session: the walsender takes no statement parameters."""
         return connect(self._parameters, replication=False, name=self._name)
 
     def look_at(self, relation: Relation) -> CatalogTable:

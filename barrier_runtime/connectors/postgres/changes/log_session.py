@@ -51,8 +51,7 @@ class TransactionRows:
 class LoggedRows:
     """Rows of the log: a part of the rows of `transactions`, after `passed` earlier rows.
 
-    `ends`: number of rows up to the end of each transaction. Both parts of a split share `transactions` and `ends`, so
-    that a poll of few rows copies neither.
+    `ends`: number of rows up to the end of each transaction. Both parts of a split share `transactions` and `ends`.
     """
 
     rows: pa.RecordBatch

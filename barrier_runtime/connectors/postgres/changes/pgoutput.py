@@ -1,7 +1,7 @@
 """Decoder of the plugin `pgoutput`, protocol version 1, many changes at a time. Pure.
 
 Transactions arrive whole, in commit order: Begin · (Relation | Insert | Update | Delete | Truncate)* · Commit. On each
-connection a Relation precedes a table's first change, and the first after its columns changed.
+connection a Relation precedes a table's first change, and the first change after ALTER TABLE.
 """
 
 import struct
@@ -29,7 +29,7 @@ _TEXT, _NULL, _UNCHANGED = b"tnu"
 class TextColumn:
     """Values as PostgreSQL writes them; null also for missing rows and `unchanged` values.
 
-    `unchanged`: stored out of line (TOAST), not changed, and missing in the log.
+    `unchanged`: large values (TOAST) that the log omits.
     """
 
     texts: pa.Array
@@ -38,7 +38,7 @@ class TextColumn:
 
 @dataclass(frozen=True, slots=True)
 class TextRows:
-    """Rows in columns. `missing`: rows that the log does not have."""
+    """Rows in columns. `missing`: rows that the log omits."""
 
     columns: tuple[TextColumn, ...]
     missing: Flags

@@ -1,4 +1,4 @@
-"""Rows of changes (docs/changes.md): a row per change, or upserts; of one table, or of several. Pure.
+"""Rows of changes of tables (docs/changes.md): a row per change, or upserts. Pure.
 
 An update of the key is two upserts: a delete of the old key, then the new row. With several tables a row has the column
 `table`, `changed_at`, and a struct per table, all null but its table's.
@@ -52,8 +52,6 @@ class ChangedTable:
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """Commit time, commit position and transaction number of each message."""
-
     committed_us: Numbers
     commit_lsn: Numbers
     xid: Numbers
@@ -64,8 +62,6 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class UpsertRows:
-    """Upserts, each with the number of its `message`."""
-
     message: Numbers
     deleted: Flags
     rows: TextRows

@@ -1,8 +1,7 @@
 """Requirements on a PostgreSQL server whose changes are read, and its replication sessions.
 
-A *slot* makes the server keep the log until the source confirms it; a *publication* lists the tables in the log. The
-source checks the slot before each use: a slot that cannot continue at the source's position would omit changes
-(docs/changes.md, "Slot and restarts").
+A *slot* makes the server keep the log until the source confirms it; a *publication* lists the tables in the log. A slot
+that cannot continue at the source's position would omit changes (docs/changes.md, "Slot and restarts").
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +65,7 @@ from pg_replication_slots where slot_name = %s
 
 
 def connect(parameters: Mapping[str, str], *, replication: bool, name: str) -> Any:
-    """Session in autocommit mode. Raises psycopg's errors."""
+    """Raises psycopg's errors."""
     psycopg = load_psycopg()
     given = {**CONNECTION_DEFAULTS, **parameters, "application_name": name}
     options = " ".join(f"-c {option}={value}" for option, value in _OPTIONS.items())

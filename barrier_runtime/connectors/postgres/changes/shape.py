@@ -1,8 +1,8 @@
 """Comparison of a table's shape in the log with the shape that the flow was written for. Pure.
 
 ALTER TABLE rewrites rows without a change in the log, so a job may continue only if no value of the table changed
-(docs/changes.md, "Altered tables"). If the log is older than the table, the catalog shows whether a missing column was
-dropped, renamed, or comes later: the numbers of columns never change.
+(docs/changes.md, "Altered tables"). If the log is older than the table, the catalog shows by column numbers, which
+never change, whether a missing column was dropped, renamed, or comes later.
 """
 
 from collections.abc import Mapping

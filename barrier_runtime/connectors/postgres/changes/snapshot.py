@@ -1,15 +1,15 @@
-"""Snapshot of the tables as the job begins; the driver copies it into the job's storage, once.
+"""Snapshot of the tables as the job begins; the driver copies the rows into the job's storage, once.
 
 The server exports a snapshot of the moment at which the slot's log begins. The export ends with the session that made
-the slot, so restarted slots could not read it again.
+the slot: restarted slots could not read the rows from the server again.
 
     1 publication · 2 slot · 3 objects `<id>/<n>.parquet` · 4 `<id>/staging.json` · 5 `current.json`
 
-| the driver dies ...  | then                                                         |
-|----------------------|--------------------------------------------------------------|
-| before 5             | the next run starts again and drops the slot                 |
-| after 5              | the next run finds `current.json` and copies nothing         |
-| two drivers at once  | the second to write `current.json` drops its slot and raises |
+| the driver dies ...  | then                                                                     |
+|----------------------|--------------------------------------------------------------------------|
+| before 5             | the next run starts again, and drops the slot or refuses that of `slot=` |
+| after 5              | the next run finds `current.json` and copies nothing                     |
+| two drivers at once  | the second to write `current.json` drops its slot and raises             |
 """
 
 import io
@@ -112,7 +112,7 @@ def staging_prefix(paths: Paths, source: str, id: str) -> str:
 def copy_tables(
     connection: Any, snapshot: str, tables: Sequence[ChangedTable], store: ObjectStore, prefix: str, where: str
 ) -> list[StagedTable]:
-    """`snapshot`: the server's name of the snapshot."""
+    """Copies the tables, read in the exported `snapshot`, into objects."""
     staged, chunk = [], 0
     sql = load_psycopg().sql
     with connection.transaction():

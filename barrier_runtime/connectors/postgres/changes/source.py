@@ -1,6 +1,6 @@
 """PostgreSQL tables as streams of changes: a snapshot, then the log (logical replication).
 
-The log is one sequence in commit order, hence a single split: rows of a key are in order at any parallelism.
+The log is one sequence in commit order, hence a single split.
 """
 
 from collections import deque
@@ -50,20 +50,20 @@ _NAME = 63  # bytes of a name on the server
 class PostgresChangesSource(SourceSettings):
     """Changes of `tables` ("orders" or "shop.orders"; without a schema: public) of a PostgreSQL database.
 
-    `url` is that of `PostgresSink`. The server needs `wal_level = logical`, the user REPLICATION and SELECT.
+    `url`: as for `PostgresSink`. The server needs `wal_level = logical`, the user REPLICATION and SELECT.
 
-    Existing rows come first (not with `snapshot=False`), read at one moment over all tables, then every change since,
-    in commit order. `form="changes"`: columns `op` (r, c, u, d, t), `changed_at`, `lsn`, `xid`, structs `before` and
-    `after`, `unchanged`. `form="upsert"`: the table's columns, `deleted` and `changed_at`, as `table_join` needs them.
-    A stream of several tables has a struct per table; `read_postgres_changes` separates them.
+    Unless `snapshot=False`, existing rows of all tables at one moment come first; then every change since, in commit
+    order. `form="changes"`: columns `op` (r, c, u, d, t), `changed_at`, `lsn`, `xid`, structs `before` and `after`,
+    `unchanged`. `form="upsert"`: the table's columns, `deleted` and `changed_at`, as `table_join` needs them. A stream
+    of several tables has a struct per table; `read_postgres_changes` separates them.
 
     `slot`, `publication`: names on the server; by default each job and source has its own, made when the job starts
-    without state and dropped when the job has finished. A slot keeps the server's log until checkpoints complete: drop
-    it when you abandon the job. A named `publication` must have the tables, or is created.
+    without state and dropped when the job has finished. A slot keeps the server's log: drop the slot when you abandon
+    the job. A named `publication` must have the tables, or is created.
 
-    `as_text`: columns to read as PostgreSQL writes them. `unchanged`: if the log lacks an unchanged large value of an
-    upsert (tables without REPLICA IDENTITY FULL), "fail" ends the job, and "null" makes the value null.
-    `until="current"`: the stream ends with the commits before the first start of the job.
+    `as_text`: columns to read as PostgreSQL writes them. `unchanged`: if the log lacks a large value of an upsert
+    (tables without REPLICA IDENTITY FULL), "fail" ends the job, "null" makes the value null. `until="current"`: the
+    stream ends with the commits before the first start of the job.
 
     >>> flow.source("orders", PostgresChangesSource("postgresql://app@db/shop", ["orders"]))  # doctest: +SKIP
     """
@@ -338,7 +338,7 @@ class ChangesReader:
         return Polled(_together(parts), now_ns) if any(part.num_rows for part in parts) else None
 
     def _of_snapshot(self, item: SnapshotRows, feed: ChangeFeed, max_rows: int) -> pa.RecordBatch:
-        """Returns snapshot rows; no log row is buffered before them."""
+        """Returns rows of the snapshot, all of which precede the log's."""
         rows = item.rows.slice(0, max_rows)
         if rows.num_rows < item.rows.num_rows:
             rest = SnapshotRows(item.table, item.chunk, item.first + rows.num_rows, item.rows.slice(rows.num_rows))
