@@ -30,7 +30,7 @@ class DeltaCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def application(self) -> str:
-        """Application id, under which the table stores the highest committed checkpoint."""
+        """Id under which the table stores the highest committed checkpoint."""
         return f"{self.job}/{self.sink}/{self.lineage}"
 
 

@@ -1,7 +1,7 @@
 """Joins a Delta sink's small files: at a commit with `commit_every` (`JoinedFiles`), or later.
 
 Staged files stay until the table has the commit, so a joined file is never the only copy of decided rows.
-`DeltaCompaction` makes the moves of docs/design/compaction.md.
+`DeltaCompaction`: docs/design/compaction.md.
 """
 
 import hashlib

@@ -62,9 +62,9 @@ def check_required(rows: pa.Table, required: Sequence[str], where: str) -> None:
 
 
 def check_written_by_library(column: pa.ChunkedArray, name: str, where: str) -> None:
-    """Raises `InvalidJob` for a partition value that is no valid folder name of delta-rs.
+    """Raises `InvalidJob` for a partition value that makes too long a folder name.
 
-    delta-rs writes the files after the decision, and encodes letters outside ASCII.
+    delta-rs writes the files only after the decision, and encodes letters outside ASCII.
     """
     for value in pc.unique(column).to_pylist() if pa.types.is_string(column.type) else ():
         length = len(quote(f"{name}={value or ''}", safe="="))

@@ -68,7 +68,7 @@ def actions_of(record: bytes) -> list[Action]:
 
 
 class DeltaHistory:
-    """History of the table at `url` (that of `DeltaSource`); `store` has the same place as objects."""
+    """History of the table at `url`; `store` has the same place as objects."""
 
     def __init__(self, url: str, store: ObjectStore, where: str) -> None:
         self._library = load_deltalake(where, "DeltaSource")
@@ -201,7 +201,7 @@ class DeltaHistory:
 
 
 def paths_of(files: Iterable[_Add | _Remove | None]) -> set[str]:
-    """Paths of files that change data; the log encodes paths with percent signs."""
+    """Paths of files that change data."""
     return {unquote(each.path) for each in files if each is not None and each.dataChange}
 
 

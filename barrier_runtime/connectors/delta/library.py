@@ -31,7 +31,7 @@ def checked_url(url: object, location: str, refusal: str) -> str:
 
 
 def library_url(store: ObjectStore) -> str:
-    """Location of the table for delta-rs, which decodes percent signs, unlike keys of stores."""
+    """Location of the table for delta-rs, which decodes percent signs."""
     scheme, _, place = store.url.partition("://")
     return store.url if scheme == "file" else f"{scheme}://{quote(place, safe='/:')}"
 

@@ -140,8 +140,6 @@ def _text(delta: DeltaType) -> str:
 
 @dataclass(frozen=True)
 class DeltaTableFacts:
-    """Columns, partitions and settings of a table. `fields`: as in the log."""
-
     url: str
     partition_by: tuple[str, ...]
     fields: Sequence[Mapping[str, Any]]

@@ -1,11 +1,11 @@
 """Exactly-once rows in a Delta table: a single commit for everything decided since the last commit.
 
-Pre-commit stages whole, hidden Parquet files. The commit gives each file the final name in the table's folder; with
-`commit_every` the global committer does so, and joins small files. The global committer then adds all files to the
-table's log in one commit, with the highest checkpoint as the format's application transaction.
+Pre-commit stages hidden Parquet files. The commit gives each file the final name in the table's folder; with
+`commit_every` the global committer does so, and joins small files. The global committer adds all files to the table's
+log in one commit (see `table`).
 
-A vacuum deletes files that are not in the log and older than its retention (a week by default): an outage of this
-length between these steps loses files, and the commit names them.
+A vacuum deletes files that are older than its retention and not in the log: after such an outage, the commit names the
+lost files.
 """
 
 import datetime
@@ -55,16 +55,16 @@ Transaction: TypeAlias = RowBuffer[tuple[DeltaFile, ...]]
 class DeltaSink(TwoPhaseCommitSink):
     """Writes rows to the Delta table at `url`: a local folder, `file://…` or `s3://bucket/prefix`.
 
-    A missing table is created with the columns of the first rows; an existing table must have these columns with the
-    same types. A time with nanoseconds ends the job.
+    The sink creates a missing table with the columns of the first rows; an existing table must have these columns with
+    the same types. A time with nanoseconds ends the job.
 
     `partition_by`: columns of text, integers, booleans or dates; default: those of the table, or none. Empty text there
     reads as null, because the format has no empty text.
 
-    `commit_every`: a duration, or seconds: a commit for all checkpoints of that time. 0: a commit per checkpoint.
+    `commit_every`: a duration, or seconds: one commit for all checkpoints of that time. 0: a commit per checkpoint.
 
-    `compact`: target size of files, such as "128 MB", or bytes. Smaller files of this sink are joined in the
-    background, in versions without a change of data. None: no compaction.
+    `compact`: target size of files, such as "128 MB", or bytes. The sink joins smaller files of its own in the
+    background. None: no compaction.
 
     `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction before rows are staged early.
 

@@ -20,12 +20,12 @@ from barrier_runtime.state.store.urls import last_part, shown
 class DeltaSource(SourceSettings):
     """Rows of the Delta table at `url`: a local folder, `file://…` or `s3://bucket/prefix`.
 
-    `every`: interval of looking for new versions, without end; None: the stream ends with the newest version.
+    `every`: interval between looks for new versions; None: the stream ends with the newest version.
 
-    Without `key` a version that changes or deletes rows ends the job; compactions are skipped. With `key`, the columns
-    that identify rows, the stream has upserts: the table's columns, `deleted`, and `changed_at`, the time of the
-    version's commit. From a table with a change data feed these are the changed rows, from other tables all rows of
-    rewritten files. An update of the key is a delete and a new row.
+    Without `key` a version that changes or deletes rows ends the job. With `key`, the columns that identify rows, the
+    stream has upserts: the table's columns, `deleted`, and `changed_at`, the time of the commit. A table with a change
+    data feed gives the changed rows, another table all rows of rewritten files. An update of the key is a delete and a
+    new row.
 
     Log and files of a version must exist until the version is read. The rows of a data file, and the keys that a
     version changes, must fit in the memory of a slot. Columns are those of the table when the program starts.

@@ -1,10 +1,10 @@
 """Log of a Delta table, for the only writer of a job: reads, creates and appends. Blocking.
 
-Every commit carries the format's application transaction (`txn`: lineage and checkpoint), without a time, so that it
-never expires. A commit succeeds only if nobody has written this transaction since the version read.
+Every commit carries the format's application transaction (`txn`: job, sink, lineage; checkpoint), without a time, so
+that the transaction never expires.
 
-delta-rs lets two writers *create* a table with rows at once and keeps the rows of both, so this module creates an empty
-table by a put-if-absent of the first log record.
+delta-rs lets two writers *create* a table at once and keeps the rows of both, so this module creates an empty table by
+a put-if-absent of the first log record.
 """
 
 import contextlib
@@ -87,9 +87,9 @@ class DeltaLog:
         pending: Sequence[DeltaCommittable],
         shown: Callable[[Sequence[DeltaCommittable]], Sequence[DeltaFile]] | None = None,
     ) -> None:
-        """Adds the files of all committables at once, except files that the table has. Idempotent.
+        """Adds the files of all committables that the table lacks. Idempotent.
 
-        `shown` gives files final names and returns them; None: they have final names.
+        `shown` gives files final names and returns them; None: the files have final names.
         """
 
         def change(table: Any) -> Change | None:
@@ -114,10 +114,7 @@ class DeltaLog:
         pending: Sequence[DeltaCommittable],
         shown: Callable[[Sequence[DeltaCommittable]], Sequence[DeltaFile]] | None,
     ) -> bool:
-        """Commits on top of the own last commit without a read. False: the table must be read.
-
-        If another writer has committed since, the version is taken and the put fails.
-        """
+        """Commits on top of the own last commit without a read. False: the table must be read."""
         head, self._head = self._head, None
         if head is None or any(each.application not in head.known for each in pending):
             return False
@@ -162,7 +159,7 @@ class DeltaLog:
         *,
         data: bool = False,
     ) -> None:
-        """Creates a missing table, and repeats `change` until done. `data`: delta-rs writes the data files."""
+        """Creates a missing table; repeats `change` until done. `data`: delta-rs writes the data files."""
         failed: BaseException | None = None
         tried: Counter[int] = Counter()
         while tried.total() < _RACES and max(tried.values(), default=0) < _ATTEMPTS:
@@ -225,7 +222,7 @@ class DeltaLog:
         return self._library.DeltaTable(library_url(self._store), storage_options=self._options)
 
     def loaded(self) -> Any:
-        """Library's table as of now, or None; for other threads than that of commits."""
+        """Library's table as of now, or None. For threads that do not commit."""
         try:
             return self._load()
         except self._library.exceptions.TableNotFoundError:
@@ -271,7 +268,7 @@ class DeltaLog:
         self._table, self._known = None, _NOTHING_KNOWN
 
     def _committed(self, table: Any, application: str) -> int:
-        """Highest checkpoint, cached: delta-rs reads the whole log for each answer."""
+        """Highest checkpoint, cached: delta-rs reads the whole log."""
         version: int = table.version()
         if self._known[0] != version:
             self._known = (version, {})
@@ -314,7 +311,7 @@ class DeltaLog:
     def _append(
         self, version: int, facts: DeltaTableFacts, files: Sequence[DeltaFile], checkpoints: Mapping[str, int]
     ) -> None:
-        """Puts a record if its version is free, in one request; delta-rs would also list twice and read."""
+        """Puts a record if the version is free. delta-rs would need more requests."""
         record = append_record(files, checkpoints, facts.partition_by, time.time_ns() // 1_000_000)
         outcome = self._store.put_if_absent(log_key(version), record)
         if outcome is PutOutcome.EXISTS:
@@ -408,7 +405,7 @@ class Merging(Protocol):
     def partition_by(self) -> Sequence[str]: ...
 
     def execute(self, table: Any, after: int, properties: Any) -> None:
-        """Commits everything after checkpoint `after` with these properties, on top of the loaded version."""
+        """Commits all rows after checkpoint `after`, on top of the loaded version."""
         ...
 
 

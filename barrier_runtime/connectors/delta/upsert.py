@@ -1,7 +1,7 @@
 """Exactly-once upserts into a Delta Lake table: a MERGE for everything decided since the last commit.
 
 Subtask 0 merges the last row of each key of all subtasks in a single commit, whose application transaction is the
-highest checkpoint. After an unknown result, and after a restart, the table is asked for that transaction; a zombie's
+highest checkpoint. After an unknown result or a restart, the sink looks for that transaction in the table; a zombie's
 later commit conflicts.
 """
 
@@ -38,9 +38,8 @@ _KEY_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "date", "
 class DeltaUpsertSink(BatchingSink):
     """Merges rows into the Delta table at `url`, which is as for `DeltaSink`.
 
-    A row replaces the row with the same `key`: columns of text, integers, booleans, dates or times, without nulls; the
-    last row of a key in a MERGE stays. `deletes`: a boolean column, which the table does not get; if true, the row with
-    that key is removed.
+    A row replaces the row with the same `key`: columns of text, integers, booleans, dates or times, without nulls.
+    `deletes`: a boolean column, which the table does not get; true removes the row with that key.
 
     A MERGE rewrites every file that contains a key, so the cost grows with the table. `commit_every`: a duration, or
     seconds; a MERGE has the checkpoints of that time, with all rows in memory; 0: a MERGE per checkpoint.
