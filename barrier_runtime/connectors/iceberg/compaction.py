@@ -1,7 +1,7 @@
 """Compaction of an Iceberg sink's files: a snapshot of the operation `replace`. Blocking.
 
 Design: docs/design/compaction.md. Manifests are immutable and a removed file leaves the manifest, so the chosen files
-are live as long as their manifests belong to the table. The commit reads no other manifests.
+are live as long as their manifests belong to the table.
 """
 
 import time

@@ -1,10 +1,10 @@
 """Expiry of this sink's old snapshots in an Iceberg table, and of files that nobody needs afterwards.
 
-Snapshots expire in the commit that appends newer rows: those of this sink in the main branch, older than the newest
-`keep`, unless another branch or a tag needs them. Then their manifest lists are deleted, and manifests in neither the
-next kept snapshot, nor an older one, nor one of another branch (along a branch a removed manifest does not return); for
-a compaction also the replaced data files, unless a kept snapshot is older or outside the main branch. A process that
-dies earlier leaves orphans.
+Snapshots of this sink in the main branch expire in a commit of newer rows, unless they are among the newest `keep` or
+another branch or a tag needs them. After the commit the sink deletes their manifest lists, and manifests in neither the
+next kept snapshot, nor an older snapshot, nor another branch (along a branch a removed manifest does not return). For a
+compaction the sink also deletes the replaced data files, unless a kept snapshot is older or outside the main branch. A
+process that dies earlier leaves orphans.
 """
 
 from collections.abc import Iterable
@@ -91,7 +91,7 @@ def _replaced(snapshot: Snapshot, io: FileIO) -> list[str]:
 
 
 def _is_older(one: Snapshot, other: Snapshot) -> bool:
-    """True if `one` is older, in a branch. Version 1 has no sequence numbers."""
+    """Format version 1 has no sequence numbers."""
     return (one.sequence_number or 0, one.timestamp_ms) < (other.sequence_number or 0, other.timestamp_ms)
 
 

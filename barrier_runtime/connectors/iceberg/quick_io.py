@@ -1,7 +1,7 @@
 """FileIO with few requests for metadata files, if the catalog names no other FileIO.
 
-pyiceberg's own FileIO needs three requests per file. Metadata files have new names: this process knows its own files,
-and that a new file is missing.
+pyiceberg's own FileIO needs three requests per file. Metadata files have unique names: this process keeps files that it
+wrote, and knows that a new file is missing.
 """
 
 import threading

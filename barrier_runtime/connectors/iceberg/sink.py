@@ -1,8 +1,8 @@
 """Exactly-once rows in an Iceberg table: a snapshot for everything decided since the last commit.
 
-Before the decision every subtask writes data files, in no snapshot yet, and stages a description in the job's storage.
-Subtask 0 then appends all files in a single commit. A process that dies between writing and staging leaves orphans for
-the table's maintenance, which must spare files younger than the longest outage of the job.
+Before the decision every subtask writes data files, in no snapshot yet, and stages their description in the job's
+storage. Subtask 0 then appends all files in a single commit. A process that dies between writing and staging leaves
+orphans. A removal of orphans must spare files younger than the longest outage of the job.
 """
 
 import contextlib
@@ -39,23 +39,23 @@ _SECRET = ("token", "credential", "secret", "password", "access-key")
 class IcebergSink(BatchingSink):
     """Writes rows to `table`, "namespace.table".
 
-    A missing table is created with the columns of the first rows; an existing table, also a partitioned table, must
-    have these columns with the same types. A time with nanoseconds ends the job.
+    The sink creates a missing table with the columns of the first rows; an existing table must have these columns with
+    the same types. A time with nanoseconds ends the job.
 
     `catalog`: a name; `properties`: settings of the catalog for pyiceberg (`type`, `uri`, `warehouse`), which override
     those in the environment (`PYICEBERG_CATALOG__<NAME>__…`), where secrets belong.
 
-    `commit_every`: a duration, or seconds: a snapshot for all checkpoints of that time, because each commit rewrites
-    the table's metadata. 0: a snapshot per checkpoint.
+    `commit_every`: a duration, or seconds: one snapshot for all checkpoints of that time; each commit rewrites the
+    table's metadata. 0: a snapshot per checkpoint.
 
-    `keep_snapshots`: number of this sink's newest snapshots that stay; older ones expire with the next commit, except
-    those that branches and tags need. Readers that are further behind cannot continue. None: you expire snapshots.
+    `keep_snapshots`: number of this sink's newest snapshots that stay; older snapshots expire with the next commit,
+    except those that branches and tags need. Readers that are further behind cannot continue. None: no snapshot
+    expires.
 
-    `compact`: target size of files, such as "128 MB", or bytes. Smaller files of this sink are joined in the
-    background, in snapshots that replace files but no rows. None: no compaction.
+    `compact`: target size of files, such as "128 MB", or bytes. The sink joins smaller files of its own in the
+    background. None: no compaction.
 
-    `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction before they are written early, as a separate data
-    file.
+    `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction before the sink writes a data file early.
     """
 
     kind = "iceberg"

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 class IcebergSource(SourceSettings):
     """Rows of the Iceberg table `table`, "namespace.table", in a catalog as for `IcebergSink`.
 
-    `every`: interval of looking for new snapshots, without end; None: the stream ends with the newest snapshot.
+    `every`: interval between looks for new snapshots; None: the stream ends with the newest snapshot.
 
-    Without `key` a snapshot that overwrites or deletes rows ends the job; compactions are skipped. With `key`, the
-    columns that identify rows, the stream has upserts: the table's columns, `deleted`, and `changed_at`, the time of
-    the snapshot's commit. These are all rows of the files that a snapshot rewrote; an update of the key is a delete and
-    a new row.
+    Without `key` a snapshot that overwrites or deletes rows ends the job. With `key`, the columns that identify rows,
+    the stream has upserts of all rows of the files that a snapshot rewrote: the table's columns, `deleted`, and
+    `changed_at`, the time of the commit. An update of the key is a delete and a new row.
 
     Snapshots must not expire before they are read. The rows of a data file, and the keys of the files that a snapshot
     changes, must fit in the memory of a slot. Columns are those of the table when the program starts.

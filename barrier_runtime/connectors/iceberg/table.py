@@ -1,7 +1,7 @@
-"""An Iceberg table through pyiceberg: memory of the sink's commits, and appends at most once.
+"""Appends to an Iceberg table through pyiceberg, at most once per checkpoint.
 
 A commit is a snapshot. Its summary names the application (job, sink, lineage) and the highest checkpoint, which the
-same commit stores in the table property `barrier-runtime.<application>`: expired snapshots take their summaries along.
+same commit stores in the table property `barrier-runtime.<application>`, because summaries expire with snapshots.
 
 | the table shows for the application | the checkpoint was   | then                                                |
 |-------------------------------------|----------------------|-----------------------------------------------------|
@@ -10,8 +10,8 @@ same commit stores in the table property `barrier-runtime.<application>`: expire
 | no property (lost, or not yet set)  | as the summaries say | the same, after reading all snapshots               |
 | the condition failed, or no answer  | unknown              | read again                                          |
 
-After a failed condition pyiceberg would append to the new snapshot without a look, and double rows of a zombie.
-pyiceberg takes the number of attempts from the table's properties, so the copy in memory says 0.
+After a failed condition pyiceberg itself would append to the new snapshot without a look, and double the rows. The
+number of its retries is a property of the table: the copy in memory says 0.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ class IcebergTable:
         owner: str = "",
         keep_snapshots: int | None = None,
     ) -> None:
-        """`keep_snapshots`: of applications beginning with `owner`."""
+        """`keep_snapshots`: number of newest snapshots to keep of applications beginning with `owner`."""
         self._owner = owner
         self._keep = keep_snapshots
         self._expired: list[Expired] = []
@@ -125,7 +125,7 @@ class IcebergTable:
             check_transforms(table, self._name, self._where)
 
     def write(self, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> WrittenFiles:
-        """Writes the rows as data files in no snapshot; creates a missing table with their columns.
+        """Writes the rows as data files in no snapshot; creates a missing table.
 
         Raises `Unavailable` for a retry; files already written stay as orphans.
         """
@@ -139,10 +139,7 @@ class IcebergTable:
             return write_files(table, batches, schema, self._owner)
 
     def as_appended(self) -> Table | None:
-        """Table after the own last commit if recent, or None.
-
-        The next commit fails if another writer has committed since.
-        """
+        """Table after the own last commit if recent, or None. The next commit notices other writers."""
         appended = self._appended
         return None if appended is None or time.monotonic() - appended[0] > _KNOWN_S else appended[1]
 
@@ -168,7 +165,7 @@ class IcebergTable:
         *,
         small_together: bool = False,
     ) -> int:
-        """Appends the files to `table`, as it was read, as one snapshot, and returns their number.
+        """Appends the files to `table` as one snapshot, and returns the number of files.
 
         `small_together` joins small files. Raises `Unavailable` for a retry, `Corrupt` if a file is gone.
         """
@@ -210,7 +207,7 @@ class IcebergTable:
         return len(files)
 
     def _later(self, work: Callable[..., None], *arguments: object) -> "Future[None] | None":
-        """Runs work outside commits. None after `close`, which a running commit may outlive."""
+        """Runs work beside commits. None after `close`, which a running commit may outlive."""
         try:
             later = self._threads.submit(work, *arguments)
         except RuntimeError:
@@ -223,7 +220,7 @@ class IcebergTable:
             log.error("%s: work behind a commit failed: %s", self._where, error, exc_info=error)
 
     def _joined(self, table: Table, files: Sequence[DataFile]) -> tuple[list[DataFile], list[str]]:
-        """Fewer files with the same rows, kept for the next attempt, and the replaced paths."""
+        """Fewer files with the same rows (kept for a next attempt), and the replaced paths."""
         found: list[DataFile] = []
         replaced: list[str] = []
         made: dict[tuple[str, ...], list[DataFile]] = {}
