@@ -1,7 +1,7 @@
 """A user's function of whole windows, which hold their rows (see `window_rows`) until they are over.
 
-The function gets windows by window and key, a few at a time, so barriers come in between. Windows over all rows have a
-constant key, absent from the output.
+The function gets a few windows at a time, so that barriers come in between. Windows over all rows have a constant key,
+absent from the output.
 """
 
 import datetime
@@ -131,7 +131,7 @@ class HeldWindows(Windows):
                 yield
 
     def _few(self, row_ids: Ints) -> Iterator[Ints]:
-        """Splits `row_ids` into groups of windows that are all small, or all not."""
+        """Splits `row_ids` into groups of only small, or only large windows."""
         small = self._held_rows.are_small(row_ids)
         for run in np.split(row_ids, np.flatnonzero(np.diff(small)) + 1):
             at_once = self.small_at_once if small[0] else _AT_ONCE
@@ -150,7 +150,7 @@ class HeldWindows(Windows):
         self.remove(row_ids)
 
     def written(self, rows: list[tuple[list[Row], StateKey]]) -> pa.RecordBatch:
-        """Returns rows, each list with its window, in the form of the output."""
+        """Returns the rows, given with their windows, in the form of the output."""
         raise NotImplementedError
 
     def _add_small(self, row_ids: Ints, state_keys: list[StateKey], results: "Results") -> None:
@@ -224,7 +224,7 @@ class AppliedWindows(HeldWindows):
             results.add_all(self._applied(row_id, state_key, given), state_key)
 
     def _applied(self, row_id: int, state_key: StateKey, given: Callable[[], Any]) -> Iterator[Part]:
-        """`given`: returns the window's rows, at each call of the function."""
+        """`given` returns the window's rows."""
         keys, start_ms = state_key[:-1], state_key[-1]
         key = self.codec.user_key(keys) if keys else None
         span = (start_ms, self.window.last_ms(start_ms) + 1) if self.window.bounded else (None, None)

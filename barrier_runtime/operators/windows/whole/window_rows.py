@@ -1,11 +1,10 @@
 """Rows of windows, kept until the windows are over; memory holds a bounded part of them.
 
-A window's last rows are its *tail*: bytes in a column of its entry, up to `TAIL_BYTES` (see `row_bytes`). Larger tails
-go into a *chunk* in the key-value store: an Arrow record batch without schema, in the order of the window's rows, under
-(keys, start of the window, number of the chunk). A column of the entry has first time, last time and row count of each
-chunk, so reading in the order of time does not hold the whole window. A new chunk absorbs a predecessor with at most as
-many rows: a window of n rows has about log2(n) small chunks, and rewrites a row at most as often. Older releases wrote
-only chunks.
+A window's last rows are the *tail*: bytes in a column of the window's entry, up to `TAIL_BYTES`. A larger tail becomes
+a *chunk* in the key-value store: an Arrow record batch without schema, in the order of the window's rows, under (keys,
+start of the window, number of the chunk). A column of the entry has first time, last time and row count of each chunk,
+so that a reader in the order of time needs only chunks that overlap. A new chunk absorbs a small predecessor with at
+most as many rows: a window of n rows has about log2(n) small chunks. Older releases wrote only chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,7 +65,7 @@ class WindowRows:
         return small
 
     def of_small(self, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
-        """Returns the rows of small windows, window by window in order, and the number of rows of each."""
+        """Returns the rows of small windows, window by window, and the number of rows of each window."""
         rows, counts = self._tails(row_ids)
         order = order_of_ints([np.repeat(np.arange(len(counts)), counts), self._times(rows)])
         return rows.take(pa.array(order)) if (np.diff(order) < 0).any() else rows, counts
@@ -78,7 +77,7 @@ class WindowRows:
         return pa.Table.from_batches([self._merged([*chunks, tail] if len(tail) else chunks)], self.schema)
 
     def batches_of(self, row_id: int) -> Iterator[pa.RecordBatch]:
-        """Yields a window's rows in parts; memory holds only chunks whose times overlap."""
+        """Yields a window's rows in parts."""
         key = self._windows.keys_of(np.array([row_id]))[0]
         spans, tail = self._spans(row_id), self._tail(row_id)
         chunks = len(spans)
@@ -135,7 +134,7 @@ class WindowRows:
         return before <= len(rows) and 2 * rows.nbytes <= CHUNK_BYTES
 
     def _behind_tails(self, entries: Ints, rows: pa.RecordBatch, counts: Ints) -> Bools:
-        """Appends rows to the tails that have room; returns which have. `counts`: rows of each of `entries`."""
+        """Appends rows to tails that have room; returns which have. `counts`: rows of each entry."""
         starts, data = self._bytes.encode(rows)
         at = starts[np.concatenate([[0], np.cumsum(counts)])]
         tails = self._windows.columns[TAIL]
