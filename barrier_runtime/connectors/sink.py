@@ -1,7 +1,7 @@
 """Two-phase commit contract of sinks (docs/writing-a-sink.md). `sinks/driver` calls a sink.
 
-**Pre-commit leaves durable data and no handle that can expire.** With a committable any process can commit or abort at
-any later time. Committing an aborted transaction is an error.
+**Pre-commit leaves durable data and no handle that can expire.** With a committable any process can commit or abort
+later. Committing an aborted transaction is an error.
 """
 
 import time
@@ -63,7 +63,7 @@ class SinkContext:
 def check_methods(sink: Any, where: str, schema: pa.Schema | None = None) -> None:
     """Raises `InvalidJob` if `sink`, an instance or a class, lacks a required method.
 
-    With an instance, the columns of a known `schema` are checked too.
+    Of an instance, also checks the columns of a known `schema`.
     """
     kind = sink if isinstance(sink, type) else type(sink)
     missing = [
@@ -125,12 +125,12 @@ class TwoPhaseCommitSink:
     guarantee: Guarantee = "exactly_once"
     global_committer: bool = False  # True: `commit_globally`, not `commit`, makes rows visible
     commits_only_globally: bool = False  # True, with `global_committer`: `commit` is not called
-    commit_every_ms: int = 0  # with `global_committer`: a `commit_globally` for the checkpoints of this time
+    commit_every_ms: int = 0  # with `global_committer`: interval of `commit_globally`
     commits_together: bool = False  # True: `commit_together` costs less than consecutive commits
     keeps_rows: bool = False  # True: rows may stay in the sink past the next checkpoint, see `kept`
     takes_positions: bool = False  # True: `reached` and `written` are called (docs/design/at-most-once.md)
     writes_at_once: bool = False  # True: staged rows are visible; `stage_now` stages rows as they arrive
-    after_decision: bool = False  # True: a `stable` step before the sink passes rows on after their decision
+    after_decision: bool = False  # True: the sink gets rows after their decision (`stable` step)
     pause_s: float = 0.0  # with `writes_at_once`: pause after the work of `stage_now`
     most_decided: int | None = None  # set in `open`: transactions that the target can hold between decision
     # and commit; at that number the sink gets no rows
@@ -146,13 +146,13 @@ class TwoPhaseCommitSink:
     kind: ClassVar[str] = ""  # name in `connectors/registry`, to resolve in-doubt transactions
 
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments that build an equal sink, for snapshots: JSON without secrets."""
+        """Keyword arguments of an equal sink, for snapshots: JSON without secrets."""
         return {}
 
     def target(self) -> str:
         """Name of the table, topic or other target, without the address of a server.
 
-        Pending transactions of a snapshot are not restored into a sink with another target.
+        A sink with another target does not restore pending transactions of a snapshot.
         """
         return ""
 
@@ -178,7 +178,7 @@ class TwoPhaseCommitSink:
         raise NotImplementedError
 
     def write_few(self, transaction: Any, rows: FewRows) -> None:
-        """Stages a small batch as lists of Python values, for sinks that need no Arrow.
+        """Stages a small batch as lists of Python values.
 
         A subclass that overrides only `write` gets all rows by `write`.
         """
@@ -194,8 +194,8 @@ class TwoPhaseCommitSink:
     def stage_now(self, transaction: Any) -> Callable[[], Acknowledgement | None] | None:
         """Returns work that writes all rows of `transaction` to the target, or None without rows.
 
-        Called only with `writes_at_once`, after a write or at a barrier. The work, and that of `stage_early`, runs in
-        the order of the calls in a separate thread, and is repeated after an error that may pass. It returns None if
+        Called only with `writes_at_once`, after a write or at a barrier. This work and that of `stage_early` run in the
+        order of the calls in a separate thread, and are repeated after an error that may pass. The work returns None if
         the target has the rows, else a call that waits for the target.
         """
         return None
@@ -204,15 +204,14 @@ class TwoPhaseCommitSink:
         """Returns work on the written rows that leaves less work to `pre_commit`, or None.
 
         Called after each write, unless earlier such work still runs; the work runs off the loop. An error that needs an
-        operator ends the job with the next rows; for other errors `pre_commit` must compensate.
+        operator ends the job; for other errors `pre_commit` must compensate.
         """
         return None
 
     def reached(self, split: str, at: SplitPosition) -> None:
-        """Notes the position after the rows of the last writes, which `stage_early` writes with them.
+        """Notes the position after the last written rows; `stage_early` writes both or neither.
 
-        Both are written, or neither. Called on the loop, only with `takes_positions` and if the sink follows its source
-        directly.
+        Called on the loop, only with `takes_positions` and if the sink follows its source directly.
         """
 
     def written(self) -> Mapping[str, SplitPosition]:
@@ -249,7 +248,7 @@ class TwoPhaseCommitSink:
         """Returns the rows that no committable contains yet, as named values for the snapshot.
 
         Called only with `keeps_rows`, after each `pre_commit` in the same thread. A name stands for the same bytes for
-        ever; values named in `stored` are omitted.
+        ever; names in `stored` are omitted.
         """
         return {}
 
@@ -260,8 +259,8 @@ class TwoPhaseCommitSink:
     def restore_kept(self, kept: Sequence[Mapping[str, bytes]], *, moved: bool) -> None:
         """Restores kept rows between `open` and `recover`, only with `keeps_rows`.
 
-        `kept`: all values that `kept` needed, for each subtask that this subtask follows. `moved`: the parallelism has
-        changed, so other subtasks may get newer rows of the same keys: the restored rows must become visible first.
+        `kept`: all values of each subtask that this subtask follows. `moved`: the parallelism has changed, and other
+        subtasks may get newer rows of the same keys: the restored rows must become visible first.
         """
         raise NotImplementedError
 
@@ -272,7 +271,7 @@ class TwoPhaseCommitSink:
         """Makes the parts of all subtasks visible together. Idempotent.
 
         Called only with `global_committer`, in subtask 0, after every subtask has committed up to `checkpoint`.
-        `committables`: of all checkpoints decided since the last call, oldest first; some may be visible already.
+        `committables`: those decided since the last call, oldest first; some may be visible already.
         """
         raise NotImplementedError
 
@@ -287,7 +286,7 @@ class TwoPhaseCommitSink:
 
 @runtime_checkable
 class ReadsBack(Protocol):
-    """Sink, not opened, whose visible rows can be read back and compared with a replay."""
+    """Unopened sink whose visible rows can be compared with a replay."""
 
     def committed_rows(self, job: str, sink: str, after: int, until: int) -> Iterator[str]:
         """Yields a text for each row of the checkpoints after `after`, up to `until`.
@@ -297,5 +296,5 @@ class ReadsBack(Protocol):
         ...
 
     def texts_of(self, batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
-        """Yields a text for each row, equal to the text of the row that is read back."""
+        """Yields the text that each row has when read back."""
         ...

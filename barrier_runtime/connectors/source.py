@@ -19,7 +19,7 @@ class Split:
     """Independently read part of a source. Positions are stored under `id`, which is stable across runs."""
 
     id: str
-    payload: bytes = b""  # data for the reader in the source's own encoding (JSON), never pickle
+    payload: bytes = b""  # data for the reader: JSON, never pickle
     size: int | None = None  # bytes of a file: another size shows that the file changed
     of: int | None = None  # number of shares of the rows: with another number, every share has other rows
     formerly: str = ""  # id in snapshots of earlier releases
@@ -63,7 +63,7 @@ class SplitReader(Protocol):
 
 
 class Source(Protocol):
-    """Source, sent from the driver to the slots in Spark's closure."""
+    """Source. The driver sends it to the slots, pickled."""
 
     @property
     def schema(self) -> pa.Schema: ...
@@ -116,7 +116,7 @@ class Ending(Protocol):
 
 @runtime_checkable
 class Pausing(Protocol):
-    """Source that knows whether it may bring no rows for a while; otherwise an endless source is taken to pause."""
+    """Source that knows whether it may pause for a while. Other endless sources count as pausing."""
 
     @property
     def pauses(self) -> bool: ...
@@ -124,7 +124,7 @@ class Pausing(Protocol):
 
 @runtime_checkable
 class PassingOver(Protocol):
-    """Source whose listing found files that it does not read. `passed_over`: number, without hidden names."""
+    """Source whose listing passes over files. `passed_over`: their number, without hidden names."""
 
     @property
     def passed_over(self) -> int: ...
@@ -139,7 +139,7 @@ class Rereading(Ending, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
-    """Base of source descriptions such as `KafkaSource(…)`: the arguments of every source.
+    """Arguments of every source description, such as `KafkaSource(…)`.
 
     `event_time`: a column of timestamps, dates, or int64 milliseconds; None: no watermarks. The watermark of a split is
     the greatest time seen minus `max_out_of_orderness`. A split without rows for `idle_timeout` does not hold back the
@@ -153,7 +153,7 @@ class SourceSettings:
 
 
 class SourceOf(SourceSettings, Generic[Rows]):
-    """Base of descriptions with a `schema`: type checkers know the class of the rows."""
+    """Base of descriptions with a `schema`, for type checkers."""
 
     def named(self, name: str) -> "Source":
         raise NotImplementedError
@@ -163,7 +163,7 @@ class SourceOf(SourceSettings, Generic[Rows]):
 class SourceDescription(Protocol):
     """Description of a source without a name, such as `KafkaSource(…)`.
 
-    Nothing is checked or connected before a flow uses the description, possibly under several names.
+    A flow checks and connects the source when it uses the description, possibly under several names.
     """
 
     def named(self, name: str) -> Source:
@@ -176,7 +176,7 @@ class Preparable(Protocol):
     """Reader with a slow first step."""
 
     def prepare(self) -> None:
-        """Performs the first step off the loop, at most once, after `seek`; `poll` must work without."""
+        """Performs the first step off the loop, at most once, after `seek`; `poll` must work without it."""
         ...
 
 
@@ -184,8 +184,8 @@ class Preparable(Protocol):
 class RemoteReader(SplitReader, Preparable, Protocol):
     """Reader whose first step may be a request to a store.
 
-    If `remote`, a thread calls `prepare` before the first `poll`, in parallel with other splits and the loop. `prepare`
-    opens the split and fetches the bytes of the first `poll`; no other method is called meanwhile.
+    If `remote`, a thread calls `prepare` before the first `poll`. `prepare` opens the split and fetches the bytes of
+    the first `poll`; no other method is called meanwhile.
     """
 
     @property
@@ -205,16 +205,13 @@ class Fetching(Protocol):
 
 @runtime_checkable
 class Waking(Protocol):
-    """Reader or discovery whose thread wakes the subtask, which need not poll meanwhile.
+    """Reader or discovery whose thread wakes the subtask.
 
-    The thread first makes rows or splits available and then calls `wake`. A call ends the wait for `next_due_ns`.
+    The thread first makes rows or splits available and then calls `wake`, which ends the wait for `next_due_ns`.
     """
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Sets `wake`, before the first `poll` or `found`.
-
-        Any thread may call `wake` repeatedly; it never blocks.
-        """
+        """Sets `wake`, before the first `poll` or `found`. Any thread may call `wake`; the call never blocks."""
         ...
 
 
@@ -253,7 +250,7 @@ class CheckpointListener(Protocol):
         ...
 
     def completed(self, checkpoint: int) -> None:
-        """Reports a decided checkpoint, which covers all earlier ones. Numbers may repeat, and never fall."""
+        """Reports a decided checkpoint, which covers all earlier checkpoints. Numbers may repeat, and never fall."""
         ...
 
 
@@ -293,9 +290,8 @@ class MarkingDiscovery(Discovery, Protocol):
 class DiscoveringSource(Source, Protocol):
     """Source that gains splits at run time; `splits` may be empty.
 
-    A split of a snapshot that `splits` does not list is recreated from its payload; the reader raises an error if the
-    split has disappeared. A continued job leaves listed splits that the snapshot lacks to `discovery`, or without a
-    discovery reads them.
+    A split that only the snapshot has is recreated from the payload; the reader raises an error if the split has
+    disappeared. Listed splits that the snapshot lacks are left to `discovery`, or read if there is no discovery.
     """
 
     def owner(self, split_id: str, parallelism: int) -> int:
@@ -306,7 +302,7 @@ class DiscoveringSource(Source, Protocol):
         """Returns a discovery; None if this configuration ends with the listed splits.
 
         Called in the slot's `open` (may block). `known`: ids, sizes and marks of all splits that any subtask reads or
-        has read; the discovery owns this set.
+        has read; owned by the discovery.
         """
         ...
 
@@ -320,13 +316,13 @@ class FindsAgain(DiscoveringSource, Protocol):
 
 @runtime_checkable
 class MarkingSource(Source, Protocol):
-    """Source whose marks, stored with the sizes, show whether a completely read split has changed."""
+    """Source whose marks show whether a completely read split has changed."""
 
     def renewed_marks(self, finished: Sequence[tuple[Split, int]]) -> Sequence[tuple[Split, int]]:
         """Returns splits with new marks, for splits whose mark changed although the content is the same.
 
         `finished`: completely read splits and marks. Raises `InvalidJob` for other content. May block for a bounded
-        time: remaining splits are checked at a later start.
+        time: a later start checks the remaining splits.
         """
         ...
 
@@ -335,8 +331,8 @@ class MarkingSource(Source, Protocol):
 class GrowingSource(Source, Protocol):
     """Source whose ended splits may gain rows later, if `grows`.
 
-    The position at the end stays in snapshots; a later run, or a discovery that returns the split once more, continues
-    there. A missing split is no error.
+    A later run, or a discovery that returns the split once more, continues at the stored end. A missing split is no
+    error.
     """
 
     grows: bool
@@ -344,7 +340,7 @@ class GrowingSource(Source, Protocol):
 
 @runtime_checkable
 class RetainingSource(Source, Protocol):
-    """Source whose system deletes old rows and can list the retained ones."""
+    """Source whose system deletes old rows and can list the retained rows."""
 
     def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
         """Returns a message for each split that has lost rows after the position.
@@ -365,7 +361,7 @@ class Remaining:
 @runtime_checkable
 class MeasuringSource(Source, Protocol):
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Returns how much of the just listed, unfinished `splits` remains after `positions`, by split id.
+        """Returns how much of the unfinished `splits` remains after `positions`, by split id.
 
         A split without a position counts as a whole. Called in the driver; may block, and raise `Unavailable`.
         """
@@ -392,8 +388,8 @@ class RedeliveringSource(Source, Protocol):
 class DeadLetters:
     """Division of a source's rows into good rows and undecodable records.
 
-    `error`: the column that is null in good rows. `good`: columns of good rows. `dead_letter`: columns of the other
-    stream, new name to column.
+    `error`: column that is null in good rows. `good`: columns of good rows. `dead_letter`: columns of the other stream,
+    new name to column.
     """
 
     error: str
@@ -411,20 +407,20 @@ class DeadLetterSource(Source, Protocol):
 
 @runtime_checkable
 class StagedSource(Source, Protocol):
-    """Source whose rows are copied to storage before the job starts, and are then read from there.
+    """Source whose rows the driver copies to storage before the job starts.
 
     Before `stage`, the description serves only `explain`. A continued job reads the splits of the checkpoint: a
-    position refers to the rows of one staging.
+    position refers to the rows of a single staging.
     """
 
     def stage(self, job: str, storage: str, *, fresh: bool) -> None:
         """Stages the rows, in the driver after all other checks.
 
-        `storage`: URL of the job's checkpoints. Rows that an earlier run of the job staged are reused, unless `fresh`:
-        a start without state.
+        `storage`: URL of the job's checkpoints. Rows staged by an earlier run are reused, unless `fresh` (a start
+        without state).
         """
         ...
 
     def unstage(self, job: str, storage: str) -> None:
-        """Deletes the staged rows, in the driver after the finished job has committed everything."""
+        """Deletes the staged rows, in the driver, after the finished job has committed everything."""
         ...

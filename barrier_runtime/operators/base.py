@@ -1,8 +1,8 @@
 """Interface between an operator and the subtask that runs it.
 
-One thread at a time calls an instance, in this order: `open` (once; may block); any of `process`, `on_watermark`,
-`on_wall_clock`, `snapshot`, `on_complete` and `on_abort` (on the slot's loop; must not block); `on_end` (once;
-snapshots go on afterwards); `close`.
+One thread at a time calls an instance: first `open` (may block); then, on the slot's loop without blocking, `process`,
+`on_watermark`, `on_wall_clock`, `snapshot`, `on_complete` and `on_abort`; `on_end` (once; snapshots go on afterwards);
+last `close`.
 """
 
 import time
@@ -72,8 +72,9 @@ class SequentialExecutor(Protocol):
 
 @dataclass(frozen=True)
 class CommitReport:
-    """Report of a sink: everything up to `checkpoint` is committed, or the commit failed.
-    `globally`: the global committer reports for all subtasks."""
+    """Report of a sink: commits up to `checkpoint` are done, or failed.
+    `globally`: the global committer reports for all subtasks.
+    """
 
     checkpoint: int
     attempts: int = 0  # failed
@@ -83,7 +84,7 @@ class CommitReport:
 
 @dataclass(frozen=True)
 class SplitPosition:
-    """Position of a reader, and the number of rows that the split has returned in all generations."""
+    """Position of a reader, and number of rows of the split in all generations."""
 
     rows: int
     position: bytes
@@ -117,7 +118,7 @@ class OperatorContext:
     subtask: int
     parallelism: int
     max_parallelism: int
-    restored: tuple[OperatorSnapshot, ...]  # own snapshots, or after rescaling all that may matter; () = empty start
+    restored: tuple[OperatorSnapshot, ...]  # own snapshots; after rescaling all that may matter
     open_keyed: Callable[[], "KeyedBackend"]  # restores the keyed state; once, in open()
     executor: SequentialExecutor  # for blocking work, such as a commit
     snapshot_executor: SequentialExecutor  # for blocking work of snapshots, and work that snapshots depend on
@@ -126,7 +127,7 @@ class OperatorContext:
     make_store: Callable[[str], ObjectStore]  # by URL
     job_store: ObjectStore
     call_later: Callable[[float, Callable[[], None]], None]  # seconds; on the loop, so not in open()
-    wake: Callable[[], None]  # call when the operator has room or rows to emit; on the loop, so not in open()
+    wake: Callable[[], None]  # for room or rows to emit; on the loop, so not in open()
     now_s: Callable[[], float] = time.monotonic  # any steady clock
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # unique across processes
@@ -158,7 +159,7 @@ def _open_already() -> "KeyedBackend":
 
 @dataclass
 class Capture:
-    """Synchronous part of a snapshot, and the work that remains to be done off the loop.
+    """Synchronous part of a snapshot, and the remaining work off the loop.
 
     `values` and the result of `blocking` are named bytes, restored as `OperatorContext.restored[…].values`. A value
     above `Thresholds.value_bytes` becomes an object, verified before `open`.
@@ -166,11 +167,11 @@ class Capture:
     A large value that rarely changes is uploaded once and reused by later checkpoints:
 
     - `on_stored(objects)` is called on the loop when this checkpoint is decided, before `on_complete` or `completed`,
-      with the FileRef of each value that is an object (uploaded or listed in `stored`). The call is missing for a
-      checkpoint that ended undecided, or was decided while the slot was not listening.
+      with the FileRef of each value that is an object (uploaded or in `stored`). A decision that the slot misses brings
+      no call.
     - A later capture may put such a FileRef into `stored`, under any name, in place of the bytes in `values`.
     - Only the objects of the *latest* call may be reused: files of older checkpoints are deleted. Uploads of an
-      undecided checkpoint are handed over as bytes again, and so is everything after `open` until the first decision.
+      undecided checkpoint, and everything after `open` until the first decision, must be given as bytes again.
     """
 
     values: dict[str, bytes] = field(default_factory=dict)
@@ -201,9 +202,11 @@ class Operator:
 
     @property
     def has_room(self) -> bool:
-        """Returns whether the operator takes rows now. Otherwise it wakes its slot once there is room.
+        """Returns whether the operator takes rows now. Otherwise it wakes the slot once there is room.
+
         Barriers wait with the rows; a source injects barriers regardless. An operator that `takes_rows_before_barriers`
-        gets the rows before a barrier even without room, at most as many as the channels' windows hold."""
+        gets the rows before a barrier even without room: at most those in the channels' windows.
+        """
         return True
 
     @property
@@ -214,7 +217,9 @@ class Operator:
 
     def own_watermark(self) -> int | None:
         """Watermark (ms) after everything emitted, if the operator assigns or holds watermarks.
-        Called after each batch, watermark and turn of `on_wall_clock`. The watermark never falls."""
+
+        Called after each batch, watermark and turn of `on_wall_clock`. Never falls.
+        """
         return None
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
@@ -224,19 +229,25 @@ class Operator:
 
     def take_rest(self) -> Batch | None:
         """Returns the rows before which the last `process` stopped, if the work due there exceeds a turn.
-        The subtask processes them after `toward` has reached `going_to_ms`."""
+
+        The subtask processes these rows after `toward` has reached `going_to_ms`.
+        """
         return None
 
     @property
     def going_to_ms(self) -> int | None:
         """Event time (ms) to which the operator still advances, after a restore or a stop of `process`.
-        The operator gets no row until `toward` has returned True. None: nothing to catch up with."""
+
+        The operator gets no row until `toward` has returned True. None: no such work.
+        """
         return None
 
     def toward(self, watermark_ms: int, emit: Emit) -> bool:
-        """Does one turn of `on_watermark`; returns whether the work is finished.
-        Until then the subtask repeats the call, and passes neither rows nor later watermarks. A snapshot may come
-        between turns; a restored operator then continues to `watermark_ms`."""
+        """Does a turn of `on_watermark`; returns whether the work is finished.
+
+        Until then the subtask repeats the call, and passes neither rows nor later watermarks. Snapshots may come
+        between turns.
+        """
         self.on_watermark(watermark_ms, emit)
         return True
 
@@ -246,16 +257,18 @@ class Operator:
     by_clock: bool = True  # False: nothing is ever due by the wall clock
 
     def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
-        """Does one turn of the work due by the wall clock; returns whether any was due.
-        Only for the first operator of a chain, which wakes its slot when work is due. `last`: the input has ended, so
-        everything due now is done before event time ends."""
+        """Does a turn of the work due by the wall clock; returns whether any was due.
+
+        Only for the first operator of a chain, which wakes the slot when work is due. `last`: the input has ended, so
+        everything due now must be done.
+        """
         return False
 
     def before_barrier(self, emit: Emit) -> None:
         """Emits the rows that must precede a barrier. `snapshot` follows."""
 
     def reached(self, split: str, at: SplitPosition) -> None:
-        """Notes the position up to which this operator has all rows of a split, after each batch."""
+        """Notes the position up to which this operator has a split's rows, after each batch."""
 
     def written(self) -> Mapping[str, SplitPosition]:
         """Returns the positions, by split, that all subtasks have written together with rows.
@@ -273,8 +286,10 @@ class Operator:
         """`checkpoint` is decided."""
 
     def on_commit_globally(self, checkpoint: int, read: Callable[[], Sequence[OperatorSnapshot]]) -> None:
-        """Commits globally, on subtask 0, after all subtasks have committed their parts up to `checkpoint`.
-        `read` returns this operator's part of the manifest; it may block, and raise the errors of the job's store."""
+        """Commits globally, on subtask 0, after all subtasks have committed up to `checkpoint`.
+
+        `read` returns this operator's part of the manifest; may block, and raise errors of the job's store.
+        """
 
     def on_visible(self, checkpoint: int) -> None:
         """Everything up to `checkpoint` is visible; for sinks with a global committer."""
@@ -287,5 +302,7 @@ class Operator:
 
     def closing(self) -> Callable[[], None]:
         """Replaces `close`: runs after the last work on `executor`, possibly never.
-        The function should keep as little of the operator alive as possible."""
+
+        The function should hold little of the operator.
+        """
         return self.close

@@ -1,8 +1,8 @@
 """Built-in aggregates for users and for SQL.
 
-Nulls are ignored; an aggregate over no value is null, `count` is 0. Only `first` and `last` take null as a value, as in
-Spark, unless `ignore_nulls` is set. NaN is the greatest number, as in Spark; -0.0 equals 0.0. Float sums add in row
-order. *First* and *last* follow the rows' arrival; by event time use `arg_min` and `arg_max`.
+Aggregates ignore nulls, except `first` and `last` without `ignore_nulls`, as in Spark. An aggregate over no value is
+null, `count` is 0. NaN is the greatest number, as in Spark; -0.0 equals 0.0. Float sums add in row order. *First* and
+*last* follow the rows' arrival; by event time use `arg_min` and `arg_max`.
 """
 
 from collections.abc import Sequence
@@ -44,9 +44,7 @@ _MOST_FREQUENT = _MOST_PLACES = 100
 
 @dataclass(frozen=True)
 class Aggregate:
-    """An aggregate, made by `count`, `sum_` and the other functions of this file.
-    `column` is None for `count()`.
-    """
+    """Aggregate made by a function of this file. `column` is None for `count()`."""
 
     kind: Kind
     column: str | None = None
@@ -88,8 +86,9 @@ def count(column: str | None = None) -> Aggregate:
 
 def sum_(column: str, *, widen: bool = False) -> Aggregate:
     """Sum of a column of integers (int64), floats (float64) or decimals (ten more digits, at most 38).
-    An integer sum that leaves 64 bits, or a decimal sum that leaves the digits, ends the job, as in Spark. With `widen`
-    the sum of integers is a decimal128(38, 0), which has room for every sum."""
+    A sum beyond 64 bits or the digits ends the job, as in Spark. With `widen` the sum of integers is a decimal128(38,
+    0).
+    """
     return Aggregate("sum", column, widen)
 
 
@@ -101,7 +100,8 @@ def mean(column: str) -> Aggregate:
 
 def min_(column: str) -> Aggregate:
     """Smallest value of a column, in the column's type.
-    Takes numbers, decimals, booleans, times, text (by code points) and bytes (from the first one on)."""
+    Takes numbers, decimals, booleans, times, text (by code points) and bytes.
+    """
     return Aggregate("min", column)
 
 
@@ -168,21 +168,23 @@ def arg_max(column: str, *, by: str) -> Aggregate:
 
 def collect_list(column: str, *, limit: int) -> Aggregate:
     """Values of a key in order of arrival, as a list without nulls; without a value an empty list.
-    Values after the first `limit` are left out; `count(column)` shows whether any were."""
+    Omits values after the first `limit`; compare with `count(column)`.
+    """
     return Aggregate("collect_list", column, limit=_limit("collect_list", limit, _MOST_COLLECTED))
 
 
 def collect_set(column: str, *, limit: int) -> Aggregate:
     """Distinct values of a key in the order of their first arrival, as a list without nulls.
-    Values after the first `limit` are left out."""
+    Omits values after the first `limit`.
+    """
     return Aggregate("collect_set", column, limit=_limit("collect_set", limit, _MOST_COLLECTED))
 
 
 def count_distinct(column: str, *, approximate: bool = False, limit: int = 100_000) -> Aggregate:
     """Number of distinct values (int64), without nulls.
     The exact count keeps every distinct value, and ends the job if a key has more than `limit`. With `approximate` a
-    key keeps 4 KB (HyperLogLog, standard error 1.6 %), by the package datasketches (`pip install
-    'barrier-runtime[sketches]'`)."""
+    key keeps 4 KB (HyperLogLog, standard error 1.6 %; `pip install 'barrier-runtime[sketches]'`).
+    """
     if approximate:
         return Aggregate("count_distinct", column, approximate=True)
     return Aggregate("count_distinct", column, limit=_limit("count_distinct", limit, _MOST_COLLECTED))
@@ -190,8 +192,9 @@ def count_distinct(column: str, *, approximate: bool = False, limit: int = 100_0
 
 def quantile(column: str, rank: float) -> Aggregate:
     """Value that a part of `rank` (0 to 1) of the values does not exceed (float64); 0.5 is the median.
-    Numbers are taken as doubles; nulls and NaN are left out. Exact up to 511 values of a key, approximate beyond
-    (t-digest, best at both ends). Needs the package datasketches, as the approximate `count_distinct`."""
+    Takes numbers as doubles, without nulls and NaN. Exact up to 511 values of a key, approximate beyond (t-digest, best
+    at both ends). Needs the extra `sketches`.
+    """
     return Aggregate("quantile", column, ranks=(_rank(rank),))
 
 
@@ -205,14 +208,15 @@ def quantiles(column: str, ranks: Sequence[float]) -> Aggregate:
 def top_k(column: str, k: int) -> Aggregate:
     """The `k` most frequent values, most frequent first, as a list of structs of `value` and `count`.
     Counts are exact up to 768 distinct values of a key. Beyond, counts are too high by at most 0.35 % of the key's
-    number of values, and a less frequent value may be missing. Nulls are left out. Needs the package datasketches, as
-    the approximate `count_distinct`."""
+    number of values, and a less frequent value may be missing. Omits nulls. Needs the extra `sketches`.
+    """
     return Aggregate("top_k", column, limit=_limit("top_k", k, _MOST_FREQUENT))
 
 
 def largest(column: str, n: int) -> Aggregate:
     """The `n` largest values of a column of numbers, booleans or times, largest first, as a list.
-    Equal values are repeated, nulls left out; fewer values make a shorter list."""
+    Repeats equal values, omits nulls; fewer values make a shorter list.
+    """
     return Aggregate("largest", column, limit=_limit("largest", n, _MOST_PLACES))
 
 

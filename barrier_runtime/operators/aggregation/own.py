@@ -48,8 +48,8 @@ class OwnAggregate(ABC):
 class RowAggregate(OwnAggregate):
     """Base class of aggregates in Python, row by row.
 
-    A subclass declares `type`, the type of its results, and `state`, the type of the value of `zero`: any type that
-    `ValueState` takes. `add` and `merge` may change a state in place, and return the state all the same.
+    A subclass declares `type`, of the results, and `state`, the type of the value of `zero`: any type that `ValueState`
+    takes. `add` and `merge` may change a state in place, and return the state all the same.
 
     >>> class Product(RowAggregate):
     ...     type, state = pa.float64(), float
@@ -91,8 +91,8 @@ class RowAggregate(OwnAggregate):
 class ColumnAggregate(OwnAggregate):
     """Base class of aggregates in numpy, many rows at a time.
 
-    A subclass declares `type`, the type of its results, and `state`, its columns: name -> numpy dtype of a number, or
-    (dtype, initial value); the default initial value is 0.
+    A subclass declares `type`, of the results, and `state`: name of a column -> numpy dtype of a number, or (dtype,
+    initial value); the default initial value is 0.
 
     >>> class Range(ColumnAggregate):
     ...     type = pa.float64()
@@ -120,8 +120,8 @@ class ColumnAggregate(OwnAggregate):
         """Changes `state` in place: an array per column, with an element per key.
 
         `groups`: each row's element; numbers repeat, so use `np.add.at(state["total"], groups, values)` and the like.
-        `values`: a numpy array per column of the aggregate, without rows that have a null in one of them. A key's rows
-        are in order of arrival.
+        `values`: a numpy array per column of the aggregate, without rows that have a null. A key's rows are in order of
+        arrival.
         """
 
     def merge(self, state: dict[str, Values], later: dict[str, Values], /) -> None:

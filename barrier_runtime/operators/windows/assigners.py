@@ -31,7 +31,7 @@ class WindowAssigner(ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """Definition for users and snapshots: equal windows have equal texts."""
+        """Definition for users and snapshots."""
 
     @property
     def definition(self) -> str:
@@ -45,7 +45,7 @@ class WindowAssigner(ABC):
 
     @property
     def not_joined(self) -> str:
-        """Reason for users why rows of two streams share no window; "": they may."""
+        """Reason why rows of two streams share no window; "": they may."""
         return ""
 
     @property
@@ -54,7 +54,7 @@ class WindowAssigner(ABC):
         return None
 
     def refuses(self, trigger: WindowTrigger) -> str:
-        """Returns the reason for users against this trigger; "": none."""
+        """Returns the reason against this trigger; "": none."""
         return ""
 
     @abstractmethod
@@ -98,7 +98,7 @@ class KnownWindows(WindowAssigner):
 
     @abstractmethod
     def last_ms(self, start_ms: int) -> int:
-        """Returns the last millisecond: the window is over once the watermark reaches it."""
+        """Returns the last millisecond: a window is over once the watermark reaches it."""
 
     @abstractmethod
     def first_open_start(self, watermark_ms: int) -> int:
@@ -153,8 +153,7 @@ class FixedWindows(KnownWindows):
 
 
 def divides(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
-    """Returns whether windows of the grid `inner` touch at each multiple of `outer`.
-    Grids: (size, offset).
+    """Returns whether windows of the grid `inner` touch at each multiple of `outer`: (size, offset).
 
     >>> divides((60, 0), (3600, 1800)), divides((60, 30), (3600, 0)), divides((1500, 0), (3600, 0))
     (True, False, False)
@@ -163,7 +162,7 @@ def divides(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
 
 
 def lateness_definition(window: WindowAssigner, lateness_ms: int) -> str:
-    """Includes the lateness: with a longer lateness, rows of removed windows would begin these anew."""
+    """Includes the lateness: a longer lateness would begin removed windows anew."""
     lateness = f", allowed lateness {datetime.timedelta(milliseconds=lateness_ms)}" if lateness_ms else ""
     return window.definition + lateness
 
@@ -190,8 +189,7 @@ def _offset(given: Duration, step: datetime.timedelta, kind: str, of: str) -> da
 class Tumbling(FixedWindows):
     """Windows of equal `size` (a `timedelta`, or seconds) that touch and never overlap.
 
-    A window is [start, start + size), with starts at `offset` + n * `size`; days of UTC+8 are
-    `Tumbling(timedelta(days=1), offset=timedelta(hours=-8))`.
+    Windows start at `offset` + n * `size`; days of UTC+8 are `Tumbling(timedelta(days=1), offset=timedelta(hours=-8))`.
 
     >>> Tumbling(datetime.timedelta(hours=1)).starts(np.array([0, 3_599_999, 3_600_000])).tolist()
     [0, 0, 3600000]
@@ -314,7 +312,7 @@ class Sliding(FixedWindows):
 
 @dataclass(frozen=True)
 class Global(FixedWindows):
-    """One window for all rows of a key, over at the end of the input. Needs no event time.
+    """Window of all rows of a key, over at the end of the input. Needs no event time.
 
     >>> Global().definition
     'global'
@@ -349,8 +347,7 @@ class Count(Global):
     """Windows of `rows` rows of a key, in order of arrival. Needs no event time.
 
     With `slide` (a divisor of `rows`) a window ends every `slide` rows and has the last `rows` rows (fewer in the first
-    windows of a key), so a row is in rows / slide windows. Incomplete windows are dropped at the end of the input, as
-    in Flink.
+    windows of a key). The end of the input drops incomplete windows, as in Flink.
 
     >>> Count(100).definition, Count(100, slide=10).definition
     ('count 100', 'count 100 every 10')
@@ -400,7 +397,7 @@ class Count(Global):
 class Session(WindowAssigner):
     """Rows of a key that follow each other within `gap`, by event time.
 
-    A session lasts from its first row to `gap` after its last row. As in Flink, touching sessions merge: a row exactly
+    A session lasts from the first row to `gap` after the last row. As in Flink, touching sessions merge: a row exactly
     `gap` after the last row belongs to the session. Rows may arrive in any order.
 
     >>> Session(datetime.timedelta(minutes=30)).definition
