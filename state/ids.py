@@ -3,6 +3,7 @@
 import re
 
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import shortened
 
 _JOB_ID = re.compile(r"[a-z0-9-]{1,64}")
 _OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -33,5 +34,4 @@ def check_operator_name(name: str) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:100] + "…"
+    return shortened(repr(value), 100)

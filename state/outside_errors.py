@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.state.errors import NOT_ALLOWED, PERMANENT, WRONG_PATH, BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.texts import shortened
 
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.EFBIG, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV})
 _MENDED = NOT_ALLOWED | WRONG_PATH | _UNSUPPORTED
@@ -83,8 +84,7 @@ def described(error: BaseException) -> str:
     text = " ".join(text_of(error).split())
     if isinstance(error, KeyError):
         text = f"nothing is known by the name {text}"
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST - 1]}…"
+    text = shortened(text, _LONGEST)
     return f"{text} ({type(error).__name__})" if text else type(error).__name__
 
 

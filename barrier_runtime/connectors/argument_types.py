@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.texts import shortened
 
 _T = TypeVar("_T", bound=type)
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -125,4 +126,4 @@ def _holds_texts(value: Any, hint: Any) -> bool:
 
 def _shown(value: Any) -> str:
     text = repr(value) if value is None or isinstance(value, _SHOWN) else f"<{type(value).__name__}>"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return shortened(text, _LONGEST)

@@ -23,6 +23,7 @@ from barrier_runtime.data.values.repeated_rows import refuse_repeated, repeated,
 from barrier_runtime.data.values.settled_types import settled_type
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import microseconds_of
+from barrier_runtime.state.texts import shortened
 
 Row: TypeAlias = dict[str, Any]
 
@@ -150,7 +151,7 @@ def preview(batch: pa.RecordBatch, row: int) -> str:
 
 
 def cut(text: str) -> str:
-    return text if len(text) <= _CUT else text[: _CUT - 1] + "…"
+    return shortened(text, _CUT)
 
 
 class _Column(NamedTuple):

@@ -10,6 +10,7 @@ from barrier_runtime.coordinator.option_types import OptionValues
 from barrier_runtime.coordinator.wire.messages import STABLE_KIND
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec
 from barrier_runtime.graph.logical import Node, Plan, SourceNode
+from barrier_runtime.state.texts import shortened
 
 _BOX_W, _BOX_H, _GAP_X, _GAP_Y, _MARGIN = 184, 44, 44, 16, 8
 _NAME, _KIND = 22, 26
@@ -80,13 +81,9 @@ def _box(plan: Plan, number: int, place: tuple[int, int], *, marked: bool) -> st
     return (
         f'<g class="bn{ends}{" at" if marked else ""}"><title>{escape(f"{node.name or kind} ({kind})")}</title>'
         f'<rect x="{x}" y="{y}" width="{_BOX_W}" height="{_BOX_H}" rx="6"/>'
-        f'<text x="{x + 9}" y="{y + 19}">{escape(_cut(node.name or kind, _NAME))}</text>'
-        f'<text class="kind" x="{x + 9}" y="{y + 35}">{escape(_cut(kind, _KIND))}</text></g>'
+        f'<text x="{x + 9}" y="{y + 19}">{escape(shortened(node.name or kind, _NAME))}</text>'
+        f'<text class="kind" x="{x + 9}" y="{y + 35}">{escape(shortened(kind, _KIND))}</text></g>'
     )
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 _EDGE = {

@@ -21,6 +21,7 @@ from barrier_runtime.coordinator.status.health import TROUBLED, described, what_
 from barrier_runtime.coordinator.status.statistics import late_rows
 from barrier_runtime.coordinator.status.status import JobStatus, RecoveryStatus, TakeoverStatus
 from barrier_runtime.state.errors import BarrierRuntimeError
+from barrier_runtime.state.texts import shortened
 
 log = logging.getLogger("barrier_runtime.job")
 
@@ -147,8 +148,7 @@ def _fitting(sink: str, width: int | None, whole: str, brief: str) -> str:
     if width is None or len(line) <= width:
         return line
     room = max(_NAME, width - len(brief) - 2)
-    name = sink if len(sink) <= room else f"{sink[: room - 1]}…"
-    return f"{name}: {brief}"
+    return f"{shortened(sink, room)}: {brief}"
 
 
 def _in_words(status: JobStatus, sink: str) -> str:
@@ -181,7 +181,7 @@ def _of_sink(status: JobStatus, sink: str) -> tuple[int | None, int, dict[str, f
 
 def _short(text: str) -> str:
     first = text.strip().splitlines()[0] if text.strip() else "the job was interrupted"
-    return first if len(first) <= _LONGEST else f"{first[: _LONGEST - 1]}…"
+    return shortened(first, _LONGEST)
 
 
 Show: TypeAlias = Callable[[JobStatus], None]

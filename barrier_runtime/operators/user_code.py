@@ -15,6 +15,7 @@ import pyarrow as pa
 from barrier_runtime.data.rows import preview
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError, WrongUse
 from barrier_runtime.state.outside_errors import text_of
+from barrier_runtime.state.texts import shortened
 
 _OURS = (
     str(Path(__file__).resolve().parent.parent),
@@ -49,7 +50,7 @@ def user_error(
         told = f"{type(error).__name__}: {said(error)}"
         message = f"{function} of operator {operator!r}, subtask {subtask}, raised {told}"
     if key is not _NOTHING:
-        message += f"\n  key: {_cut(repr(key))}"
+        message += f"\n  key: {shortened(repr(key))}"
     if batch is not None and row is not None:
         message += f"\n  record: {preview(batch, row)}"
     elif batch is not None:
@@ -172,10 +173,6 @@ def close_function(target: Any, failed: Callable[[Exception, Any], Exception]) -
 def function_name(function: Any) -> str:
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return f"{name}()"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 200 else text[:199] + "…"
 
 
 _SIMPLE = (bool, int, float, str, bytes)

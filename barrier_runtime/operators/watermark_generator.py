@@ -18,6 +18,7 @@ from barrier_runtime.data.schemas import no_column
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import shortened
 
 Ints = npt.NDArray[np.int64]
 log = logging.getLogger(__name__)
@@ -89,7 +90,11 @@ class GeneratedWatermarkOperator(Operator):
         except Exception as error:
             raise self._failed(error, function, batch) from error
         if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu" or given.shape != times.shape:
-            said = f"{given.dtype} of shape {given.shape}" if isinstance(given, np.ndarray) else repr(given)[:100]
+            said = (
+                f"{given.dtype} of shape {given.shape}"
+                if isinstance(given, np.ndarray)
+                else shortened(repr(given), 100)
+            )
             raise InvalidJob(
                 f"{self._where}: {function} gave {said} for {len(times)} rows: return a numpy array of int64 with the "
                 "watermark (ms) at each of them"

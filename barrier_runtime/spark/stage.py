@@ -28,6 +28,7 @@ from barrier_runtime.spark.session import (
     total_cores,
 )
 from barrier_runtime.spark.task import SlotSettings, expected, run_slot
+from barrier_runtime.state.texts import shortened
 
 log = logging.getLogger("barrier_runtime.job")
 
@@ -262,4 +263,4 @@ def essence(error: str) -> str:
         text = _OF_THE_JVM.split(error, maxsplit=1)[0]
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(_CLASS)]
     line = lines[-1] if lines else error.strip().partition("\n")[0]
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    return shortened(line, _LONGEST)

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from barrier_runtime.coordinator.page.figures import duration, number, rate, share, time_ticks
 from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, ChainStatus, LatencyPoint, LatencyStatus
+from barrier_runtime.state.texts import shortened
 
 _BOX_W, _GAP_Y, _LINE = 232, 22, 16
 _GAPS = 84, 190  # between columns, with room for the rate of an edge
@@ -173,7 +174,7 @@ def _box(chain: ChainStatus, at: tuple[int, int, int], lag: Mapping[str, str], n
         text = f"{mark}{name}"
         out.append(
             Markup('<text class="name" x="{}" y="{}">{}</text>').format(
-                x + 9, y + 18 + row * _LINE, text if len(text) <= 30 else f"{text[:29]}…"
+                x + 9, y + 18 + row * _LINE, shortened(text, 30)
             )
         )
     below = y + 18 + len(names) * _LINE

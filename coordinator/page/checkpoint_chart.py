@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 from barrier_runtime.coordinator.page.figures import duration, duration_ticks, time_of_day, time_ticks
 from barrier_runtime.coordinator.page.job_view import KINDS, EventView
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, SubtaskPhases
+from barrier_runtime.state.texts import shortened
 
 # (class of the colour, name), in chronological order.
 PHASES = (
@@ -176,7 +177,7 @@ def subtasks(checkpoint: CheckpointStatus, operators: dict[int, str]) -> Markup:
         parts = ", ".join(f"{NAMES[phase]} {duration(took)}" for phase, took in _of_subtask(each))
         out.append(
             Markup('<g><title>{}</title><text class="label" x="0" y="{}">{}</text>').format(
-                f"{name}: {parts}, ack after {duration(each.ack_ms)}", y + 13, _shortened(name, 44)
+                f"{name}: {parts}, ack after {duration(each.ack_ms)}", y + 13, shortened(name, 44)
             )
         )
         x, end = float(left), left + each.ack_ms * scale
@@ -198,10 +199,6 @@ def subtasks(checkpoint: CheckpointStatus, operators: dict[int, str]) -> Markup:
         )
     out.append(Markup('<text class="axis" x="{}" y="{}">trigger</text></svg>').format(left, height - 6))
     return Markup("").join(out)
-
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 _WIDE, _NARROW = 1000, 340

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.wire.messages import Probed, Register
+from barrier_runtime.state.texts import shortened
 
 CLOCK_MS = 15_000  # larger differences are findings: beyond a message's delay on a busy host
 LEAST_FREE_BYTES = 1 << 30
@@ -185,5 +186,4 @@ def _named(register: Register) -> str:
 
 
 def _short(error: str) -> str:
-    line = " ".join(error.split())
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    return shortened(" ".join(error.split()), _LONGEST)

@@ -24,6 +24,7 @@ from typing import Protocol, runtime_checkable
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.texts import shortened
 
 MAX_KEY_BYTES = 1_024
 _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -48,9 +49,9 @@ def check_key(key: str) -> str:
     """Returns `key`; raises `InvalidJob` with the reason unless `key` is safe and relative."""
     reason = _why_unsafe(key)
     if reason:
-        shown = key if len(key) <= 200 else key[:200] + "…"
         raise InvalidJob(
-            f"object key {shown!r} {reason}: use a relative key of safe segments, at most {MAX_KEY_BYTES} bytes"
+            f"object key {shortened(key)!r} {reason}: use a relative key of safe "
+            f"segments, at most {MAX_KEY_BYTES} bytes"
         )
     return key
 

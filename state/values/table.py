@@ -22,6 +22,7 @@ import msgspec
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
 from barrier_runtime.state.kv.shard import Shard, entry_key
 from barrier_runtime.state.kv.store import Entry
+from barrier_runtime.state.texts import shortened
 
 Key = tuple[Any, ...]
 
@@ -351,8 +352,7 @@ def share_cache(tables: Iterable[Cached], cache_bytes: int) -> None:
 
 
 def shown(key: Key) -> str:
-    text = repr(key[0] if len(key) == 1 else key)
-    return text if len(text) <= 200 else text[:199] + "…"
+    return shortened(repr(key[0] if len(key) == 1 else key))
 
 
 _MOST_BYTES = 8 << 20  # unwritten bytes; at most a quarter of the cache

@@ -18,10 +18,10 @@ from barrier_runtime.data.sql.compiler import Compiler, plain_name
 from barrier_runtime.data.sql.functions import FUNCTIONS
 from barrier_runtime.data.sql.named import NAMED, OTHER_NAMES
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import shortened
 
 _BEFORE = "SELECT "
 _ROWS = ("explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "stack")
-_SHOWN = 200
 _CHANGES = ("current_timestamp", "current_date", "now", "rand", "randn", "uuid", "unix_timestamp")
 _SPARK_NAMES = {"timestamp_trunc": "date_trunc", "pow": "power", "regexp_like": "rlike", "starts_with": "startswith"}
 _SPARK_NAMES |= {
@@ -81,8 +81,9 @@ class SqlExpression:
             raise self._too_deep() from error
 
     def _too_deep(self) -> InvalidJob:
-        shown = self.where if len(self.where) <= _SHOWN else f"{self.where[:_SHOWN]}…"
-        return InvalidJob(f"{shown}: the expression has too many parts inside each other: make columns of parts of it")
+        return InvalidJob(
+            f"{shortened(self.where)}: the expression has too many parts inside each other: make columns of parts of it"
+        )
 
     def _parsed(self) -> exp.Expr:
         """Parses the text after SELECT, so that words such as `update` are columns."""

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.values.stored_times import STORED, fits_unit
+from barrier_runtime.state.texts import shortened
 
 UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError)  # Arrow's errors for values
 BYTES_LIKE = (bytes, bytearray, memoryview)
 _NONE = type(None)
-_CUT = 200
 _WIDE = decimal.Context(prec=400)
 
 
@@ -31,8 +31,7 @@ class RefusedValue(ValueError):
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
-    return f"{text if len(text) <= _CUT else text[:_CUT] + '…'} ({type(value).__name__})"
+    return f"{shortened(repr(value))} ({type(value).__name__})"
 
 
 def is_null(value: Any) -> bool:

@@ -23,6 +23,7 @@ from barrier_runtime.data.values.text_columns import (
     is_text,
     may_be_inexact,
 )
+from barrier_runtime.state.texts import shortened
 
 _NO_NUMBERS = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 _NAMES = {dict: "an object", list: "an array", str: "text", bool: "true or false"}
@@ -362,5 +363,5 @@ def _named(value: Any) -> str:
 
 
 def _shown(text: str) -> str:
-    cut = text if len(text) <= _CUT else text[:_CUT] + "…"
+    cut = shortened(text, _CUT)
     return str(cut) if isinstance(text, JsonNumber) else repr(cut)

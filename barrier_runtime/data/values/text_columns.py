@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as types
 
 from barrier_runtime.data.values.stored_times import NS, fits_unit
+from barrier_runtime.state.texts import shortened
 
 UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)  # Arrow's errors for texts
 _ZEROS = {"s": r"(:\d\d)\.0+([^0-9.]|$)", "ms": r"(\.\d{3})0+([^0-9]|$)", "us": r"(\.\d{6})0+([^0-9]|$)"}
@@ -271,4 +272,4 @@ def not_utf8_at(data: bytes) -> int | None:
 
 
 def _shown(text: Any) -> str:
-    return repr(text if len(text) <= _CUT else text[:_CUT] + "…")
+    return repr(shortened(text, _CUT))

@@ -40,6 +40,7 @@ from barrier_runtime.operators.aggregation.state_columns import (
     word_dtypes,
 )
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import shortened
 
 _INT64, _FLOAT64, _BOOL = pa.int64(), pa.float64(), pa.bool_()
 _MOST_DIGITS = 38
@@ -144,7 +145,7 @@ class AggregationPlan:
         return [pa.field(output.name, output.type) for output in self.outputs]
 
     def left(self, where: str, column: str, key: tuple[Any, ...], aggregate: str) -> InvalidJob:
-        shown = repr(key[0] if len(key) == 1 else key)[:200]
+        shown = shortened(repr(key[0] if len(key) == 1 else key))
         if aggregate == "count_distinct":
             return InvalidJob(
                 f"{where}: count_distinct({column!r}) of key {shown} has more distinct values than its limit: give a "

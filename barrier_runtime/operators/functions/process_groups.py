@@ -29,6 +29,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.snapshots.continued_state import COLUMN, described_name
 from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.texts import shortened
 
 _MANY = 512  # rows from which finding the distinct keys first pays
 
@@ -213,7 +214,7 @@ class ProcessGroupsOperator(KeyedOperator):
         for name, column in before.items():
             now = state.get(name)
             if not isinstance(now, np.ndarray) or (now.dtype, now.shape) != (column.dtype, column.shape):
-                found = f"{now.dtype}, {now.shape}" if isinstance(now, np.ndarray) else repr(now)[:100]
+                found = f"{now.dtype}, {now.shape}" if isinstance(now, np.ndarray) else shortened(repr(now), 100)
                 raise InvalidJob(
                     f"{function_name(self._call)} of operator {self.name!r} left state[{name!r}] as {found}, but it is "
                     f"{column.dtype} with an element per key ({len(row_ids)}): change it in place, as in "

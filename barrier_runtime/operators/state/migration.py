@@ -17,6 +17,7 @@ import msgspec
 from barrier_runtime.operators.state.described_types import Renamed, as_fields, by_new_names, decoder_of
 from barrier_runtime.operators.user_code import function_name, said
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import shortened
 from barrier_runtime.state.values.table import MadeNew
 
 Migrate: TypeAlias = Callable[[Any], Any] | Sequence[Callable[[Any], Any]]
@@ -139,5 +140,4 @@ def _parameter_type(function: Callable[[Any], Any]) -> Any:
 
 
 def _shown(data: bytes) -> str:
-    text = repr(_plain(data))
-    return text if len(text) <= 200 else text[:199] + "…"
+    return shortened(repr(_plain(data)))

@@ -35,6 +35,7 @@ from barrier_runtime.operators.state.migration import Migrate, check_migrate, mi
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 from barrier_runtime.state.snapshots.value_types import ValueType
+from barrier_runtime.state.texts import shortened
 from barrier_runtime.state.values.table import MadeNew
 
 _GROUPS = (list, tuple, set, frozenset)
@@ -348,8 +349,7 @@ def is_unchangeable(value: Any) -> bool:
 
 
 def short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:199] + "…"
+    return shortened(repr(value))
 
 
 def _unknown_part(kind: Any) -> str | None:

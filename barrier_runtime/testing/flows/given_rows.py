@@ -12,6 +12,7 @@ from barrier_runtime.data.row_class import record_of
 from barrier_runtime.data.rows import RowWriter
 from barrier_runtime.data.schemas import described, no_rows
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import shortened
 
 GivenInput: TypeAlias = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]] | pa.Table | pa.RecordBatch
 
@@ -147,5 +148,4 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(row: Mapping[str, Any]) -> str:
-    text = repr(dict(row))
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return shortened(repr(dict(row)), _SHOWN)
