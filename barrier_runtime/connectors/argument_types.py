@@ -1,7 +1,6 @@
 """Checks the types of arguments of public constructors and methods against their annotations.
 
-Types are compared coarsely: a text, a number, a list. A class's own checks run first; types that `_KINDS` lacks are
-left to the class.
+Types are compared coarsely: a text, a number, a list. A class's own checks run first.
 """
 
 import datetime

@@ -17,7 +17,7 @@ class ListingThread:
 
     `list_splits` returns all existing splits in the best order for reading, and may block. `Unavailable` leads to a
     retry; any other error ends the job or the generation. `known` is extended. With `again`, `list_splits` itself omits
-    earlier splits, and may return a split once more. The pause is longer than `period_s` if listings take long.
+    earlier splits, and may return a split once more.
     """
 
     def __init__(

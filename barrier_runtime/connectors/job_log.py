@@ -18,8 +18,7 @@ _READS = 3
 def log_id(context: SinkContext) -> str:
     """Returns an identity of the log within which `context.token` only rises; without a log, the lineage.
 
-    Blocks. Raises errors of the store, and `Corrupt` for a damaged first record: a subtask must not write under the
-    lineage's identity when a log exists.
+    Blocks. Raises errors of the store, and `Corrupt` for a damaged first record.
     """
     if context.log_sha256:
         return f"log {context.log_sha256[:32]}"

@@ -1,7 +1,7 @@
 """Compact set of names of files that were read, with a size and a mark per name: 19 bytes each.
 
-Design: docs/design/splits-and-discovery.md. A name is stored as 88 bits of a hash. New names go into a table, which
-sometimes becomes a *run*: sorted records in immutable `bytes`, the stored form. Runs of similar size are merged.
+Design: docs/design/splits-and-discovery.md. A name is 88 bits of a hash. New names go into a table, which sometimes
+becomes a *run*: sorted records in immutable `bytes`, the stored form.
 """
 
 import hashlib
@@ -180,7 +180,7 @@ class NameSet:
         self.runs[at : at + len(window)] = [run]
 
     def absorb(self) -> None:
-        """Merges all runs and names once a sixteenth of the names is in no run. For sets never stored."""
+        """Merges all runs and names once a sixteenth of the names is in no run. For sets that are not stored."""
         runs = [*self._others, *self.runs]
         if len(self._added) >= max(_SMALL, sum(map(len, runs)) // 16):
             self.runs = [merged([*(run.data for run in runs), self.added()])]

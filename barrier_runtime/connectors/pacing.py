@@ -1,7 +1,7 @@
 """Due times of the rows of a paced split.
 
 The position contains the start, so a recovery does not move the schedule. If the wall clock was set back between two
-runs, rows are emitted earlier by that difference; the start does not change, because rows may contain it.
+runs, rows are emitted earlier by that difference.
 """
 
 

@@ -1,7 +1,7 @@
 """Opens Parquet files of other programs and keeps INT96 timestamps beyond the years 1677 to 2262.
 
-Arrow reads INT96, Spark's default, in one unit per file: nanoseconds cover only these years, microseconds lose three
-digits. So INT96 columns are read in both units.
+Arrow reads INT96, Spark's default, in one unit per file: nanoseconds cover only these years, so INT96 columns are also
+read in microseconds.
 """
 
 from collections.abc import Collection, Iterator, Sequence

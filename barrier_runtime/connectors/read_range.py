@@ -1,7 +1,4 @@
-"""Limits of a replay for a source: each split is read exactly to the position at a later checkpoint.
-
-All subtasks of the source share a `ReadRange`.
-"""
+"""Limits of a replay for a source, shared by all subtasks."""
 
 from collections.abc import Collection, Mapping
 from typing import Protocol

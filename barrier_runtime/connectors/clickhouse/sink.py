@@ -1,11 +1,10 @@
 """Rows of a ClickHouse table, by idempotent upserts (`sink_bases/upsert`) into a ReplacingMergeTree.
 
-Each row has a version: the number of its generation's fence, then a number that rises with each row. Of the rows of a
-sorting key, ClickHouse keeps the row with the highest version (at a merge, or in a query with FINAL), in whatever order
-requests arrive.
+Each row has a version: the number of the generation's fence, then a number that rises with each row. Of the rows of a
+sorting key, ClickHouse keeps the row with the highest version (at a merge, or in a query with FINAL).
 
-ClickHouse has no transactions, but creates a table of a name only once. Fence n of a sink is an empty table whose name
-ends in n; the defaults of the columns hold log and fencing token of the generation.
+Fence n of a sink is an empty table whose name ends in n: ClickHouse creates a table of a name only once. The defaults
+of the columns hold log and fencing token of the generation.
 
 | fences of this sink                       | a generation with (log, token)                            |
 |-------------------------------------------|-----------------------------------------------------------|
@@ -103,8 +102,8 @@ class ClickHouseSink(UpsertSink):
 
     User and password come from CLICKHOUSE_USER and CLICKHOUSE_PASSWORD in every slot.
 
-    - `table` exists, with engine ReplacingMergeTree(version) and the columns of `key` as sorting key (ORDER BY). The
-      table has the rows' columns, each of a type that holds every value; other columns get their defaults.
+    - `table` exists, with engine ReplacingMergeTree(version), the columns of `key` as sorting key (ORDER BY), and the
+      rows' columns, each of a type that holds every value; other columns get defaults.
     - `version`: column for versions, UInt64, written only by the sink.
     - `deterministic` or `after_decision`: see `UpsertSink`.
 

@@ -9,8 +9,7 @@
 
 Wildcards match no hidden name unless the segment begins with the same character.
 
-Links to folders are followed only if the path, or a segment other than `**`, names them: others may lead to known files
-or in a circle.
+Links to folders are followed only if the path, or a segment other than `**`, names them.
 """
 
 import fnmatch

@@ -38,7 +38,7 @@ class Asker:
     def ask(self, question: Callable[[Any], T]) -> T:
         """Raises `KafkaException`, which `question` must also raise for errors in an answer (see `raised`).
 
-        For one thread. The caller may retry: a client that may have caused the error is replaced.
+        For one thread. A client that may have caused the error is replaced before a retry.
         """
         from confluent_kafka import KafkaException
 
@@ -65,7 +65,7 @@ class Asker:
 
 
 def put_away(client: Any) -> None:
-    """Closes in a thread, because closing may block. The caller must drop all references."""
+    """Closes in a thread. The caller must drop all references."""
     if client is not None:
         threading.Thread(target=_end, args=([client],), name="kafka-client-ends", daemon=True).start()
 

@@ -1,7 +1,6 @@
 """Kinds of Kafka's errors. Pure.
 
-A refused handshake or password may come from a starting broker or from a wrong setting; only the duration shows which
-(`Refusals`).
+Only the duration of a refusal shows whether a broker starts or a setting is wrong (`Refusals`).
 """
 
 import enum

@@ -25,8 +25,7 @@ SPLIT = msgspec.json.Decoder(KinesisSplit)
 class KinesisPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Position in a shard: `after` is the sequence number of the last emitted record.
 
-    All records that had arrived by `complete_ms` (a whole minute) were emitted, so nothing is lost before that time
-    plus the stream's retention.
+    All records that had arrived by `complete_ms` (a whole minute) were emitted.
     """
 
     after: str | None = None

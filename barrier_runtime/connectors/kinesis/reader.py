@@ -9,8 +9,8 @@
 | waiting  | backs off: throttled, or no answer      | previous state; no answer for long: ended, with an error     |
 | ended    | the reader takes the held rows          |                                                              |
 
-An expired iterator (the job stood still) leads to locating again; nothing is fetched twice. `close` ends every state, a
-running request when the request returns.
+An expired iterator leads to locating again; nothing is fetched twice. `close` ends every state, after a running
+request.
 """
 
 import threading

@@ -1,7 +1,6 @@
 """Source of Kinesis streams; a position is a sequence number.
 
-After resharding, a key continues in another shard, read as soon as discovery finds the shard, in parallel with the rest
-of the old shard.
+After resharding, a key continues in another shard, read in parallel with the rest of the old shard.
 """
 
 import datetime
@@ -116,15 +115,15 @@ class KinesisSource(SourceOf[Rows]):
     Credentials, and the region unless `region` is given, come from boto3's default chain (environment, ~/.aws, role).
 
     `start` applies without a checkpoint: "earliest" (all retained records), "latest" (records that arrive from now on)
-    or a datetime. `until="latest"`: the stream ends with the records that had arrived at the start. Shards from splits
-    and merges are searched every `discover` (None: only at a restart), and read from their first record.
+    or a datetime. `until="latest"`: the stream ends with the records that had arrived at the start. `discover`:
+    interval of the search for shards from splits and merges (None: only at a restart), read from the first record.
 
     Columns: `value` (bytes, or text with `value="string"`), or with `value="json"` the columns of `schema`; then those
-    of `metadata`: partition_key, shard, sequence_number, arrived_at. A record that cannot be decoded ends the job.
-    Records that Amazon's producer library has aggregated stay aggregated in a row.
+    of `metadata`: partition_key, shard, sequence_number, arrived_at. An invalid record ends the job. Records that
+    Amazon's producer library has aggregated stay aggregated.
 
-    After the newest record a shard is polled every `every`; Kinesis allows five requests a second per shard, of all
-    readers together. A job that was stopped for longer than the stream's retention does not start: records may be gone.
+    `every`: interval of polls after the newest record; Kinesis allows five requests a second per shard, of all readers
+    together. A job that was stopped for longer than the stream's retention does not start.
 
     >>> clicks = KinesisSource("clicks", value="json", schema={"page": str, "user": int})
     >>> flow.source("clicks", clicks, event_time="arrived_at")

@@ -14,7 +14,7 @@ Sink (`BatchFunctionSink`) and program (`BatchCaller`) exchange objects (`BatchQ
 | subtask 0        | the note exists           |           | the rows, then the request                                |
 | a new generation | the sink opens            |           | requests of other lineages or with a note; undecided rows |
 
-A checkpoint is visible only after the note. A program that died before the note repeats the call with the same batch.
+A program that died before the note repeats the call with the same batch.
 """
 
 import hashlib
@@ -55,8 +55,7 @@ log = logging.getLogger("barrier_runtime.job")
 class BatchCheckpoint:
     """Identity of a batch, equal whenever the rows are repeated.
 
-    Numbers only rise within an `application`, with gaps. A target that stores `application` and `number` with the rows
-    writes them once.
+    Numbers only rise within an `application`, with gaps.
     """
 
     job: str
@@ -67,7 +66,7 @@ class BatchCheckpoint:
 
     @property
     def application(self) -> str:
-        """Identity of the writer, for targets that remember a number per writer, such as Delta's `txnAppId`."""
+        """Identity of the writer, such as Delta's `txnAppId`."""
         return f"{self.job}/{self.sink}/{self.lineage}"
 
     @property
@@ -88,7 +87,7 @@ class BatchQueue:
     # ------------------------------------------------------------ of the sink
 
     def ask(self, batch: DecidedBatch) -> None:
-        """Requests a batch. Raises `Corrupt` if staged rows are missing: that batch would block all later batches."""
+        """Requests a batch. Raises `Corrupt` if staged rows are missing."""
         gone = [each.key for each in batch.objects if self._is_gone(each)]
         if gone:
             raise Corrupt(

@@ -1,7 +1,7 @@
 """Sink that collects committed rows in this process's memory, for `run_local`.
 
-Each subtask runs a copy; copies share a ledger. Rows that an earlier run decided but did not make visible go to the new
-sink: this process keeps the staged rows of the last 256 sinks.
+Each subtask runs a copy; copies share a ledger. Decided rows that an earlier run did not show go to the new sink: this
+process keeps the staged rows of the last 256 sinks.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """Source of a Python iterator, which a thread pulls in batches.
 
-The thread stops at a full batch until the batch is taken: two threads should rarely alternate at the interpreter.
+The thread stops at a full batch until the batch is taken.
 """
 
 import itertools
@@ -25,7 +25,7 @@ _CHUNK_ROWS = 1_024
 _BATCH_CHUNKS = 4
 _BATCH_BYTES = 8 << 20
 _WEIGH_EVERY = 64  # rows per weighed row; large rows are all weighed
-# Iterators without user code, which could change a row after the yield.
+# Iterators without user code
 _NO_CODE: tuple[type, ...] = (type(iter([])), type(iter(())))
 
 
@@ -61,15 +61,14 @@ _POSITION = msgspec.json.Decoder(_Position)
 class IteratorSource(SourceOf[Rows]):
     """Rows of `make_iterator(i, n)`, which returns split i of n, as `rows[i::n]`; `splits=1`: all rows.
 
-    Rows are dicts. `splits`: number of splits (default: one per subtask). A function that ignores `i` and `n` yields
-    every row once per split, so pass `splits=1` with it.
+    Rows are dicts. `splits`: number of splits (default: one per subtask). Pass `splits=1` with a function that ignores
+    `i` and `n`.
 
-    After a failure a new iterator is made and the rows already read are skipped, so every iterator must yield the same
-    rows. If this is impossible, set `replayable=False`; the job then cannot be exactly-once.
+    After a failure the source skips the rows already read in a new iterator, so every iterator must yield the same
+    rows; else set `replayable=False`, and the job cannot be exactly-once.
 
-    The iterator runs in a thread, at most some thousand rows ahead, and may wait. The thread is not interrupted: after
-    a failure a new iterator may start while the old still waits. An exception of the iterator fails the job, after the
-    rows before the exception.
+    The iterator runs in a thread, at most some thousand rows ahead, and may wait: after a failure a new iterator may
+    start while the old still waits. An exception fails the job, after the rows before the exception.
     """
 
     make_iterator: MakeIterator

@@ -39,16 +39,15 @@ class PollSource(SourceOf[Rows]):
     """Rows (dicts) of `fetch(cursor)`, which is called every `every`.
 
     `fetch` returns `(rows, next_cursor)`, or None at the end. The first cursor is None, each further cursor is the
-    `next_cursor` of the last call. Checkpoints contain the cursor as JSON: a number, text, or lists and dicts of these
-    (keys: text). Other cursors are refused, because a restart would change them.
+    `next_cursor` of the last call. A cursor is JSON, because checkpoints contain it: a number, text, or lists and dicts
+    of these (keys: text).
 
     After a failure `fetch` gets the cursor of the current page again, and rows already emitted are skipped, so the same
-    cursor must return the same rows first. If this is impossible, set `replayable=False`; the job then cannot be
-    exactly-once.
+    cursor must return the same rows first; else set `replayable=False`, and the job cannot be exactly-once.
 
     `fetch` runs in a thread, in a single subtask, and may wait. `retry`: exceptions after which `fetch` is called again
-    with the same cursor, while other rows and checkpoints continue. Any other exception, and the last one, fails the
-    job; `Unavailable` is retried under `restart=`.
+    with the same cursor. Any other exception, and the last exception, fails the job; `Unavailable` is retried under
+    `restart=`.
     """
 
     fetch: Fetch

@@ -1,4 +1,4 @@
-"""Generator of rows with intended emission times, against coordinated omission in measurements."""
+"""Generator of rows with intended emission times, for measurements."""
 
 import math
 from collections.abc import Sequence

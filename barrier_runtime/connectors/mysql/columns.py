@@ -1,7 +1,7 @@
 """Rules that match Arrow types with MySQL column types (docs/mysql.md), and checks of rows.
 
-Rows are checked without the server, so checkpoints continue while the server is away. Only conversions that keep every
-value are accepted; nanoseconds are cut to microseconds.
+Rows are checked without the server. Only conversions that keep every value are accepted; nanoseconds are cut to
+microseconds.
 """
 
 import datetime

@@ -269,16 +269,16 @@ class MySQLSink(SqlSink):
 
     Needs MySQL 5.7 or MariaDB 10.3, or newer.
 
-    `url`: `mysql://user@host:port/database`, with `?ssl_ca=/path` for TLS. A password belongs into MYSQL_PWD or
-    ~/.my.cnf, on every host that runs slots; a password in the url is never shown or stored.
+    `url`: `mysql://user@host:port/database`, with `?ssl_ca=/path` for TLS. Give a password by MYSQL_PWD or ~/.my.cnf,
+    on every host that runs slots; a password in the url is never shown or stored.
 
     `mode="upsert"`: a row replaces the row with equal `key` columns, which have a unique index, are NOT NULL and, if
-    text, have a binary collation; the last row of a key in a checkpoint stays. `call_s`: the longest wait for an answer
-    of the server, in seconds. `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction before a part is
-    staged early. The sink keeps its marks in the table `barrier_runtime_commits` of the same database.
+    text, have a binary collation. `call_s`: the longest wait for an answer, in seconds. `max_bytes_in_memory`: Arrow
+    bytes of a subtask's open transaction before a part is staged early. The sink keeps marks in the table
+    `barrier_runtime_commits`.
 
     Rows that violate the table itself (a unique or foreign key, a CHECK, a trigger) fail the commit, which is retried
-    until a person has changed the table: decided rows are never dropped.
+    until a person has changed the table.
 
     >>> MySQLSink("mysql://app@db/shop", "totals", mode="upsert", key=["shop"])  # doctest: +SKIP
     """

@@ -1,7 +1,7 @@
 """Consumer of a queue: a thread with a connection, a buffer, and acknowledgements in order.
 
-`prefetch` bounds the buffer. A lost connection is reopened without limit, and the broker repeats unacknowledged
-messages. Delivery tags count per connection: tags of earlier connections acknowledge nothing.
+`prefetch` bounds the buffer. The thread reopens a lost connection without limit, and the broker repeats unacknowledged
+messages. Tags of earlier connections acknowledge nothing.
 
 Only the thread uses pika's objects. `take`, `acknowledge` and `reject` are for the loop and never wait.
 """
@@ -85,7 +85,7 @@ class Consumer:
         self._order(delivery, lambda channel, tag: channel.basic_ack(tag, multiple=True))
 
     def reject(self, delivery: Delivery) -> None:
-        """Sends this message to the queue's dead-letter exchange; without an exchange it is lost."""
+        """Sends this message to the queue's dead-letter exchange, if any."""
         self._order(delivery, lambda channel, tag: channel.basic_reject(tag, requeue=False))
 
     def close(self) -> None:

@@ -1,9 +1,7 @@
 """Source of a RabbitMQ queue: the broker delivers messages again, but has no positions.
 
-The stream is exactly-once only with a following `deduplicate`, whose state belongs to the same checkpoints: either the
-restored state contains the id, or the message was not acknowledged.
-
-Splits are consumers that compete for the queue, so a job may be rescaled freely.
+The stream is exactly-once only with a following `deduplicate`: either the restored state contains the id, or the
+message was not acknowledged. Splits are consumers that compete for the queue.
 """
 
 import uuid
@@ -35,24 +33,22 @@ class RabbitMQSource(SourceOf[Rows]):
 
     RABBITMQ_USERNAME and RABBITMQ_PASSWORD in the environment of driver and slots are the credentials.
 
-    A message is acknowledged when a covering checkpoint is completed; after an earlier failure the broker delivers the
-    message again. `deduplicate` drops such redeliveries by message id (the property `message_id`, or
-    `"headers.<name>"`); publishers must give each message a different id. An id is forgotten once the watermark has
-    advanced by that duration since the id was seen (this needs `event_time`), with "forever" never. Choose a longer
-    duration than a publisher or broker may take to send a message again. With None redelivered messages are repeated,
-    so sinks can only be at-least-once.
+    A completed checkpoint acknowledges the covered messages; after a failure the broker delivers the others again.
+    `deduplicate` drops such redeliveries by message id (the property `message_id`, or `"headers.<name>"`); publishers
+    must give each message a different id. "forever" keeps each id; a duration keeps an id until the watermark has
+    advanced by that duration (this needs `event_time`), and must exceed the time in which a publisher or broker may
+    send a message again. With None sinks can only be at-least-once.
 
     Columns: `body` (bytes), or with `value="json"` the columns of `schema`; then those of `metadata`. `timestamp` is
     the publisher's, in whole seconds, null if missing. `headers` is JSON text.
 
     `prefetch`: messages that a consumer may hold without acknowledgement (at most 65,535); then the stream waits for
-    the next checkpoint. So `prefetch` should cover the messages between two completed checkpoints, and fit into a
-    slot's memory. If the time between checkpoints exceeds the broker's consumer_timeout (30 minutes), the broker
-    delivers the messages again. A quorum queue drops messages that were returned too often: the delivery-limit must
-    exceed the restarts of a job.
+    the next checkpoint. So `prefetch` should cover the messages between two completed checkpoints. The time between
+    checkpoints must not exceed the broker's consumer_timeout (30 minutes). The delivery-limit of a quorum queue must
+    exceed the restarts of a job, or messages are lost.
 
     `bad_records`: "fail" stops the job at a message without id or with an unfitting body; "reject" sends the message to
-    the queue's dead-letter exchange (without such an exchange the message is lost). `until_idle`: end after the queue
+    the queue's dead-letter exchange (without an exchange the message is lost). `until_idle`: end after the queue
     delivered nothing for that duration. Messages keep the queue's order only with parallelism 1 and before the first
     redelivery.
     """

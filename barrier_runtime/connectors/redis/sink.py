@@ -1,15 +1,14 @@
 """Rows as values of Redis keys, by idempotent upserts (`sink_bases/upsert`).
 
-A script first compares the job's *fence*: a hash with the fencing token of the generation that opened the sink last,
-and the decision log of that token. Another token or log is refused in the same atomic step, so a zombie cannot
-overwrite its successor's rows.
+A script first compares the job's *fence*: a hash with the fencing token and decision log of the generation that opened
+the sink last. The script refuses another token or log in the same atomic step, so a zombie cannot overwrite newer rows.
 
-Within a log the higher token takes the fence. Tokens of different logs (the job's checkpoints were moved or deleted)
-cannot be compared, so the fence stores the newest token of each log, and a generation takes the fence from another log
-unless the fence has a token of the own log as new.
+Within a log the higher token takes the fence. Tokens of different logs cannot be compared, so the fence stores the
+newest token of each log, and a generation takes the fence from another log unless the fence has a token of the own log
+as new.
 
-Redis also holds the number of each subtask's last write, and refuses lower numbers: an unanswered request may reach
-Redis long after newer rows.
+Redis also refuses numbers below that of a subtask's last write: an unanswered request may reach Redis long after newer
+rows.
 
 Redis must keep acknowledged writes: `appendonly yes`, and `appendfsync always` to survive a power failure. Clusters of
 several shards are not supported: fence and rows must change together.
@@ -75,8 +74,8 @@ return {log, token, write}
 class RedisUpsertSink(UpsertSink):
     """Writes rows to Redis at `url`: redis://host:port/database, or rediss:// for TLS.
 
-    Prefer a password in the environment (REDIS_PASSWORD, REDIS_USERNAME, in every slot); a password in the URL or in
-    `password` is never shown or stored.
+    Prefer a password in the environment of every slot (REDIS_PASSWORD, REDIS_USERNAME); other passwords are never shown
+    or stored.
 
     - `key`: a column, or several; the Redis key is `prefix` and their values, joined by colons (`redis/text`).
     - `value`: "hash" (the other columns as fields, without nulls), "json" (the other columns as an object), or a column
@@ -147,7 +146,7 @@ class RedisUpsertSink(UpsertSink):
             )
 
     def upsert(self, rows: pa.RecordBatch) -> None:
-        """A connection runs the scripts in order, each atomically."""
+        """Runs the scripts in order, each atomically."""
         for start in range(0, rows.num_rows, _ROWS_AT_ONCE * _SCRIPTS_AT_ONCE):
             writes = [
                 self._numbered(rows.slice(first, min(_ROWS_AT_ONCE, rows.num_rows - first)))
@@ -155,7 +154,7 @@ class RedisUpsertSink(UpsertSink):
             ]
             first_number = self._write_number - len(writes) + 1
             for number, last in enumerate(self._run(_WRITE, writes), first_number):
-                # The client library may repeat all scripts if the answer is lost after some of them ran.
+                # The client library may repeat all scripts if an answer is lost.
                 if not number <= last <= self._write_number:
                     raise ProtocolViolation(
                         f"{self._where}: write {number} comes after write {last} of another instance of this "

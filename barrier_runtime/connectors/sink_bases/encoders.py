@@ -1,7 +1,6 @@
 """Encoders of rows into a file's bytes, and a buffer that encodes rows while they arrive.
 
-Encoders run off the event loop. A held GIL would delay all arriving records: Arrow's writers release it, and JSON lines
-are made in small chunks.
+Encoders run off the event loop. Arrow's writers release the GIL, and JSON lines are made in small chunks.
 """
 
 import threading

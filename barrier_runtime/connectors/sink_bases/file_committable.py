@@ -1,9 +1,8 @@
 """Committable of a file sink: each staged file and its final name.
 
-This module alone makes and reads file names of a sink. The *incarnation* in a name is random, drawn when the sink
-opens: runs never share a name, and a repeated commit uses the same names. The incarnation begins with a tag of the
-decision log: jobs of the same name with different checkpoint locations may share a folder, and tokens of different logs
-cannot be compared.
+The *incarnation* in a name is random, drawn when the sink opens, so runs never share a name. The incarnation begins
+with a tag of the decision log: jobs of the same name with different checkpoint locations may share a folder, and tokens
+of different logs cannot be compared.
 
 | file of this job and sink, not listed by this subtask          | deleted by `Sweep`                           |
 |----------------------------------------------------------------|----------------------------------------------|
@@ -91,7 +90,7 @@ class FileNames:
         return f"{folder}part-{checkpoint:08d}-{self.subtask}-{self.token}-{self.incarnation}-{part}.{self.suffix}"
 
     def longest_final(self, folder: str) -> str:
-        """Name as long as the longest: uploads have one more tag."""
+        """Name of the greatest length: uploads have another tag."""
         return self.final(10**15, 10**6, folder) + "0" * _TAG_DIGITS
 
     def probe(self) -> str:
@@ -152,7 +151,7 @@ def incarnation_of(file: StagedFile) -> str:
 
 
 def origin_of(file: StagedFile) -> tuple[int, int]:
-    """Fencing token of the writer, and the checkpoint that closed the file or an earlier one."""
+    """Fencing token of the writer, and the checkpoint that closed the file (or an earlier checkpoint)."""
     match = _final_match(file)
     return int(match["token"]), int(match["checkpoint"])
 
@@ -176,10 +175,7 @@ def _final_match(file: StagedFile) -> re.Match[str]:
 
 
 def check_names(committable: FileCommittable, job: str, sink: str, where: str) -> FileCommittable:
-    """Raises `Corrupt` unless this sink of this job makes every name in `committable`.
-
-    A commit moves files and an abort deletes files, so neither may touch a foreign file.
-    """
+    """Raises `Corrupt` unless this sink of this job makes every name in `committable`."""
     for file in committable.files:
         if not is_name_of(file, job, sink):
             raise Corrupt(

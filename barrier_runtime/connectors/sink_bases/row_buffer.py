@@ -88,7 +88,7 @@ class RowBuffer(Generic[_Staged]):
         part.bytes += weight + _BATCH_OVERHEAD
         part.unmerged_bytes += weight
         if len(part.batches) - part.merged >= _MERGE_BATCHES:
-            # Microseconds here save milliseconds in pre-commit, for which the event loop would wait.
+            # Saves milliseconds in pre-commit, for which the event loop would wait.
             if part.unmerged_bytes <= _MERGE_BYTES:
                 merged = pa.concat_batches(part.batches[part.merged :])
                 part.batches[part.merged :] = [merged]
@@ -120,7 +120,7 @@ class RowBuffer(Generic[_Staged]):
             return staged
 
     def hand_over(self, write_out: Callable[[Sequence[Any]], None]) -> None:
-        """Stages, and forgets durable parts: a transaction may have thousands."""
+        """Stages all full parts, and forgets durable parts."""
         with self._staging:
             while self._full:
                 write_out(self._full[0].content())
@@ -128,7 +128,7 @@ class RowBuffer(Generic[_Staged]):
 
 
 def _weight(rows: pa.RecordBatch) -> int:
-    """Arrow bytes, never too few. Small slices count whole buffers: an exact measurement takes 12 µs."""
+    """Arrow bytes, never too few. Small slices count whole buffers, because an exact measurement is slow."""
     buffers: int = rows.get_total_buffer_size()
     return rows.nbytes if buffers > _MEASURED_BYTES else buffers
 

@@ -115,7 +115,7 @@ class Staging:
     def sweep(self, parallelism: int, decided: Iterable[StagedFile], *, shown: bool = True) -> None:
         """Deletes undecided objects of older generations in this subtask's share.
 
-        `decided`: the decided objects, already shown, or with `shown=False` still needed.
+        `decided`: objects already shown, or with `shown=False` still needed.
         """
         decided = list(decided)
         names, known = self._names, frozenset(incarnation_of(file) for file in decided)

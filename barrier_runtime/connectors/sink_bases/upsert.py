@@ -76,19 +76,19 @@ class DirectSink(TwoPhaseCommitSink):
         """Never called."""
 
     def abort(self, committable: bytes) -> None:
-        """Written rows stay."""
+        """Does nothing: written rows stay."""
 
 
 class UpsertSink(DirectSink):
     """Base of sinks that overwrite by key; subclasses define `upsert`.
 
-    The target may show rows of a checkpoint that is never decided: harmless only if a replay writes the same values
-    under the same keys (docs/upserts.md). The sink is at-least-once, or exactly-once with either argument:
+    The target may show rows of a checkpoint that is never decided (docs/upserts.md). The sink is at-least-once, or
+    exactly-once with either argument:
 
     - `deterministic` declares that equal input makes equal rows, in the same order per key: nothing comes from the
       clock, chance, or a look-up elsewhere.
-    - `after_decision`: the runtime stores the rows with each checkpoint and passes them on after its decision, with
-      equal values after a restart. Rows arrive up to a checkpoint interval later.
+    - `after_decision`: the runtime stores the rows with each checkpoint and passes them on after the decision. Rows
+      arrive up to a checkpoint interval later.
     """
 
     required_methods: ClassVar[tuple[str, ...]] = ("upsert",)

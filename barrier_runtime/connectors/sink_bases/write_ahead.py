@@ -48,11 +48,10 @@ StagedTransaction: TypeAlias = RowBuffer[StagedRows]
 class WriteAheadSink(TwoPhaseCommitSink):
     """Base of sinks that deliver decided rows with an idempotency token; subclasses define `deliver`.
 
-    They may define `deliver_together` if the target takes several transactions for less, `delivered` if the target
-    remembers deliveries, and `prepare` to refuse or convert rows: a failure after the decision is retried forever.
+    Subclasses may define `deliver_together` if the target takes several transactions for less, `delivered` if the
+    target remembers deliveries, and `prepare` to refuse or convert rows before the decision.
 
-    `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction; above, full parts are staged early. A delivery
-    reads one object at a time.
+    `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction; above, full parts are staged early.
     """
 
     required_methods: ClassVar[tuple[str, ...]] = ("deliver",)
@@ -94,8 +93,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def deliver_together(self, deliveries: Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
         """Delivers several transactions of an origin, oldest first.
 
-        Read the rows of a transaction before taking the next. After an error the transactions are delivered one by one,
-        whatever was written.
+        Read the rows of a transaction before taking the next. After an error the transactions are delivered one by one.
         """
         for token, batches in deliveries:
             self.deliver(token, batches)
@@ -277,8 +275,8 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def _is_noted(self, entry: WriteAheadCommittable) -> bool:
         """True if a note of this transaction or of a later transaction exists.
 
-        A listing may lack the newest note, so notes are read by name, oldest first: if a zombie deletes a note
-        meanwhile, a later note exists. The listing serves older checkpoints and earlier releases.
+        A listing may lack the newest note, so notes are read by name, oldest first: if a zombie deletes a note, a later
+        note exists. The listing serves older checkpoints and earlier releases.
         """
         store, note = self._context.job_store, self._note_of(entry)
         prefix = self._paths.delivery_notes_prefix(self._context.sink, entry.lineage, entry.subtask)

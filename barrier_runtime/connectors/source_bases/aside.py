@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 class Aside(Generic[_T]):
     """One piece of work at a time. Without `fetcher` the caller does the work itself.
 
-    Until `result` has returned, only the piece may use the reader's file.
+    Meanwhile only the piece may use the reader's file.
     """
 
     def __init__(self) -> None:

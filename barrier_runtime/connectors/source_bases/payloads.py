@@ -1,6 +1,6 @@
 """Payloads of logs (bytes, text, JSON) as Arrow columns, and the start of a source.
 
-JSON is decoded payload by payload: in a common parse, a payload could be taken for two, or two for one.
+JSON is decoded payload by payload: a common parse could take one payload for two.
 """
 
 import datetime

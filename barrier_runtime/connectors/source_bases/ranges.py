@@ -1,6 +1,6 @@
-"""File that is read by ranges, fetched ahead by threads and bounded by bytes.
+"""Files read by ranges, which threads fetch ahead within a bound of bytes.
 
-Reading waits for missing bytes, so readers on the loop call `there` first.
+Reads wait for missing bytes, so readers on the loop call `there` first.
 """
 
 import io
@@ -22,7 +22,7 @@ class PartFetcher:
 
     The loop reserves bytes, submits the request, and releases the bytes after use. A needed part may exceed the bound
     if no other request is running. After the refusal of a needed part all reservations fail until the next pass over
-    the splits, which begins with the split that is furthest behind: later splits cannot take these bytes.
+    the splits, so that later splits cannot take these bytes.
     """
 
     def __init__(self, wake: Callable[[], None], most_bytes: int | None = None) -> None:
@@ -98,7 +98,7 @@ class PartFetcher:
             return self._decoders.submit(work)
 
     def close(self) -> None:
-        """Ends without waiting for running requests; wakes no subtask any more."""
+        """Ends without waiting for running requests."""
         with self._lock:
             self._closed = True
             self._wake = _wakes_nobody  # a thread may finish after the slot has gone
@@ -156,7 +156,7 @@ class RangesFile(io.RawIOBase):
     # ------------------------------------------------------------ ahead
 
     def there(self, offset: int, length: int) -> bool:
-        """Returns whether these bytes can be read without waiting. Requests them, and bytes after them.
+        """Returns whether these bytes can be read without waiting; requests missing and further bytes.
 
         Raises errors of the requests.
         """

@@ -1,6 +1,6 @@
 """Reader of a table with versions: the newest version, then each later version's additions.
 
-A replay returns the same rows: a position is a version, the number of a file in name order, and a row.
+A position is a version, the number of a file in name order, and a row.
 """
 
 import logging
@@ -149,8 +149,8 @@ class _Ahead:
 class TableRows:
     """Source of a table's rows.
 
-    `table` and `then`: texts of `explain` for the table and its later rows. `positions_in`: versions of one table mean
-    nothing in another. `place`: the table in `TwoPhaseCommitSink.places`.
+    `table` and `then`: texts of `explain` for the table and later rows. `positions_in`: names the table. `place`: the
+    table in `TwoPhaseCommitSink.places`.
     """
 
     table: str

@@ -1,7 +1,7 @@
 """Changes of a table as upserts by key: the deletions of a version, then added and changed rows.
 
-A row from before a version is deleted if no row from after has its key; all rows of the files from after are upserted,
-unchanged rows too. Blocks.
+A row from before a version is deleted if no row from after has the same key; all rows of the files from after are
+upserted. Blocks.
 """
 
 import threading

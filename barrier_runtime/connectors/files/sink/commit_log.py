@@ -2,8 +2,7 @@
 
     <url>/_commits/<job>/<sink>/<sequence, 20 digits>.json        1, 2, 3, … without gaps; immutable
 
-A file system cannot rename many files at once, so only readers of the log see whole checkpoints. A record is put, if
-absent, when all its files are in place.
+Only readers of the log see whole checkpoints. A record is put, if absent, when all files of the record are in place.
 
 A file is in exactly one record: `CommitLog.append` omits files that the log names, and loses the put if another process
 was faster. File names never repeat.
@@ -50,10 +49,7 @@ def commits_prefix(job: str, sink: str) -> str:
 
 
 def read_commit_log(store: ObjectStore, job: str, sink: str, after: int = 0) -> tuple[CommitRecord, ...]:
-    """Records after the first `after` records, oldest first.
-
-    Parallel batches double, because single reads of a long log take hours on S3.
-    """
+    """Records after the first `after` records, oldest first, read in growing batches."""
     log = CommitLog(store, job, sink)
     records: list[CommitRecord] = []
     count = summaries = 1
@@ -134,8 +130,7 @@ class CommitLog:
         """Makes `files` visible at once, except files already in the log. Idempotent.
 
         `origin_of`: the token under which a file was written and the checkpoint that closed the file; no record below
-        either can name the file. Checkpoints of calls only rise, so only a record of a later checkpoint can name files
-        of later calls.
+        either can name the file. Checkpoints of calls only rise.
         """
         if not files:
             return
@@ -186,7 +181,7 @@ class CommitLog:
         return outcome is PutOutcome.CREATED
 
     def _make_durable(self) -> None:
-        """Puts a head again that was only read: its writer may have died before the record was durable.
+        """Puts a head again that was only read: the writer may have died before the record was durable.
 
         A durable head proves all records durable.
         """
@@ -282,12 +277,10 @@ def committed_files(url: str, job: str | None = None, sink: str | None = None) -
 
     `job`, `sink`: only their files. Example: `spark.read.json(list(committed_files(url)))`.
 
-    Returns URLs with the scheme of `url`: Spark outside EMR and Databricks reads only `s3a://`, most others `s3://`. If
-    a folder's name has characters that a URL must quote, returns plain paths: some readers do not unquote. Spark takes
-    `*`, `?`, `[…]` and `{…}` for patterns.
+    Returns URLs with the scheme of `url` (`s3a://` for Spark), or plain local paths if names have characters that a URL
+    must quote. Spark takes `*`, `?`, `[…]` and `{…}` for patterns.
 
-    With unaligned checkpoints, rows that a barrier overtook may be missing until the job ends, although later rows of
-    the same split are there.
+    With unaligned checkpoints, rows that a barrier overtook may be missing until the job ends.
     """
     store = open_existing_store(url)
     writers = writers_of(store, job, sink)

@@ -2,11 +2,10 @@
 
     <url>/_commits/<job>/<sink>/summaries/<number, 20 digits>.json        number n: of records 250·(n-1)+1 … 250·n
 
-A summary is a copy of durable records, the same bytes whoever writes them. Readers ignore a summary that is missing,
-damaged or outdated (the last record differs from the log's).
+Readers ignore a summary that is missing, damaged or outdated (the last record differs from the log's).
 
-`origins`: the highest token and checkpoint per decision log of files named by these *and all earlier records*, so that
-a job that starts anew in the same folder skips older records.
+`origins`: the highest token and checkpoint per decision log of files named by these *and all earlier records*: a job
+that starts anew in the same folder skips older records.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -11,8 +11,8 @@ Files that readers of the log (`committed_files`) have listed stay for `keep` mo
 | a record names the copy, not the hidden file| the visible file   | the large file       | goes on below            |
 | `keep` has passed: the hidden is deleted    | the visible file   | the large file       | deletes it               |
 
-Each run performs the due steps. Concurrent runs are safe: a record is written only if all its files are still visible;
-other steps may be repeated. Never compact folders that a watching source reads: large files would be read as new rows.
+Each run performs the due steps. Concurrent runs are safe: a record is written only if all replaced files are still
+visible. Never compact folders that a watching source reads: large files would be read as new rows.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ def compact_files(
     The job may run meanwhile.
 
     `job`, `sink`: only their files. Neighbours in a folder, each below half of `target_bytes`, become a file of about
-    that size. `keep_s`: time for which files stay that readers may have listed; each run continues the previous run, so
+    that size. `keep_s`: how long files stay that readers may have listed; each run continues the previous run, so
     repeat runs. Returns the results by (job, sink). Raises `InvalidJob` if there is no such job or sink.
     """
     if target_bytes < 1 or keep_s < 0:
@@ -228,7 +228,7 @@ class Compaction:
 
 
 def _worth_it(run: list[CommittedFile], sizes: Mapping[str, int]) -> list[CommittedFile]:
-    """Drops leading files larger than all later files together: rows are rewritten only a few times."""
+    """Drops leading files larger than all later files together."""
     total = sum(sizes[file.name] for file in run)
     start = 0
     while start < len(run) and 2 * sizes[run[start].name] > total:

@@ -15,7 +15,7 @@ A rolled file is staged, and becomes visible with the checkpoint that rolled the
 |               |                                              |   of the same snapshot, never in both             |
 
 Snapshots store *parts*: the rows of all folders from a checkpoint in a single value. Parts of similar size are merged,
-and parts with mostly rolled files are rewritten, so each row is written a few times.
+and parts with mostly rolled files are rewritten.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """Exactly-once sinks of files in a local folder or an object store.
 
-Pre-commit stages whole, durable, hidden objects. Commit publishes each under its final name: atomic, idempotent,
-checked by hash. Then the global committer adds the files of all subtasks to the commit log at once.
+Pre-commit stages durable, hidden objects. Commit publishes each under the final name: atomic, idempotent, checked by
+hash. Then the global committer adds the files of all subtasks to the commit log at once.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -59,16 +59,16 @@ class FileSink(TwoPhaseCommitSink):
     `url`: a local folder or the URL of a store (docs/running.md), for several jobs.
 
     `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction, above which a part is staged early as a separate
-    file. The default is smaller for text, which is also staged at four times this size of text.
+    file.
 
-    `partition_by`: columns (text, integers, booleans, dates) whose values are stored in the path instead of the file,
-    as in Hive and Spark: `day=2026-01-01/part-….parquet`.
+    `partition_by`: columns (text, integers, booleans, dates) in the path instead of the file, as in Hive and Spark:
+    `day=2026-01-01/part-….parquet`.
 
-    `roll_bytes`, `roll_age`: a file becomes visible when its rows take that many bytes in memory (three to ten times as
-    many as in a Parquet file) or the first row has that age. If one is given, the other defaults to 128 MiB or 10
-    minutes; without both, every checkpoint shows its rows. Rows of open files wait in the job's checkpoints, at most
-    `max_bytes_in_memory` (or `roll_bytes`) per subtask: beyond that the largest files become visible earlier. At the
-    end of the input, and when the job is drained, all files become visible.
+    `roll_bytes`, `roll_age`: a file becomes visible when the rows take that many bytes in memory (three to ten times as
+    many as in a Parquet file) or the first row has that age; a missing argument is 128 MiB or 10 minutes. Without both,
+    every checkpoint shows its rows. Rows of open files wait in the job's checkpoints, at most `max_bytes_in_memory` (or
+    `roll_bytes`) per subtask: beyond that the largest files become visible earlier. The end of the input, or a drain of
+    the job, shows all files.
     """
 
     global_committer = True
@@ -110,7 +110,7 @@ class FileSink(TwoPhaseCommitSink):
         return f"{type(self).__name__}({shown(self.url)!r})"
 
     def settings(self) -> dict[str, Any]:
-        """Makes a folder's path absolute, because an equal sink may be made elsewhere."""
+        """Makes a folder's path absolute."""
         url = self.url if "://" in self.url else str(Path(self.url).expanduser().absolute())
         return {"url": url, "max_bytes_in_memory": self.max_bytes_in_memory}
 
@@ -224,8 +224,8 @@ class FileSink(TwoPhaseCommitSink):
     def _roll(self, transaction: RowBuffer[_Files], checkpoint: int) -> list[StagedFile]:
         """Stages rows that are done, of open files and this transaction; the rest stays open.
 
-        Rows of a subtask become visible in order: rows staged early are younger than the open files, so these are then
-        staged, too, and no later rows stay open. Rows from before a rescaling become visible first: newer rows, perhaps
+        Rows of a subtask become visible in order: rows staged early are younger than the open files, so the open files
+        and all later rows are then staged, too. Rows from before a rescaling become visible first: newer rows, perhaps
         of another subtask, wait for the next checkpoint.
         """
         full = self._stage(transaction, checkpoint)
@@ -367,7 +367,7 @@ class TextSink(FileSink):
         return self.head(batches[0].schema) + self.encode_rows(batches)
 
     def begin_transaction(self) -> RowBuffer[_Files]:
-        """Encodes rows as they arrive, unless folders, open files or a subclass's `encode` prevent this."""
+        """Encodes rows as they arrive, unless folders, open files or an own `encode` prevent this."""
         waits = self._rolling is not None or self._open_files.parts or self.partition_by
         if waits or type(self).encode is not TextSink.encode:
             return RowBuffer()

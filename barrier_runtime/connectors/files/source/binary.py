@@ -31,8 +31,7 @@ class BinarySource(FileSource[Row]):
 
     Columns: `path`, `modified` (time of the last change), `length` in bytes, `content`. `schema` may name some of them,
     and columns of the folders above; without `content` files are not read. `suffixes`: endings that are read in
-    folders, such as `(".png", ".jpg")`; default: all. A file above 256 MiB is refused if `content` is read; between
-    slots a row may have 64 MiB.
+    folders, such as `(".png", ".jpg")`; default: all. `content` may have 256 MiB; between slots a row may have 64 MiB.
     """
 
     _: KW_ONLY

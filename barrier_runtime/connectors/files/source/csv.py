@@ -29,14 +29,13 @@ class CsvSource(GuessingSource[Rows]):
 
     An empty field is null, an empty field in quotes the empty text; quoted values may contain line breaks. Without
     `schema`, types are guessed from the beginning of the first file: numbers or times if each value has the usual form,
-    else text (`01234`, `+1`, `1.10`, `12e3`). A later value that the guessed type would not reproduce ends the job.
-    `types`, such as `{"at": datetime}`, declares some columns.
+    else text (`01234`, `+1`, `1.10`). A later value that the guessed type would not reproduce ends the job. `types`,
+    such as `{"at": datetime}`, declares some columns.
 
     `delimiter` and `decimal_point` are single ASCII characters (in Germany ";" and ","). `encoding` must leave ASCII
     unchanged, such as "latin-1" or "cp1252".
 
-    `on_change="append"`: added whole lines of a longer, uncompressed file are read. Each file then takes about 250
-    bytes in every checkpoint.
+    `on_change="append"`: reads the whole lines that an uncompressed file gains.
     """
 
     _: KW_ONLY

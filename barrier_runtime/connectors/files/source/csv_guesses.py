@@ -2,7 +2,7 @@
 
 A column is guessed as numbers or times only if each text is the usual form of its value: `007`, `+49301234567`, `1.10`,
 `12e3` and `12345678901234567890` stay text. The form of times may vary (`T` or a blank, trailing zeros, the zone's
-offset), because the moment is kept.
+offset).
 """
 
 import re

@@ -1,6 +1,6 @@
 """The next part of a local file, decoded by a thread while the loop processes the part before.
 
-Arrow releases the interpreter's lock while it decodes. Parts are decoded in order, as on the loop.
+Parts are decoded in order, as on the loop.
 """
 
 from collections.abc import Callable

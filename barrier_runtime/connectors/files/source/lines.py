@@ -1,8 +1,8 @@
 """Reader of text files with a record per line, and `TextSource`.
 
-Blocks of about 256 kB (some milliseconds of the loop) end at line ends. A position is the byte offset of a block and
-the number of rows already returned; blocks are cut the same way from any offset. A growing file is read up to the
-listed size, and only whole records. A record above 1 MiB is read and parsed on a thread.
+Blocks of about 256 kB end at line ends. A position is the byte offset of a block and the number of rows already
+returned; blocks are cut the same way from any offset. A growing file is read up to the listed size, and only whole
+records. A record above 1 MiB is read and parsed on a thread.
 
 A thread decodes the next block of a local file; meanwhile the attributes of decoding (`_reached` to `_longest`) belong
 to the thread.

@@ -1,7 +1,6 @@
 """Source of Parquet files, read by row groups, only the wanted columns.
 
-The position is a row number; earlier row groups are skipped unread. From a store, the wanted columns of several row
-groups are fetched ahead together.
+The position is a row number. From a store, the wanted columns of several row groups are fetched ahead together.
 """
 
 from collections import deque
@@ -44,10 +43,9 @@ class ParquetSource(FileSource[Rows]):
     Local or in a cloud (`s3://`, `gs://`, `abfss://`, `webhdfs://`).
 
     `schema` names the columns to read (default: all columns of the first file). `pace`: rows per second over all files;
-    default: as fast as possible. `watch`: period of the endless search for new files; existing files are read first,
-    and there may be none yet. Files must be complete when they appear: rename them into place; names that begin with
-    `.` or `_` are ignored. Checkpoints keep a record of each file. A file that changes after reading began ends the job
-    (docs/guarantees.md).
+    default: as fast as possible. `watch`: period of the endless search for new files; existing files are read first.
+    Files must be complete when they appear: rename them into place; names that begin with `.` or `_` are ignored. A
+    file that changes after reading began ends the job (docs/guarantees.md).
 
     >>> flow.source("orders", ParquetSource("s3://lake/orders", watch=timedelta(seconds=10)), event_time="at")
     """

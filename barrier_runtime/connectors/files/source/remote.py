@@ -1,7 +1,7 @@
 """Input files that are not local: `hdfs://` through pyarrow, other schemes through the object stores.
 
 A *place* is a URL without scheme and query: `bucket/key`, for Azure `container@account.dfs.core.windows.net/key`. Keys
-are literal and never unquoted.
+are literal.
 """
 
 import os

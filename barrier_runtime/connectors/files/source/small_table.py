@@ -24,9 +24,9 @@ _BYTES_AHEAD = 16 << 20
 
 
 def small_table(table: Any, where: str) -> pa.Table:
-    """Table of a small side.
-    `table`: an Arrow table, a pandas or Polars frame (or another object with `__arrow_c_stream__`), a list of dicts, or
-    the path of a Parquet, CSV or JSONL file (or of a folder of Parquet files).
+    """Reads `table`: an Arrow table, a frame or other object with `__arrow_c_stream__`, dicts, or a path.
+
+    A path is of a Parquet, CSV or JSONL file, or of a folder of Parquet files.
     """
     if isinstance(table, str | os.PathLike):
         path = str(table)

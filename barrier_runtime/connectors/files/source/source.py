@@ -4,7 +4,7 @@ A seen file with another size, or a completely read file with other content, end
 files may grow. Files are read roughly by time of change and name.
 
 Every subtask lists the folder and reads a share of the files, by name. Against a second reading, 19 bytes per file
-(`name_set`) stay for ever in every subtask's memory and once in the job's storage.
+(`name_set`) stay for ever.
 """
 
 import zlib

@@ -1,9 +1,8 @@
 """At-least-once Kafka sink: sends rows as they arrive; a barrier waits until the brokers have them.
 
-The writing thread, the listener and pre-commit use the client; one of them at a time serves the client's callbacks
-(`_serve`).
+One thread at a time serves the client's callbacks (`_serve`).
 
-The rows of one write form a *flight*:
+The rows of a write form a *flight*:
 
 | flight | event                          | next    |
 |--------|--------------------------------|---------|

@@ -1,12 +1,12 @@
 """Exactly-once Kafka sink: write-ahead, delivered by short Kafka transactions with a marker.
 
-A transaction takes the rows of a subtask and decided checkpoints, up to 16 MiB and a third of the transaction timeout,
-and a marker that counts rows and covers all earlier checkpoints. Old markers are rewritten, also without rows.
+A transaction takes decided rows of a subtask, up to 16 MiB and a third of the transaction timeout, and a marker that
+counts rows and covers all earlier checkpoints. Old markers are rewritten.
 
 A note in the job's store (`markers`) records that a marker exists. If a recorded marker is missing (expired, or the
 topic was recreated), the commit stops: only an operator can know whether the topic holds the rows.
 
-Transactions span topics, so rows with a chosen topic share the marker on partition 0 of the sink's own topic.
+Rows with a chosen topic share the marker on partition 0 of the sink's own topic.
 """
 
 import itertools

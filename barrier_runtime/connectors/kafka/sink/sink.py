@@ -23,24 +23,24 @@ from barrier_runtime.state.errors import InvalidJob
 class KafkaSink(TwoPhaseCommitSink):
     """Records of an existing Kafka topic, exactly once, at least once or (for `mode="at_most_once"`) at most once.
 
-    Exactly once: readers with `isolation.level=read_committed` see every row once, in order per key, after the
-    checkpoint that covers the row. Two jobs on a cluster must not share both job name and sink name.
+    Exactly once: readers with `isolation.level=read_committed` see every row once, in order per key. Two jobs on a
+    cluster must not share both job name and sink name.
 
     Text columns are written as UTF-8, binary columns unchanged, numbers and times as text.
 
-    - `key`: a column, or a factory of a serialiser `(row, SerializationContext) -> bytes`, such as the client's own for
-      Avro, Protobuf and JSON Schema. Rows of a key go to one partition, in order.
+    - `key`: a column, or a factory of a serialiser `(row, SerializationContext) -> bytes`, such as the client's for
+      Avro, Protobuf and JSON Schema. Rows of a key go to one partition.
     - `value`: "json" (the whole row as an object), a column, or such a factory. None from a serialiser is a tombstone.
     - `headers`: columns, or header name -> column.
     - `timestamp`: a timestamp column, or integers in ms since 1970; null: sending time. With exactly once, the topic
       must not limit the age of rows (`message.timestamp.before.max.ms`).
     - `topic_column`: a text column with the topic of each row; null: `topic`. Each topic must exist and accept rows as
-      large as `topic` does, else the row is refused. `value=` may omit the column.
+      large as `topic` does. `value=` may omit the column.
     - `config`: client settings (librdkafka's names). Credentials are never shown or stored. `transaction.timeout.ms`
-      may be at most the brokers' `transaction.max.timeout.ms`; default: chosen by the sink.
+      may be at most the brokers' `transaction.max.timeout.ms`.
     - `max_bytes_in_memory`: Arrow bytes per subtask above which rows of an open checkpoint are staged early.
-    - `lost_marker`: how far rows with a lost marker are in the topic; the error about the marker shows the value to
-      pass. An answer is valid for that loss only, and may stay.
+    - `lost_marker`: how far rows with a lost marker are in the topic; the error about the marker shows the value. An
+      answer is valid for that loss only, and may stay.
     """
 
     kind: ClassVar[str] = "kafka"

@@ -30,7 +30,7 @@ _log = logging.getLogger("barrier_runtime.kafka")
 
 
 class KafkaLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of a topic, stored in the job's store for subtasks that start without brokers."""
+    """Limits of a topic; the job's store keeps them for starts without brokers."""
 
     version: int
     message_max_bytes: int  # of a row, and of a batch of rows

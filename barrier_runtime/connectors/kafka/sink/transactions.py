@@ -3,12 +3,12 @@
 The *marker* is a committed offset of a separate consumer group, on partition 0 of the target topic. The offset is the
 checkpoint; the metadata has the number of rows and the writer.
 
-The order is fixed. `init_transactions` ends the transaction of an earlier producer of the same origin and fences that
-producer; *then* the marker is read; then rows are written. After any error, a new producer reads the marker again. A
-zombie that fences the successor sees that a later generation has moved the marker, and stops.
+`init_transactions` ends the transaction of an earlier producer of the same origin and fences that producer; *then* the
+marker is read; then rows are written. After any error, a new producer reads the marker again. A zombie that fences the
+successor sees that a later generation has moved the marker, and stops.
 
-`send_offsets_to_transaction` may wait for ever (librdkafka issues 5456 and 5511), so calls run in threads that are
-abandoned when overdue; the next producer fences the abandoned producer.
+`send_offsets_to_transaction` may wait for ever (librdkafka issues 5456 and 5511), so overdue calls are abandoned in
+their threads; the next producer fences the abandoned producer.
 """
 
 import contextlib
@@ -130,9 +130,7 @@ class MarkedProducer:
             raise
 
     def _reach(self) -> None:
-        """Connects to the brokers, which saves half a second in `init_transactions`.
-        Two requests: the first connection may end with the first answer.
-        """
+        """Connects to the brokers, which saves half a second in `init_transactions`."""
         with contextlib.suppress(library().KafkaException):  # the next request reports the reason
             for _ in range(2):
                 self._producer.list_topics(self._topic, timeout=_REACH_S)
@@ -170,7 +168,7 @@ class MarkedProducer:
         self.marker = marker
 
     def abandon(self) -> None:
-        """Aborts the open transaction: readers need not wait for its timeout."""
+        """Aborts the open transaction, for which readers would wait."""
         if self._producer is not None:
             with contextlib.suppress(library().KafkaException):
                 self._producer.abort_transaction(self._timeout_s)

@@ -1,6 +1,5 @@
 """Debezium's events in columns, thousands at a time; values equal those of `DebeziumRows.rows`.
-msgspec decodes only the declared columns of JSON events, after Connect's schema was cut off. An unusual or bad event
-raises: `decoded` halves the records until a few are left, which `rows` decodes.
+An unusual or bad event raises: `decoded` halves the records until a few are left, which `rows` decodes.
 """
 
 import decimal

@@ -1,9 +1,8 @@
 """Deserialises payloads as the client's deserialisers do, with a shorter way for Avro and Protobuf.
 
-The client's deserialisers spend most of their time on subjects, rules and copies of schemas. So only the first payload
-with a prefix (magic byte, id of the schema, indices of the message) passes through the deserialiser. Without rules,
-migrations and the user's functions, later payloads go straight to the deserialiser's last call, so values and errors
-are the same.
+Only the first payload with a prefix (magic byte, id of the schema, indices of the message) passes through the whole
+deserialiser. Without rules, migrations and the user's functions, later payloads go straight to the deserialiser's last
+call, with the same values and errors.
 """
 
 import io

@@ -347,7 +347,7 @@ def place_of(thread: int | None) -> str:
 class FetcherPool:
     """Fetchers of a source in a process. Does not block.
 
-    A fetcher reads a partition only once, so that a second reader gets no records fetched for the first.
+    A fetcher reads a partition only once, so that no reader gets records fetched for another.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Queue of fetched rows of a partition: filled by the fetching thread, emptied by the slot's loop.
 
-Lock-free: each side writes a separate counter; a deque hands rows over. The thread gathers rows and the loop joins
-chunks, so batches grow while the source is behind.
+Lock-free: each side writes a separate counter; a deque hands rows over. Batches grow while the source is behind.
 """
 
 from collections import deque
@@ -151,7 +150,7 @@ class PartitionQueue:
         return Taken(_rows_of(chunks), self.reached, _epoch_of(chunks), chunks[0].at_ns, _nulls_of(chunks))
 
     def _next(self, max_rows: int) -> list[Fetched]:
-        """Takes the next chunks together: a batch costs as much as hundreds of rows."""
+        """Takes the next chunks together."""
         first = self._items.popleft()
         count, size = len(first.offsets), first.size
         if count > max_rows:

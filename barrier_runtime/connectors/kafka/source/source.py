@@ -1,7 +1,4 @@
-"""Source of Kafka topics; a position is an offset.
-
-The first offset of a partition travels in the split, so every run begins at the same place.
-"""
+"""Source of Kafka topics; a position is an offset."""
 
 import datetime
 import re
@@ -92,25 +89,24 @@ class KafkaSource(SourceSettings):
     Only committed records are read. Offsets of decided checkpoints are also committed to `group`, for monitoring.
 
     `start` applies without a checkpoint: "earliest", "latest", a datetime (of the records' timestamps) or "group": that
-    group's committed offsets, else the earliest record. New partitions are searched every `discover` (None: only at a
-    restart), and begin with their earliest record. `until="latest"`: the stream ends where each partition ends at the
-    start.
+    group's committed offsets, else the earliest record. `discover`: interval of the search for new partitions (None:
+    only at a restart), read from the earliest record. `until="latest"`: the stream ends where each partition ends at
+    the start.
 
     `key`, `value`: "bytes", "string", "json", or a function that makes a deserialiser of the client, called in each
-    slot; the latter two need `key_schema=`, `schema=` with their columns. `key=None`: no such column. JSON: fields
-    beyond the schema are ignored, absent fields are null, times are RFC 3339 text. `metadata`: of topic, partition,
-    offset, timestamp and headers, or a mapping of these to names.
+    slot; the latter two need `key_schema=`, `schema=` with their columns. `key=None`: no such column. In JSON absent
+    fields are null, times are RFC 3339 text. `metadata`: of topic, partition, offset, timestamp and headers, or a
+    mapping of these to names.
 
-    `null_values`: a record without value (a tombstone) is a row of nulls; with "skip" it is no row, with "bad" a bad
-    record. The metric `null_values` counts.
+    `null_values`: a record without value (a tombstone) is a row of nulls, with "skip" no row, with "bad" a bad record.
 
     `debezium`: the values are Debezium's change events (JSON, or from a deserialiser), and `schema` has the columns of
     the table. "changes": `op`, `changed_at`, `lsn`, `xid`, `before`, `after`, `unchanged`; "upsert": the columns,
-    `deleted` and `changed_at` (docs/changes.md). `absent="null"`: a column that an event lacks is null; otherwise the
-    event is a bad record. `unavailable_value_placeholder`: as set in the connector.
+    `deleted` and `changed_at` (docs/changes.md). A column that an event lacks makes a bad record, or with
+    `absent="null"` a null. `unavailable_value_placeholder`: as set in the connector.
 
-    A record that cannot be decoded ends the job; with `bad_records="dead_letter"` the record goes to a separate stream:
-    use `source_with_dead_letters`. The source waits for a schema registry that does not answer.
+    A bad record ends the job; with `bad_records="dead_letter"` the record goes to a separate stream: use
+    `source_with_dead_letters`.
 
     Records that are deleted before they were read end the job, after a warning. `config`: further settings of
     librdkafka, or a function that returns them in driver and slots, so that secrets need not travel.
@@ -296,9 +292,7 @@ class KafkaTopics:
         return "until= ends the stream where each partition ended at the first start" if self._until else ""
 
     def to_end(self, positions: Mapping[str, bytes]) -> Mapping[str, tuple[bytes, int]]:
-        """Counts offsets.
-        A position after the end (the topic lost records) stays; the reader reports the loss.
-        """
+        """Counts offsets. A position after the end stays; the reader reports the loss."""
         places = {id: partition_of(id) for id in positions}
         with Cluster(self._client) as cluster:
             ends = cluster.offsets(list(places.values()), LATEST)

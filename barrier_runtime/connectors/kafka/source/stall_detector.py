@@ -1,9 +1,10 @@
 """Replaces a client that silently stopped fetching a partition.
 The rule: the partition's end is beyond the position, and nothing has arrived for some seconds. The same client requests
-the ends: a broker serves a connection in order, so an answer proves that everything fetched before has arrived.
+the ends, so an answer proves that everything fetched before has arrived.
+
 A replacement may be wrong, because the client reports nothing while it skips aborted transactions: the wait doubles
-with each replacement after which the partition stays quiet. A request without an answer ends the suspicion of its
-partitions, because the client handles outages itself; an error of leadership begins a suspicion.
+with each replacement after which the partition stays quiet. A request without an answer ends the suspicion, because the
+client handles outages itself; an error of leadership begins a suspicion.
 """
 
 import time
@@ -93,9 +94,7 @@ class StallDetector:
                 self._suspected.setdefault(partition, SuspectedStall(now_s, end))
 
     def unanswered(self, asked: Iterable[Partition], now_s: float) -> None:
-        """Checks partitions one by one and less often for a while.
-        An unavailable broker delays the answers of all others, and the fetching thread waits.
-        """
+        """Checks partitions one by one and less often for a while, because the fetching thread waits for answers."""
         for partition in asked:
             self._suspected.pop(partition, None)
         self._ask_at_s = now_s + 3 * self._timeouts.quiet

@@ -1,7 +1,7 @@
 """Checks of topics during reading: records deleted before they were read, recreated topics.
 
-Skipping deleted records would be a silent loss, so the job stops. A warning precedes: the earliest retained offset
-advances, and the position is within the oldest tenth of the retained records.
+Deleted unread records stop the job. A warning precedes: the earliest retained offset advances, and the position is
+within the oldest tenth of the retained records.
 """
 
 import time
@@ -36,9 +36,8 @@ class TopicIds:
 
     In a recreated topic a client reads on from the old offset without an error. So the fetching thread requests the id
     before rows are handed out. An answer is trusted for less time than the client waits after the failure that the
-    deletion causes (`fetch.error.backoff.ms`): no row of the new topic can arrive earlier. Two gaps of up to a second
-    remain: a partition that was just paused has no such failure, and a broker that does not know of the deletion
-    returns the old id.
+    deletion causes (`fetch.error.backoff.ms`). Two gaps of up to a second remain: a partition that was just paused, and
+    a broker that does not know of the deletion.
     """
 
     def __init__(self, client: KafkaClient, kafka: Any, say: Callable[[str], None]) -> None:
@@ -151,7 +150,7 @@ def lost(queue: PartitionQueue, wanted: int, earliest: int, end: int) -> Invalid
 class RetentionWatch:
     """Periodic check by the fetching thread.
 
-    If the thread's client does not know the leaders any more, other clients are used and replaced until one does.
+    If the thread's client does not know the leaders, other clients are tried.
     """
 
     def __init__(self, client: KafkaClient, kafka: Any) -> None:

@@ -53,7 +53,7 @@ def to_compact(
 ) -> list[list[T]]:
     """Groups of small files of equal `kind`; each group becomes a file.
 
-    A group is as large as the target, or has many files and twice the size of the largest: rows are rewritten a
+    A group is as large as the target, or has many files and twice the size of the largest file: rows are rewritten a
     logarithmic number of times.
     """
     small: dict[Hashable, list[T]] = {}
@@ -104,7 +104,7 @@ class CompactedTable(Protocol[P, W]):
         ...
 
     def commit(self, plan: P, written: W) -> int:
-        """Replaces the chosen files by the new files and returns how many were replaced.
+        """Replaces the chosen files by the new files; returns the number of replaced files.
 
         0: given up, and the new files are deleted. Raises `Unavailable` if the result is unknown.
         """

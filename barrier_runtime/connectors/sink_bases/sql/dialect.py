@@ -75,7 +75,7 @@ class Dialect(ABC):
         """Error whose class shows the caller's next action; `failure` begins the message."""
 
     def bounded(self, connection: Any) -> contextlib.AbstractContextManager[None]:
-        """Context in which no call waits forever for the server."""
+        """Context in which no call waits forever."""
         return contextlib.nullcontext()
 
     def end(self, connection: Any) -> None:
@@ -101,10 +101,7 @@ class Dialect(ABC):
     # ------------------------------------------------------------ marks
 
     def mark_made(self, connection: Any, mark: DeliveryMark) -> int:
-        """Returns the mark, created if missing, in a separate transaction.
-
-        Two transactions that insert the mark at once would deadlock later.
-        """
+        """Returns the mark, created if missing, in a separate transaction."""
         self.execute(connection, self.make_mark, mark.names)
         return self.mark_read(connection, mark)
 
@@ -219,7 +216,7 @@ def _cut(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class SqlSession:
-    """Connection of a dialect, opened on demand; one thread at a time, others wait.
+    """Connection of a dialect, opened on demand; one thread at a time.
 
     A failed unit of work closes the connection, so every unit can be repeated.
     """
@@ -250,7 +247,7 @@ class SqlSession:
                 raise self._translated(error, what) from error
 
     def close(self) -> None:
-        """Never waits: a running call closes the connection when the call ends."""
+        """Never waits: a running call closes the connection at the end."""
         self._closed = True
         if self._using.acquire(blocking=False):
             try:

@@ -1,7 +1,7 @@
 """Exactly-once rows in a SQL table: inserted or upserted by key, one transaction per commit.
 
-Rows wait in the job's storage until their checkpoint is decided. Subtask 0 then raises the mark, if the mark is as
-known, and writes the rows of all subtasks, in one transaction. Design: docs/design/sql-sinks.md.
+Subtask 0 raises the mark, if the mark is as known, and writes the decided rows of all subtasks, in one transaction.
+Design: docs/design/sql-sinks.md.
 
 | the process dies or stalls …           | its successor                                                      |
 |----------------------------------------|--------------------------------------------------------------------|
@@ -34,7 +34,7 @@ Step = TypeVar("Step")
 class CommitGroups:
     """Chooses how many decided checkpoints a sink commits together: at most `most_bytes`, at least one.
 
-    After a failure the group is halved, down to the failing checkpoint, which must not hold back older checkpoints.
+    A failure halves the group, so that the failing checkpoint does not hold back older checkpoints.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -110,7 +110,7 @@ class SqlSink(BatchingSink):
 
     @property
     def shown_table(self) -> str:
-        """Name of the table, for people."""
+        """Name of the table."""
         return self.table
 
     def settings(self) -> dict[str, Any]:
