@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-ENDLESS = 1 << 62  # rows
+ENDLESS = 1 << 62
 
 
 class SplitNames(Protocol):

@@ -46,7 +46,7 @@ class SinkContext:
     subtask: int
     parallelism: int
     make_store: Callable[[str], ObjectStore]
-    job_store: ObjectStore  # holds the job's checkpoints
+    job_store: ObjectStore
     lineage: str
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never repeats, also across processes
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000

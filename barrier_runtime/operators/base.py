@@ -128,7 +128,7 @@ class OperatorContext:
     job_store: ObjectStore
     call_later: Callable[[float, Callable[[], None]], None]  # seconds; on the loop, so not in open()
     wake: Callable[[], None]  # for room or rows to emit; on the loop, so not in open()
-    now_s: Callable[[], float] = time.monotonic  # any steady clock
+    now_s: Callable[[], float] = time.monotonic
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # unique across processes
     lineage: str = ""

@@ -1,5 +1,6 @@
 """Files without a name, mapped into memory; the kernel caches pages as memory allows.
-Files vanish with their last reader, however the process ends."""
+Files vanish with the last reader, however the process ends.
+"""
 
 import mmap
 import tempfile

@@ -1,7 +1,6 @@
 """Counts and latencies of a slot's operators, kept as long as the process lives; on the slot's loop.
 
-Heartbeats carry all groups. Latencies are histograms of microseconds (`coordinator/status/latency`), which merge
-without loss.
+Latencies are histograms of microseconds (`coordinator/status/latency`), which merge without loss.
 """
 
 import base64
@@ -31,7 +30,6 @@ _LIMITS = np.array([1 << 7 * places for places in range(1, 8)], np.uint64)  # fi
 
 
 def indices_of(us: Ints) -> Ints:
-    """Index by value (us), from 0 to `HIGHEST_US`."""
     shifts = np.maximum(np.frexp(us.astype(np.float64))[1] - 11, 0)
     indices: Ints = (shifts << HALF_BITS) + (us >> shifts)
     return indices
@@ -96,7 +94,7 @@ class LatencyRecorder:
 class EmitTimes:
     """Intended emission times of a transaction's rows: at most `limit` buckets, each with the earliest.
 
-    Buckets are about 1 ms wide; the width doubles if there are too many. A latency errs by at most one bucket, on the
+    Buckets are about 1 ms wide; the width doubles if there are too many. A latency errs by at most a bucket, on the
     slow side.
     """
 

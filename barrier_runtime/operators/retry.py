@@ -1,8 +1,7 @@
 """`Retry`: how often and when a failed call of a user's function is repeated, and the repeated call.
 
-The slot waits during the pauses, so these are short; longer outages are for the job's `restart=`. Before a repetition,
-the failed call's changes of state, timers, emitted rows and metrics are undone (`state/values/undo`), not those of the
-user's object.
+The slot waits during the pauses; longer outages are for the job's `restart=`. Before a repetition, the failed call's
+changes of state, timers, emitted rows and metrics are undone (`state/values/undo`), not those of the user's object.
 """
 
 import datetime
@@ -29,8 +28,7 @@ class Retry:
     >>> Retry(3, backoff=timedelta(milliseconds=200), on=(ConnectionError, TimeoutError))
 
     `backoff`: pause before the first repetition; each further pause is twice as long, up to a minute. Raises
-    `InvalidJob` for `times` below 1, a negative pause, and an `on` that is no exception type
-    or tuple of these.
+    `InvalidJob` for `times` below 1, a negative pause, or an `on` without exception types.
     """
 
     times: int
@@ -63,7 +61,6 @@ def _is_exception(kind: object) -> bool:
 
 
 def check_pauses(retry: Retry, where: str) -> None:
-    """Raises `InvalidJob` if the pauses of a row can exceed `LONGEST_S`."""
     pauses_s = 0.0
     for failed in range(1, retry.times + 1):
         pauses_s += retry.pause_s(failed)
@@ -76,7 +73,8 @@ def check_pauses(retry: Retry, where: str) -> None:
 
 class RetriedCall:
     """A user's function of a row (or batch: `what`), repeated for the errors that `retry` names.
-    Each repetition gets the row as it arrived. `all_rows`: a failed call emits no yielded row."""
+    `all_rows`: a failed call emits no yielded row.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """`stable`: stores rows with the checkpoint, and releases them after its decision.
 
-A snapshot holds all items (batches and watermarks) not yet released, in order of arrival. A restart repeats exactly the
-rows that could have been visible. Design: docs/design/stable-rows.md.
+A snapshot holds all items (batches and watermarks) not yet released, in order of arrival. Design:
+docs/design/stable-rows.md.
 """
 
 from collections import deque
@@ -35,8 +35,9 @@ Item: TypeAlias = Batch | int
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`streams`: rows as an Arrow IPC stream, their earliest emission time (ns), and event times reached.
-    Event times (ms, little-endian int64) are one per row; empty: that of the last watermark. `watermarks`: (rows before
-    it, ms)."""
+    Event times (ms, little-endian int64) are per row; empty: that of the last watermark. `watermarks`: (rows before,
+    ms).
+    """
 
     streams: tuple[tuple[int, bytes, bytes], ...] = ()
     watermarks: tuple[tuple[int, int], ...] = ()
@@ -129,7 +130,7 @@ def _stream(batch: Batch) -> tuple[int, bytes, bytes]:
 def _decoded(data: bytes, where: str) -> Iterator[Item]:
     stored = _STORED.decode(data, where)
     watermarks = list(stored.watermarks)
-    before = 0  # rows
+    before = 0
     for emit_ns, stream, times in stored.streams:
         reached = np.frombuffer(times, "<i8").astype(np.int64) if times else None
         batch = gathered([Batch(rows, emit_ns) for rows in batches_of(stream, _STORED.format, where)])
@@ -188,7 +189,7 @@ class StableOperator(Operator):
         self._decided = self._decided_before = self._captured = self._next
 
     def _restore(self, snapshot: OperatorSnapshot) -> None:
-        """Takes the items of a snapshot. The watermarks of another parallelism hold for other rows."""
+        """Takes the items of a snapshot, without watermarks of another parallelism."""
         in_time = snapshot.parallelism == self._context.parallelism
         for item in decoded(snapshot.values, f"{self._where}, state of subtask {snapshot.subtask}"):
             if not isinstance(item, int):
@@ -198,7 +199,7 @@ class StableOperator(Operator):
 
     @property
     def has_room(self) -> bool:
-        """Returns whether no rows of the last decision but one wait: rows of two checkpoints at most."""
+        """Returns whether at most the rows of two checkpoints wait."""
         return self._first >= self._decided_before
 
     @property
@@ -294,7 +295,7 @@ class StableOperator(Operator):
         self._count()
 
     def _hold_watermark(self, watermark_ms: int) -> None:
-        """Adds a watermark, or raises the last if no row or barrier came since."""
+        """Adds a watermark, or raises the last watermark if no row or barrier came since."""
         if self._items and self._next > self._captured and isinstance(self._items[-1], int):
             self._items[-1] = max(self._items[-1], watermark_ms)
         else:

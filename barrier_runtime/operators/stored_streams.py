@@ -13,7 +13,6 @@ def stream_of(rows: pa.RecordBatch, compression: str | None = None) -> bytes:
 
 
 def batches_of(stream: bytes, format: Format, where: str) -> list[pa.RecordBatch]:
-    """Raises `Corrupt` for an invalid or truncated stream."""
     try:
         return pa.ipc.open_stream(stream).read_all().to_batches()  # type: ignore[no-any-return]
     except (pa.ArrowException, OSError) as error:

@@ -1,5 +1,6 @@
 """Token bucket: a limit of rows or requests per second, exact over any time.
-Pure: callers pass the time. Whole numbers avoid rounding errors."""
+Pure. Whole numbers avoid rounding errors.
+"""
 
 import math
 from fractions import Fraction
@@ -8,7 +9,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 _SECOND_NS = 1_000_000_000
 _BURST_S = Fraction(1, 10)  # tokens of this time wait at most
-_PORTION_S = Fraction(1, 100)  # tokens of this time are taken together, for larger batches
+_PORTION_S = Fraction(1, 100)  # tokens of this time are taken together
 
 
 class TokenBucket:
@@ -60,7 +61,6 @@ class TokenBucket:
 
 
 def check_rate(per_second: object, what: str) -> float | None:
-    """Raises `InvalidJob` unless `per_second` is a finite number above 0, or None."""
     if per_second is None:
         return None
     if isinstance(per_second, bool) or not isinstance(per_second, int | float) or not 0 < per_second < math.inf:

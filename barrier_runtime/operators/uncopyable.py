@@ -1,7 +1,6 @@
 """Copies of users' objects for subtasks; finds the variable that cannot be copied, such as a lock.
 
-Pickle's own error does not name the variable. The search covers everything that a function refers to; libraries' data
-counts as copyable, and nothing is pickled.
+The search covers everything that a function refers to; libraries' data counts as copyable, and nothing is pickled.
 """
 
 import copy
@@ -30,7 +29,7 @@ Kept = TypeVar("Kept")
 
 
 def own_copy(value: Kept, what: str) -> Kept:
-    """Returns a subtask's copy of `value`: subtasks of a process must not share attributes or connections.
+    """Returns a subtask's copy of `value`: subtasks must not share attributes or connections.
 
     `what` names the value in the `InvalidJob`.
     """
@@ -87,7 +86,6 @@ def uncopyable(value: Any) -> str:
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Raises the errors of objects that cannot be copied."""
     if isinstance(value, FunctionType):
         of = f" of {function_name(value)}"
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)

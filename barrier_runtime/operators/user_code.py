@@ -36,8 +36,9 @@ def user_error(
     row: int | None = None,
 ) -> Exception:
     """Returns `error`, raised in `function` of `operator`, as the error to raise to the user.
-    The message shows row `row` of `batch`, or the size of the batch. A wrong use of the API keeps its message and gains
-    the place. Errors that the function did not cause (storage, fencing) are returned unchanged."""
+    The message shows row `row` of `batch`, or the size of the batch. A wrong use of the API keeps the message and gains
+    the place. Errors that the function did not cause (storage, fencing) are returned unchanged.
+    """
     if isinstance(error, UserCodeError) or (
         isinstance(error, BarrierRuntimeError) and not isinstance(error, InvalidJob)
     ):
@@ -181,7 +182,8 @@ _ABSENT = object()
 
 class WatchedAttributes:
     """Detects attributes of a user's object that change during processing.
-    All keys share such attributes, and restarts lose them."""
+    All keys share such attributes; restarts lose the values.
+    """
 
     def __init__(self, target: Any, where: str) -> None:
         self._target = target
@@ -237,7 +239,8 @@ _HINTS = {
 
 class Context(Hinting):
     """Base of each `ctx`; `__slots__` lists all attributes.
-    `said` adds a hint for a missing attribute, since `__getattr__` would slow down all attributes."""
+    `said` adds a hint for a missing attribute: `__getattr__` would slow down all attributes.
+    """
 
     __slots__ = ()
 

@@ -1,7 +1,6 @@
 """Operators of `with_watermarks` in mid-stream: watermarks from a column or a user's class.
 
-Neither keeps state: after a recovery the watermark rises anew with the rows. Operators that drop late rows remember
-event time themselves.
+Neither keeps state: after a recovery the watermark rises anew with the rows.
 """
 
 import logging
@@ -33,8 +32,8 @@ class WatermarkGenerator(ABC):
         """Returns the watermark at each of the next rows, that row included.
 
         `times` are the rows' event times, at least one (times and watermarks: ms since the epoch, int64). A watermark
-        states that no later row has that time or an earlier one; one below an earlier watermark has no effect. The
-        result must depend on the rows alone, not on the cuts between batches.
+        states that no later row has that time or an earlier time; a lower watermark has no effect. The result must
+        depend on the rows alone, not on the cuts between batches.
         """
 
 
@@ -109,7 +108,7 @@ class GeneratedWatermarkOperator(Operator):
 
 
 class WatermarkOperator(Operator):
-    """Replaces the watermarks of its input by a column's greatest time less the bound of disorder."""
+    """Replaces watermarks by a column's greatest time less the bound of disorder."""
 
     forwards_watermarks = False
 

@@ -16,7 +16,7 @@ from barrier_runtime.connectors.sink_bases.lake.columns import kept_as
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.paths import FILE_NAME_BYTES
 
-_STATISTICS_COLUMNS = 32  # as Delta's own writers
+_STATISTICS_COLUMNS = 32
 _LONGEST_TEXT = 32  # characters; a longer bound is omitted
 
 

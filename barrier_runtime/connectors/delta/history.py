@@ -77,7 +77,7 @@ class DeltaHistory:
         self._where = where
         self._version = 0
         self._table: Any = None
-        self._sizes: dict[str, int] = {}  # bytes
+        self._sizes: dict[str, int] = {}
         self._listed: tuple[int, dict[str, Any]] = (-1, {})  # version, and files by path
         self.refresh()
 
@@ -201,7 +201,6 @@ class DeltaHistory:
 
 
 def paths_of(files: Iterable[_Add | _Remove | None]) -> set[str]:
-    """Paths of files that change data."""
     return {unquote(each.path) for each in files if each is not None and each.dataChange}
 
 

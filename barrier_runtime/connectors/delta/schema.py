@@ -38,7 +38,6 @@ _PARTITION_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "da
 
 
 def delta_fields(schema: pa.Schema, where: str) -> dict[str, DeltaType]:
-    """Raises `InvalidJob` for types that Delta does not have."""
     lower = [name.lower() for name in schema.names]
     for name in schema.names:
         if lower.count(name.lower()) > 1:
@@ -94,7 +93,6 @@ def check_partition_columns(fields: Mapping[str, DeltaType], partition_by: Seque
 
 
 def check_fits(fields: Mapping[str, DeltaType], table: Sequence[Mapping[str, Any]], where: str, place: str) -> None:
-    """Raises `InvalidJob` unless a table with these fields accepts rows of the sink."""
     there = {field["name"]: field for field in table}
     for name, delta in fields.items():
         if name not in there:
@@ -126,7 +124,6 @@ def _field(name: str, delta: DeltaType) -> dict[str, Any]:
 
 
 def _plain(delta: DeltaType) -> Any:
-    """Type without metadata and nullability."""
     if isinstance(delta, str):
         return delta.replace(" ", "")
     if delta["type"] == "struct":

@@ -46,7 +46,7 @@ from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
 from barrier_runtime.state.store.open import within
 from barrier_runtime.state.store.urls import last_part, shown
 
-_SHOWN_AT_ONCE = 8  # files of a transaction
+_SHOWN_AT_ONCE = 8
 
 Transaction: TypeAlias = RowBuffer[tuple[DeltaFile, ...]]
 

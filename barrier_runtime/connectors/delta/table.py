@@ -56,7 +56,7 @@ class DeltaLog:
         self._where = where
         self._is_local = store.url.startswith("file://")
         self._options = storage_options(url)
-        self._table: Any = None  # None: to be loaded
+        self._table: Any = None
         self._synced = -1  # newest version that survives a power cut
         self._known = _NOTHING_KNOWN  # version, and its highest checkpoints by application
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delta-log")

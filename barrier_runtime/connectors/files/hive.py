@@ -168,7 +168,6 @@ def _is_date(text: str) -> bool:
 
 
 def check_guessed(values: Mapping[str, str | None], schema: pa.Schema, where: str) -> None:
-    """Raises `InvalidJob` for text that the guessed type would not reproduce."""
     for name, text in values.items():
         kind = schema.field(name).type if name in schema.names else pa.string()
         if text is not None and not pa.types.is_string(kind) and _guess({text}) != kind:

@@ -78,7 +78,6 @@ def _stored(arrow: pa.DataType, nanoseconds: bool) -> pa.DataType:
 
 
 def check_fits(stored: pa.Schema, table: pa.Schema, where: str, place: str) -> None:
-    """Raises `InvalidJob` unless a table with these columns accepts rows of the sink."""
     plain = table_schema(table, place, where)
     for field in stored:
         if field.name not in table.names:

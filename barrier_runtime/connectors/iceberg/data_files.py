@@ -40,8 +40,6 @@ _COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """`spec`: number of the partition spec."""
-
     manifest: bytes
     spec: int
     files: int
@@ -84,7 +82,6 @@ def _tag(owner: str) -> bytes:
 
 
 def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Schema, owner: str) -> WrittenFiles:
-    """Raises `OSError` of the storage."""
     rows = pa.Table.from_batches(batches, schema=schema)
     files = list(_dataframe_to_data_files(table.metadata, rows, table.io, name_of(owner)))
     spec = table.metadata.spec()

@@ -16,7 +16,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-APPLICATION = "barrier-runtime.application"  # in a snapshot's summary
+APPLICATION = "barrier-runtime.application"
 
 
 @dataclass(frozen=True)

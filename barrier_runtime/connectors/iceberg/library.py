@@ -13,7 +13,6 @@ def need_pyiceberg(where: str, who: str) -> None:
 
 
 def need_core(who: str) -> None:
-    """Raises `InvalidJob` if pyiceberg_core is missing."""
     if find_spec("pyiceberg_core") is None:
         missing = ModuleNotFoundError("No module named 'pyiceberg_core'", name="pyiceberg_core")
         raise missing_extra(who, "iceberg", missing)

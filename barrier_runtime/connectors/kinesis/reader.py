@@ -83,7 +83,6 @@ class ShardFetcher:
         threading.Thread(target=self._run, name=f"kinesis-{split.shard}", daemon=True).start()
 
     def take(self) -> ShardRows | None:
-        """Raises the error that ended the thread."""
         with self._changed:
             if self._held:
                 chunk = self._held.popleft()

@@ -73,8 +73,6 @@ def record_columns(value: str, schema: pa.Schema | None, metadata: Sequence[str]
 
 
 class KinesisRows:
-    """Converter for the threads of all shards."""
-
     def __init__(self, columns: KinesisColumns, where: str) -> None:
         self._columns = columns
         self._schema = columns.schema
@@ -84,7 +82,6 @@ class KinesisRows:
         )
 
     def convert(self, shard: str, records: Sequence[KinesisRecord]) -> pa.RecordBatch:
-        """Raises `InvalidJob` that names the first undecodable record."""
         arrays, bad = decoded(self._decoder, [record.data for record in records], records)
         if bad:
             first = min(bad)
@@ -104,7 +101,7 @@ class KinesisRows:
 
 Start: TypeAlias = Literal["earliest", "latest"] | datetime.datetime
 
-_ONCE_S = 1e9  # about 30 years
+_ONCE_S = 1e9
 
 
 @kinds_checked

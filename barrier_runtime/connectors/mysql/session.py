@@ -109,7 +109,7 @@ def _classes() -> tuple[Any, Any]:
 
     class MySQLCursor(cursor_class):  # type: ignore[misc]
         _keeps = False
-        _last: Any = None  # not sent yet
+        _last: Any = None
 
         def keep_last(self) -> None:
             """Delays each further statement until the next is known."""

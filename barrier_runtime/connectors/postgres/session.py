@@ -38,7 +38,7 @@ _SET = """
 select set_config(name, wanted.value, false)
 from unnest(%s::text[], %s::text[]) as wanted (name, value) join pg_settings using (name)
 """
-_CHUNK = 1 << 18  # bytes
+_CHUNK = 1 << 18
 _OLDEST_SERVER = 120_000
 _PASSING = ("08", "40", "53", "57", "58", "55P03", "25P03", "25P02", "25006", "XX000")
 _REFUSED = (  # libpq has no code for a failed connection

@@ -146,7 +146,6 @@ def _tag(text: str) -> str:
 
 
 def incarnation_of(file: StagedFile) -> str:
-    """Raises `Corrupt` if no sink makes such a name."""
     return _final_match(file)["incarnation"]
 
 

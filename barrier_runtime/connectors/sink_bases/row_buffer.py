@@ -142,7 +142,7 @@ class InOrder:
 
     def __init__(self) -> None:
         self._going_out = threading.Lock()
-        self._begun: deque[RowBuffer[None]] = deque()  # oldest first
+        self._begun: deque[RowBuffer[None]] = deque()
 
     def begin(self) -> RowBuffer[None]:
         buffer: RowBuffer[None] = RowBuffer()

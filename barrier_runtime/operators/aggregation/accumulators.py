@@ -1,7 +1,7 @@
 """Updates accumulators by a batch: into groups (windows), or with the value after each row (running).
 
-Usually the extremes of a batch rule out that an integer sum leaves 64 bits; otherwise `_carries` counts exactly, in two
-halves of 32 bits, how often and at which row a sum leaves.
+Unless the extremes of a batch rule out that an integer sum leaves 64 bits, `_carries` counts exactly, in two halves of
+32 bits, how often and at which row a sum leaves.
 """
 
 import numpy as np
@@ -36,7 +36,6 @@ class SumBounds:
         self._bounds = dict.fromkeys(self._bounds, _TOO_FAR)
 
     def _measure(self, name: str, column: Values, rows: int, most: int) -> None:
-        """Measures at most once per as many added rows as the column has entries."""
         self._rows[name] = self._rows.get(name, len(column)) + rows
         if self._rows[name] > len(column):
             self._bounds[name], self._rows[name] = greatest_magnitude(column), 0
@@ -58,7 +57,7 @@ def add_to_groups(
             values = batch.values(accumulator)
             if accumulator.sums_integers and bounds.may_leave(accumulator, target, row_ids, values):
                 _carry_groups(plan, accumulator, columns, row_ids, values, left)
-            with np.errstate(invalid="ignore"):  # NaN is valid
+            with np.errstate(invalid="ignore"):
                 accumulator.ufunc.at(target, row_ids, values)
     if plan.composites:
         rows = RunningOrder.of(row_ids)
@@ -80,7 +79,7 @@ def _carry_groups(
 
 
 def _refuse(plan: AggregationPlan, accumulator: Accumulator, carries: Values, rows: "RunningOrder", left: Left) -> None:
-    """Looks at the sum after each row, since the cuts of batches decide which row is last."""
+    """Looks at the sum after each row."""
     if accumulator.column in plan.within_64_bits and carries.any():
         raise left(accumulator.column, rows.row_id_at(np.argmax(carries != 0)))
 
@@ -167,7 +166,7 @@ def _carry_running(
 
 
 def _running_rounds(ufunc: np.ufunc, values: Values, before: Values, rows: RunningOrder) -> Values:
-    """Round r takes the r-th row of every short group, so float sums do not depend on other keys."""
+    """Round r takes the r-th row of every short group."""
     result = np.empty_like(values)
     short = rows.lengths <= _ROUNDS
     for group in np.flatnonzero(~short).tolist():

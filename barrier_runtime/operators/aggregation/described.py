@@ -1,6 +1,6 @@
 """Descriptions of a step's aggregates for snapshots and for the next job.
 
-Descriptions are compared before a run, when the types of rows may be unknown, so they name no state columns.
+Descriptions are compared before a run, when the types of rows may be unknown.
 """
 
 import logging

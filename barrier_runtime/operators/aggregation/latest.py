@@ -1,7 +1,7 @@
 """Running aggregates with `emit="latest"`: the last row of each key in place of every row.
 
-Held rows are emitted after `latency_target`, at a watermark, barrier or end, or if too many. So snapshots hold no rows,
-and equal those of `emit="each"`. Design: docs/design/latest-rows.md.
+Held rows are emitted after `latency_target`, at a watermark, barrier or end, or if too many: snapshots hold no rows.
+Design: docs/design/latest-rows.md.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class LatestRows:
         return bool(self._batches)
 
     def add(self, batch: Batch) -> bool:
-        """Adds rows of different keys, in place of their keys' earlier rows. False: too many keys to hold."""
+        """Adds rows of different keys, in place of earlier rows. False: too many keys to hold."""
         self._append(batch)
         if self._rows <= MOST_ROWS and self._bytes <= _MOST_BYTES:
             return True
@@ -127,7 +127,7 @@ class LatestAggregateOperator(RunningAggregateOperator):
         self._send(batch.only(results, last), lambda: np.arange(len(last)), emit)
 
     def _row_ids(self, rows: pa.RecordBatch) -> Ints:
-        """Partial rows of a batch have different keys, so grouping would not pay."""
+        """Partial rows of a batch have different keys."""
         keys = self.codec.arrays(rows)
         ints = self.codec.int64(keys)
         if ints is not None:

@@ -35,7 +35,7 @@ def merge_columns(
             continue
         target = columns[accumulator.name]
         ours, theirs = target[into], others[accumulator.name][later]
-        with np.errstate(invalid="ignore"):  # NaN is valid
+        with np.errstate(invalid="ignore"):
             merged: Values = accumulator.ufunc(ours, theirs)
         if accumulator.sums_integers:
             assert accumulator.column is not None
@@ -59,7 +59,9 @@ def merge_columns(
 
 def merge_at_once(plan: AggregationPlan, columns: Columns, into: Ints, others: Columns, later: Ints) -> bool:
     """Merges entries into `into`, which may repeat, in this order.
-    False, without a change: they have to be merged one by one."""
+
+    False, without a change: merge the entries one by one.
+    """
     if plan.composites:
         return False
     for accumulator in plan.accumulators:

@@ -1,7 +1,7 @@
 """Aggregates bound to a stream's columns: state, and results from state.
 
-Aggregates over the same column share state. The *carry* of an integer sum counts how often the accumulator left 64
-bits, so the sum is `sum + carry * 2**64`. Means and widened sums have a carry; a plain `sum_` must stay within 64 bits.
+Aggregates over the same column share state. The *carry* of an integer sum, for means and widened sums, counts how often
+the accumulator left 64 bits: the sum is `sum + carry * 2**64`.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -85,9 +85,10 @@ class Output:
 
 def _means(sums: Values, carries: Ints | None, counted: Ints) -> npt.NDArray[np.float64]:
     """Returns means; those of integers have a single rounding.
-    numpy converts a sum to a double before it divides, a second rounding for sums beyond 2^53: there integers are
-    divided. The remainder then decides on which side of the middle of two doubles the mean lies: as a double if the
-    whole part is an exact double and not less than the divisor, otherwise as one bit."""
+    Beyond 2^53 integers are divided, because numpy would round a sum to a double first. The remainder then decides on
+    which side of the middle of two doubles the mean lies: as a double if the whole part is an exact double and not less
+    than the divisor, otherwise as one bit.
+    """
     divisors = np.maximum(counted, 1)
     means: npt.NDArray[np.float64] = sums / divisors
     if sums.dtype == np.float64 or (carries is None and greatest_magnitude(sums) <= _EXACT_INTEGER):
@@ -129,8 +130,7 @@ class AggregationPlan:
     decimal_sums: Mapping[str, DecimalSum]
 
     def storage(self) -> dict[str, tuple[str, Initial]]:
-        """Columns of the columnar table, with those unknown to older releases last.
-        The order of composites' columns does not depend on that of the aggregates."""
+        """Columns of the columnar table, with those unknown to older releases last."""
         added = self.added()
         simple: dict[str, tuple[str, Initial]] = {each.name: (each.dtype, each.initial) for each in self.accumulators}
         columns = {name: column for name, column in simple.items() if name not in added}
@@ -239,7 +239,7 @@ class _Planner:
             return Output(name, aggregate, result, total, values, self._carry(column, dtype))
         if dtype == "int64":
             self.within_64_bits.add(column)
-            # A mean or widened sum before this aggregate may have left 64 bits, which only the carry shows.
+            # An earlier mean or widened sum may have left 64 bits.
             carry = self._carry(column, dtype) if f"carry:{column}" in self._stored else None
             return Output(name, aggregate, _INT64, total, values, carry)
         return Output(name, aggregate, _FLOAT64, total, values)
@@ -317,8 +317,9 @@ class _Planner:
 
     def _values_of(self, accumulator: str, column: str) -> Accumulator:
         """Returns the count of values, which accumulators of a column share.
-        An accumulator added to restored state that already counts the column gets its own count, since both start at
-        the restore."""
+        An accumulator added to restored state that already counts the column gets a separate count, which also starts
+        at the restore.
+        """
         own, shared = f"values.{accumulator}", f"values:{column}"
         alone = own in self._stored or (shared in self._stored and accumulator not in self._stored)
         name = own if alone else shared

@@ -98,9 +98,6 @@ def _step(accumulator: Accumulator, layout: Layout) -> _Step | None:
     return lambda target, row_ids, columns, left: _extremes(target, row_ids, columns[position], pick)
 
 
-# A memoryview reads and writes a number of a column in half the time of numpy.
-
-
 def _counted(target: Any, row_ids: list[int]) -> list[int]:
     results = []
     cells: Any = memoryview(target)

@@ -49,7 +49,7 @@ class Accumulator:
 
     @property
     def ufunc(self) -> np.ufunc:
-        """`fmin` skips NaN and `maximum` keeps it: NaN is the greatest number."""
+        """`fmin` skips NaN and `maximum` keeps NaN, the greatest number."""
         if self.kind == "min":
             return np.fmin
         return np.maximum if self.kind == "max" else np.add

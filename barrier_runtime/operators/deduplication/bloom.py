@@ -1,11 +1,10 @@
 """Bloom filters over a batch's hashes: "surely never added" or "perhaps", a numpy gather per filter.
 
-An id sets `_BITS` bits of one 64-bit word, so a test touches one place in memory. With `_IDS_PER_WORD` ids per word a
-filter says "perhaps" for about one unknown id in a thousand. A larger filter follows a full filter; once a time
-bucket has used its bytes, full filters take more ids and say "perhaps" more often. Ids are forgotten by dropping all
-filters of a bucket.
+An id sets `_BITS` bits of a 64-bit word, so a test touches one place in memory. With `_IDS_PER_WORD` ids per word a
+filter says "perhaps" for about one unknown id in a thousand. A larger filter follows a full filter; once a time bucket
+has used up the bytes, full filters take more ids and say "perhaps" more often.
 
-`hash_rows` may change between releases, since hashes are in memory only.
+Hashes are in memory only: `hash_rows` may change between releases.
 """
 
 import hashlib
@@ -167,7 +166,6 @@ def _hash_column(column: pa.Array) -> U64:
 
 
 def _hash_texts(column: pa.Array) -> U64:
-    """Hashes eight bytes of every row at a time."""
     wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     _, offsets_buffer, data_buffer = column.buffers()
     rows = len(column)

@@ -1,11 +1,10 @@
 """`deduplicate`: the first row of each id passes; later rows are dropped until the id is forgotten.
 
-Keyed state holds each id with the watermark at which it was seen. An id is forgotten once the watermark before a row
-has advanced by `within` since, whatever the row's event time. Ids seen before the first watermark count as seen at the
-first watermark.
+Keyed state holds each id with the watermark at which the id was seen. An id is forgotten once the watermark before a
+row has advanced by `within` since. Ids seen before the first watermark count as seen at the first watermark.
 
-Bloom filters in memory, one set per `within / 4` of watermark and rebuilt after a restore, avoid the lookup for nearly
-every new id. A row is looked up if a filter says "perhaps" or if its batch has the id (its hash) twice.
+Bloom filters in memory, one set per `within / 4` of watermark and rebuilt after a restore, avoid nearly every lookup of
+a new id. A row is looked up if a filter says "perhaps" or if the batch has the hash twice.
 
 Entries of forgotten ids stay until the next clean-up: a pass through state once per `within`, in small chunks.
 """

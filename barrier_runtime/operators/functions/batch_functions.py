@@ -21,8 +21,7 @@ from barrier_runtime.state.errors import InvalidJob
 class KeptTimes:
     """Check of a function's event times in the watermark's `columns`. `function`: name for messages.
 
-    Later windows look for late rows only if the source had any, so the cuts of batches would decide whether rows that
-    the function delays are late.
+    Later windows look for late rows only if the source had any.
     """
 
     def __init__(self, columns: Collection[str], function: str) -> None:
@@ -54,12 +53,10 @@ def _least(times: pa.Array) -> int:
 
 
 class SelectColumnsOperator(Operator):
-    """Selects and renames columns: new name -> column."""
-
     def __init__(self, name: str, columns: Mapping[str, str]) -> None:
         self._where = f"select {name!r}"
         self._columns = dict(columns)
-        self._from: pa.Schema | None = None  # schema of small batches, and the schema of the result
+        self._from: pa.Schema | None = None
         self._to: pa.Schema | None = None
         self._positions: list[int] | None = None  # None: some are missing
 

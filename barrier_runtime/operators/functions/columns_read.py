@@ -1,7 +1,6 @@
 """Columns that a user's function reads, from its bytecode. Design: docs/design/columns-read.md.
 
-Unless every instruction that names the row starts `row["name"]` or `row.get("name")`, with constants, the function gets
-all columns.
+The function gets all columns unless every use of the row is `row["name"]` or `row.get("name")` with constants.
 """
 
 import dis

@@ -46,7 +46,7 @@ def sequenced_schema(names: Sequence[str], schemas: Sequence[pa.Schema | None]) 
 class SequenceOperator(Operator):
     """Orders broadcast inputs by arrival in subtask 0, so that copies of state agree.
 
-    Several inputs share an edge, whose rows have a struct column per input, null in rows of other inputs.
+    Rows of the edge have a struct column per input, null in rows of other inputs.
     """
 
     def __init__(self, name: str, names: Sequence[str], schemas: Sequence[pa.Schema | None]) -> None:
@@ -88,8 +88,8 @@ class ConnectedInput:
     name: str
     keys: tuple[str, ...]  # columns; empty: a broadcast input
     schema: pa.Schema | None
-    event_time: str | None = None  # column
-    switch: Switch = "row"  # when broadcast rows take effect
+    event_time: str | None = None
+    switch: Switch = "row"
     rows: RowClass | None = None  # None: dicts
 
     @property
@@ -215,7 +215,7 @@ class ConnectedOperator(ProcessOperator):
         return super().toward(watermark_ms, emit)
 
     def _before(self, watermark_ms: int, emit: Emit) -> bool:
-        """Processes due broadcast rows; at the end of event time all waiting rows, since no barrier follows."""
+        """Processes due broadcast rows; at the end of event time all waiting rows."""
         if watermark_ms == WATERMARK_MAX:
             self._waiting.ended()
         return self.switch(emit)

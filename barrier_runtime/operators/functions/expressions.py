@@ -36,7 +36,6 @@ class _Evaluation:
         self._shared = Shared({}, [])
 
     def __call__(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """Raises `InvalidJob`, with the expression, for rows without a value."""
         rows = self._plain(rows)
         if self._schema is not rows.schema and rows.schema != self._schema:
             self._schema = rows.schema

@@ -46,11 +46,11 @@ class ProcessContext(Context):
 
     `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time (ms)
     of the row (with `event_time=`; None if null) or of the timer; None in a wall-clock timer. `watermark`: event time
-    (ms) of the stream; in an event-time timer the timer's own time; in a step without `event_time=` and timers the
-    watermark may lag by 10 ms. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`. `wall_timers`:
-    the same by the wall clock, and `after(timedelta)`. `emit(name, row)`: sends a row, as it is now, to a side output.
-    `metrics`: `counter(name).inc()`, `gauge(name).set(value)` and `histogram(name).record(value)`, exported with the
-    step's metrics. `operator`: the step's name; `subtask`: number of the subtask.
+    (ms) of the stream; in an event-time timer the time of the timer; without `event_time=` and timers it may lag by 10
+    ms. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`. `wall_timers`: the same by the wall
+    clock, and `after(timedelta)`. `emit(name, row)`: sends a row, as it is now, to a side output. `metrics`:
+    `counter(name).inc()`, `gauge(name).set(value)` and `histogram(name).record(value)`, exported with the step's
+    metrics. `operator`: the step's name; `subtask`: number of the subtask.
     """
 
     __slots__ = (
@@ -127,7 +127,7 @@ class ProcessOperator(KeyedOperator):
         self._undo = self._current.undo = Undo() if isinstance(on_error, Retry) else None
         self._by_row = False
         self._attributes: WatchedAttributes | None = None
-        self._reclaiming: Reclaiming | None = None  # for states with a TTL
+        self._reclaiming: Reclaiming | None = None
         self._reads: Reads = None
         self._rest: Batch | None = None  # of a batch within which a slice ended
         self._came_by_timer_ms: int | None = None  # event time, if a timer of this time has advanced it there
@@ -470,7 +470,7 @@ class ProcessOperator(KeyedOperator):
         return True
 
     def _fire_by_wall_clock(self, due: Iterable[tuple[tuple[Any, ...], int]], emit: Emit) -> None:
-        """Fires wall-clock timers. Event time stands still: results are those of a row that arrives now."""
+        """Fires wall-clock timers. Event time stands still."""
         current, context, given, reached_ms = (
             self._current,
             self._context,
@@ -512,7 +512,7 @@ class ProcessOperator(KeyedOperator):
                         self._watermark_ms = self._came_by_timer_ms = at_ms
                     context.timestamp, context.watermark = at_ms, self._watermark_ms
                     context.key = self.codec.user_key(current.key)
-                    # rows with the timer's time are not late downstream, whichever of its timers emits them
+                    # rows with the timer's time are not late downstream
                     reached_ms = self._watermark_ms - (self._watermark_ms == self._came_by_timer_ms)
                     if self._by_row:
                         self._sides.reached_ms = reached_ms

@@ -1,7 +1,7 @@
 """`process_groups`: a user's function of a whole batch, with state per key as numpy columns.
 
-The function gets a copy of the columns of the batch's keys, written back when the function returns: a function that
-raises changes nothing. The next snapshot has only keys with changes.
+The function gets a copy of the columns of the batch's keys, written back when the function returns. The next snapshot
+has only keys with changes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,8 +69,9 @@ class BatchKeys:
         return self._batch.select(self._columns).take(pa.array(self.first_rows))
 
     def forget(self, which: Any) -> None:
-        """Removes these keys' state when the function returns; later rows begin with initial values.
-        `which`: a mask with a boolean per key, or numbers of keys."""
+        """Removes these keys' state when the function returns.
+        `which`: a mask with a boolean per key, or numbers of keys.
+        """
         numbers = np.asarray(which)
         if numbers.dtype == np.bool_ and numbers.shape == (self._count,):
             numbers = np.flatnonzero(numbers)

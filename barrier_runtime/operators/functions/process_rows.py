@@ -28,8 +28,6 @@ from barrier_runtime.state.values.undo import Undo
 
 
 class YieldedRows:
-    """Yielded rows, and the event time reached at each, if batches carry it."""
-
     __slots__ = ("_by_row", "_reached", "rows")
 
     def __init__(self, by_row: bool) -> None:
@@ -38,7 +36,6 @@ class YieldedRows:
         self._reached: list[int] = []
 
     def upto(self, reached_ms: int) -> None:
-        """Sets the event time of the rows added since the last call."""
         if self._by_row and len(self._reached) < len(self.rows):
             self._reached += [reached_ms] * (len(self.rows) - len(self._reached))
 

@@ -68,7 +68,6 @@ class RowwiseOperator(Operator):
             failures.add(raised[at], at, None if batch.reached is None else int(batch.reached[at]))
 
     def _results(self, call: Callable[[Row], Iterable[Row]], batch: Batch, failures: Failures, emit: Emit) -> None:
-        """Emits all results for a row, or none."""
 
         def given(row: Row) -> list[Row]:
             rows: list[Row] = []
@@ -117,7 +116,7 @@ class RowwiseOperator(Operator):
         )
 
     def _check_all(self, called: int, batch: Batch) -> None:
-        """Raises if a StopIteration of the function ended `map`: later rows would be lost silently."""
+        """Raises if a StopIteration of the function ended `map`."""
         if called < len(batch):
             error = StopIteration(
                 "the iterator that its next() asks has ended: give it a default, as in next(it, None)"

@@ -1,7 +1,7 @@
 """Rows of broadcast inputs with `switch="barrier"`: valid after the same barrier in all subtasks.
 
-A barrier is taken after it has arrived on all channels, in unaligned checkpoints too: otherwise later rows would apply
-to rows in flight. Design: docs/design/broadcast-state.md.
+A barrier is taken after it has arrived on all channels, in unaligned checkpoints too. Design:
+docs/design/broadcast-state.md.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _ROWS = f"{SWITCHES}-rows"  # snapshot value of subtask 0
 
 
 class _Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    waiting: int  # rows
+    waiting: int
     barriers: str  # digest of the barriers after which rows became valid
     version: int = 1
 
@@ -41,10 +41,7 @@ _STORED = VersionedDecoder(value_format("{}: its rows that wait for a barrier"),
 
 
 class WaitingRows:
-    """Rows in order of arrival."""
-
     def __init__(self, where: str, subtask: int, inputs: Collection[str], restored: Sequence[OperatorSnapshot]) -> None:
-        """Raises `InvalidJob` if `restored` has waiting rows of inputs not in `inputs`."""
         self._subtask = subtask
         self._waiting: list[tuple[str, Batch]] = []
         self.due: list[tuple[str, Batch]] = []

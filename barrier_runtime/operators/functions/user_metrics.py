@@ -55,7 +55,8 @@ class UserGauge:
 
 class UserHistogram:
     """Distribution of values: number, median, 99th percentile and maximum.
-    Over all slots, since the processes began and over the last minute."""
+    Over all slots, since the start of the processes and over the last minute.
+    """
 
     __slots__ = ("_latencies", "_name", "_recorded")
 
@@ -66,8 +67,8 @@ class UserHistogram:
 
     def record(self, value: float, count: int = 1) -> None:
         """Records `value`, `count` times, to three digits.
-        The range is 0.001 to 3,600,000; values beyond count as the bound. The status shows values unchanged; record
-        durations in milliseconds, as the status' own."""
+        The range is 0.001 to 3,600,000; values beyond count as the bound. Record durations in milliseconds.
+        """
         if not value >= 0 or count < 0:
             raise InvalidJob(
                 f"histogram {self._name[len(PREFIX) :]!r}: record({value!r}, {count!r}): record figures from 0 on, any "

@@ -1,8 +1,7 @@
 """As-of join: to each left row the newest right row (*version*) of the key that is not newer.
 
-A left row waits until the watermark has passed the row's time: versions up to that time may still arrive, in any order.
-The watermark removes versions that no later row needs: all passed versions of a key but the newest, and those beyond
-the tolerance.
+A left row waits until the watermark has passed the row's time. The watermark removes versions that no later row needs:
+all passed versions of a key but the newest, and those beyond the tolerance.
 """
 
 import datetime

@@ -1,7 +1,7 @@
 """Common parts of joins of two streams: keyed inputs (port 0: left), held rows, late rows, snapshots.
 
-A late row is not joined, since partners may already be removed. A row with a null key is not held, and is emitted at
-once if that side emits rows without a partner.
+A late row is not joined. A row with a null key is not held, and is emitted at once if that side emits rows without a
+partner.
 """
 
 import datetime
@@ -217,7 +217,7 @@ class JoinOperator(KeyedLife):
         return len(self._buffers[0]), len(self._buffers[1])
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        """Takes rows of one event time at a time if a later step follows it row by row."""
+        """Takes rows of one event time at a time if a later step follows event time row by row."""
         if not self.is_followed or batch.reached is None:
             self._before_ms = self._watermark_ms
             self.take(batch, emit, port)

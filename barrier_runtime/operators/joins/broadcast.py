@@ -1,5 +1,6 @@
 """`broadcast_join`: adds the columns of a small table to every row, by unique key.
-The operator contains the table, so there is no state, and a replay gives equal results."""
+The operator contains the table, so there is no state.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -20,7 +21,6 @@ _DICT_PAYS = 4  # a kernel call hashes the whole table: a dict wins while rows *
 
 
 def check_small_table(table: pa.Table, on: Sequence[str], where: str) -> None:
-    """Raises `InvalidJob` unless `on` are columns of `table` with unique values and without nulls."""
     for column in on:
         if column not in table.schema.names:
             raise InvalidJob(
@@ -135,7 +135,8 @@ class EnrichOperator(Operator):
 
 def _plain(column: pa.Array, what: str) -> pa.Array:
     """Returns a form in which both kinds of lookup agree about equality.
-    Python and Arrow differ about -0.0 and 0.0, and about times an hour apart that clocks show alike."""
+    Python and Arrow differ about -0.0 and 0.0, and about the hour that a clock change repeats.
+    """
     kind = column.type
     if pa.types.is_floating(kind):
         return plain_floats(column, what, "broadcast_join")

@@ -132,7 +132,8 @@ class MatchingJoin(JoinOperator):
 
 class _Pairs:
     """Pairs of rows of `run` with rows of the other side's runs.
-    They are collected over runs, since an emitted batch costs as much as many rows."""
+    Pairs are collected over runs.
+    """
 
     def __init__(self, run: RowRun) -> None:
         self.run = run

@@ -2,8 +2,8 @@
 
 Merges leave some three runs per power of four, oldest first. Design: docs/design/joins-and-lookups.md.
 
-`KeyNumbers` gives each key with held rows a small number, shared by both sides, for numpy. The number is free once all
-rows of the key are released, dead rows not yet swept included.
+`KeyNumbers` gives each key with held rows a small number, shared by both sides. The number is free once all rows of the
+key are released.
 """
 
 from collections.abc import Iterator

@@ -4,9 +4,8 @@ Design: docs/design/joins-and-lookups.md.
 In a snapshot each run is a value, encoded off the loop and written once; bits, written each time, say which rows live
 and have matched. After rescaling each subtask takes its key groups' rows from all runs.
 
-When the runs of an operator outgrow their share of the slot's memory, the oldest are written to files and mapped; only
-the bits stay in memory. Files have no name, so they vanish with their run or the process. A merged or half-dead run
-becomes a new run in memory.
+When the runs of an operator outgrow the share of the slot's memory, the oldest are written to files without names and
+mapped; only the bits stay in memory. A merged or half-dead run becomes a new run in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -124,7 +123,7 @@ class RowRun:
         return starts, self._ends(starts, first + high)
 
     def _ends(self, starts: Ints, last: Ints) -> Ints:
-        """If most keys have no row, looking ahead costs a fifth of a search."""
+        """If most keys have no row, looking ahead saves searches."""
         some = slice(None, None, len(starts) // _SAMPLED or 1)
         if len(starts) < _FEW or 2 * np.count_nonzero(self._reach(starts[some], last[some])) > len(starts[some]):
             return np.maximum(starts, np.searchsorted(self._places, last, "right"))
@@ -273,7 +272,7 @@ def _decoded(data: bytes, operator: str) -> pa.RecordBatch:
         ) from error
 
 
-_PARTS = 8  # of the share: larger runs are not merged, so each is written quickly
+_PARTS = 8  # of the share: larger runs are not merged
 
 
 class RunsOnDisk:

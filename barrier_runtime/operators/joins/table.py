@@ -3,7 +3,7 @@
 The *versioned* join sees the table as of the row's event time: an as-of join in which a version may delete the key.
 
 The *newest* join sees the table as of the row's arrival: a left row is emitted at once. A change kills the held row of
-its key, and is held unless it is a delete. A replay may give other rows: the streams interleave arbitrarily.
+the key, and is held unless the change is a delete. A replay may give other rows.
 """
 
 from collections.abc import Sequence
@@ -146,7 +146,7 @@ def _removes(rows: pa.RecordBatch, at: Ints, deleted: str | None) -> Bools:
 
 
 def table_columns(left: Side, right: Side, deleted: str | None, suffix: tuple[str, str], where: str) -> JoinColumns:
-    """Leaves out `deleted`, which is not true in joined rows."""
+    """Leaves out `deleted`."""
     shown = pa.schema([field for field in right.schema if field.name != deleted])
     return JoinColumns(left, Side(right.keys, right.event_time, shown), suffix, where)
 

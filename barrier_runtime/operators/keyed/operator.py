@@ -35,8 +35,6 @@ from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS
 
 
 class KeyedLife(Operator):
-    """Lifecycle of keyed state, and restored event time."""
-
     name: str
     backend: KeyedBackend
 
@@ -220,14 +218,14 @@ class KeyedOperator(KeyedLife):
     ) -> ColumnTable:
         """Returns the operator's only columnar table (see `KeyedBackend.column_table`).
 
-        Restored rows with other columns, or another order, are converted: new columns start at their initial value,
-        unused ones are dropped. Raises `InvalidJob` for state of a release that did not store the types of its columns.
+        Converts restored rows with other columns, or another order. Raises `InvalidJob` for state of a release that did
+        not store the types of columns.
         """
         types = {column: np.dtype(kind).str for column, (kind, _) in columns.items()}
         before: dict[str, str] | None = None
         if self._state_types:
             before = self._state_types if list(self._state_types.items()) != list(types.items()) else None
-        elif self._state_columns:  # of a release that stored names of columns, but not their types
+        elif self._state_columns:  # of a release that stored only names of columns
             if not types.keys() - set(added) <= set(self._state_columns) <= types.keys():
                 raise other_columns(self.name, name, ", ".join(self._state_columns))
             stored = {column: types[column] for column in self._state_columns}

@@ -1,8 +1,8 @@
 """Progress of a keyed operator besides its tables: event time, and the types of the state's columns.
 
-The watermark survives a restore: otherwise fired windows would accept late rows again. After rescaling, a subtask's key
-groups may come from snapshots with different watermarks. The subtask continues with the lowest, so pending windows and
-timers still fire; higher ones become *floors*, the event time of their key groups.
+The watermark survives a restore: otherwise fired windows would accept late rows again. After rescaling, the subtask
+continues with the lowest watermark of the snapshots, so pending windows and timers still fire; higher watermarks become
+*floors*, the event time of their key groups.
 """
 
 import logging
@@ -104,8 +104,9 @@ def reached_ms(snapshots: Iterable[OperatorSnapshot]) -> int:
 def restored_progress(
     snapshots: Iterable[OperatorSnapshot], operator: str, first_group: int, last_group: int, *, reopened: bool = False
 ) -> Progress:
-    """Returns the progress for a range of key groups, with the lowest watermark, which loses no row.
-    `reopened`: the snapshots' run stopped its sources early; this run reads on."""
+    """Returns the progress for a range of key groups, with the lowest watermark.
+    `reopened`: the snapshots' run stopped its sources early; this run reads on.
+    """
     found = []
     floors: list[Floor] = []
     for snapshot in snapshots:
@@ -142,7 +143,7 @@ def restored_progress(
 
 
 def _begun_again(progress: Progress) -> Progress:
-    """Drops watermarks of the end of input, since later rows may follow."""
+    """Drops watermarks of the end of input."""
     if progress.watermark_ms != WATERMARK_MAX:
         return progress
     floors = tuple(floor for floor in progress.floors if floor.watermark_ms != WATERMARK_MAX)
@@ -232,7 +233,8 @@ def columns_to_bind(
 ) -> pa.Schema:
     """Returns the types of `columns`, in use now, for state written for `before`.
     Columns after the first `fixed` may be new, with types from `declared`, the schema of the input. Raises `InvalidJob`
-    if others are new, or if a type is unknown before rows arrive: until then no window could fire."""
+    if others are new, or if a type is unknown before rows arrive.
+    """
     check_none_added(columns[:fixed], before, where)
     used = dict.fromkeys(columns)
     kept = pa.schema([before.field(column) for column in used if column in before.names])

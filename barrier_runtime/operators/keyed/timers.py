@@ -1,9 +1,8 @@
 """Timers of a keyed operator: set, deleted, and fired in the order of their times and keys.
 
 All timers are in state, by time (`state/values/timer_table`); a heap holds the next ones. A *mark* in the heap says:
-from its time on, and from a position in the store, some timers of its key groups are not in the heap. While marks cover
-all key groups, a timer behind all marks (*far*) is only written. Without dead timers the heap is not searched: writing
-a held timer twice is harmless. Design: docs/design/timers.md.
+from that time on, and from a position in the store, some timers of some key groups are not in the heap. While marks
+cover all key groups, a timer behind all marks (*far*) is only written. Design: docs/design/timers.md.
 """
 
 import bisect
@@ -160,7 +159,7 @@ class Timers:
         return bool(self._marks and self._table.get(timer) is not None) if held is None else held
 
     def of_key(self) -> list[int]:
-        """Returns the times of the current key's timers, ascending. Reads all timers of the key's key group."""
+        """Returns the times of the current key's timers, ascending."""
         return self._table.of_key(self._current.key, self.lowest_ms)
 
     @property
@@ -254,7 +253,7 @@ class Timers:
         self._look()
 
     def _trim(self) -> None:
-        """Drops stored timers far from due, not waiting timers: a scan would not find them."""
+        """Drops stored timers far from due, not waiting timers, which a scan would not find."""
         if self._dead:
             self._bury()
         times = np.fromiter((entry[0] for entry in self._heap), np.int64, len(self._heap))

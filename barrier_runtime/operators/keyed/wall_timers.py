@@ -19,8 +19,6 @@ _CATCHING_UP = 0.5  # ms per ms, while the wall clock is behind a time already r
 
 
 class WallClock:
-    """The wall clock, without steps back."""
-
     def __init__(self, wall_ms: Callable[[], int], steady_s: Callable[[], float], from_ms: int = WATERMARK_MIN) -> None:
         """`from_ms`: latest time returned before, also by an earlier process."""
         self._wall_ms = wall_ms
@@ -96,10 +94,9 @@ class WallTimers(Timers):
     def register(self, timestamp_ms: int | datetime) -> None:
         """Calls `on_wall_timer(key, timestamp_ms, ctx)` once the wall clock has reached `timestamp_ms`.
 
-        `timestamp_ms`: ms since 1970, or a datetime (without a zone: in UTC). The call does not wait for rows, and
-        comes as soon as possible if the time is past. Registering twice has no further effect. Timers due while the job
-        was down fire after the restore, before the next row of their key. Timers not due at the end of all input stay
-        in the last checkpoint and do not fire.
+        `timestamp_ms`: ms since 1970, or a datetime (without a zone: in UTC). The call does not wait for rows.
+        Registering twice has no further effect. Timers due while the job was down fire after the restore, before the
+        next row of their key. Timers not due at the end of all input stay in the last checkpoint and do not fire.
         """
         super().register(timestamp_ms)
 

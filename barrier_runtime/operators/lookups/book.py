@@ -1,14 +1,13 @@
 """Pure state machine of a lookup, without I/O: decides about rows and requests.
 
 A row has a number, in order of arrival, and a key; rows of the same key share a request. A row *waits* while `capacity`
-rows are *under way*: rows of a restore, of a large batch, or before a barrier. A row *finishes* once the result is
-known and, if ordered, all earlier rows have finished.
+rows are *under way*. A row *finishes* once the result is known and, if ordered, all earlier rows have finished.
 
-A request is one attempt, ended by its reply, error or timeout; later replies and errors are counted as late. A failed
-attempt is repeated as another request, by `Retry`.
+A request is an attempt, ended by a reply, error or timeout; later replies and errors are counted as late. `Retry`
+repeats a failed attempt as another request.
 
-Watermarks stand between rows. If unordered, rows finish in any order, but none before a watermark that preceded it.
-`reached` is a watermark only once all rows before it are finished.
+Watermarks stand between rows. Unordered rows finish in any order, but not before an earlier watermark. `reached` is a
+watermark only once all earlier rows are finished.
 """
 
 import heapq
@@ -68,7 +67,8 @@ class NoReply(TimeoutError):
 class Effects:
     """Result of `advance`.
     `finished`: parts, each with the watermark reached before it; these watermarks rise. A row is (number, result): the
-    reply, None without data for the key, or `Failed`."""
+    reply, None without data, or `Failed`.
+    """
 
     send: list[Request] = field(default_factory=list)
     give_up: list[int] = field(default_factory=list)
@@ -177,7 +177,8 @@ class Book:
 
     def replied(self, request: int, results: Sequence[Any], now_s: float) -> None:
         """Finishes the first `AT_ONCE` keys of a reply; `advance` finishes the others.
-        `results`: by key of the request; an exception fails only its key. A deque is emptied."""
+        `results`: by key of the request; an exception fails only that key. A deque is emptied.
+        """
         keys = self._open.pop(request, None)
         if keys is None:
             self.counts.late += 1

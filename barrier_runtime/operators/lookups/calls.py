@@ -39,7 +39,7 @@ def is_coroutine_function(function: Any) -> bool:
 
 
 class ThreadCalls:
-    """Calls of a plain function, with a thread for each parallel call. A call that hangs keeps its thread."""
+    """Calls of a plain function, with a thread for each parallel call. A hanging call keeps the thread."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ def _called(fetch: Callable[[list[Any]], Any], read: Read, request: Request) -> 
 
 
 class CoroutineCalls:
-    """Calls of an `async def` on a loop of its own, which also runs `open` and `close` of its class."""
+    """Calls of an `async def` on a separate loop, which also runs `open` and `close` of the class."""
 
     def __init__(
         self,

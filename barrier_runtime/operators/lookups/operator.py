@@ -2,9 +2,9 @@
 
 The `Book` decides. Results come from threads into an inbox, which the slot handles in its next turn (`on_wall_clock`).
 
-A snapshot holds the rows, not their calls: after a restore these rows come first and are requested again. After
-rescaling, rows of subtask i go to subtask i modulo the parallelism. A barrier never waits for replies: without room,
-earlier rows go into the snapshot as they are. Design: docs/design/joins-and-lookups.md.
+A snapshot holds the rows, not the calls: after a restore these rows come first and are requested again. After
+rescaling, rows of subtask i go to subtask i modulo the parallelism. A barrier never waits for replies. Design:
+docs/design/joins-and-lookups.md.
 """
 
 import copy
@@ -100,7 +100,7 @@ class LookupOperator(Operator):
         for snapshot in own:
             where = f"{self._where}, state of subtask {snapshot.subtask}"
             for batch in decode_batches(snapshot.values[HELD_VALUE], where):
-                # a subtask's event time does not hold for rows of another subtask
+                # event time of another subtask
                 self._take_in_time(batch if len(own) == 1 and self.is_followed else batch.reaching(None))
 
     def _connect(self) -> Calls:

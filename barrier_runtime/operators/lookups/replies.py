@@ -23,7 +23,7 @@ class Cache:
 
     >>> Cache(100_000, ttl=timedelta(minutes=1))
 
-    Raises `InvalidJob` for a size below 1 and a `ttl` that is not a positive timedelta or number of seconds.
+    Raises `InvalidJob` for a size below 1 or a `ttl` that is not a positive duration.
     """
 
     size: int

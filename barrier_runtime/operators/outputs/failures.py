@@ -1,7 +1,7 @@
 """Rows whose function raised, in steps that do not fail then: skipped, or sent to the errors output.
 
-Wrong use of this package, failing storage and lack of memory still end the job; so does a result that does not fit the
-schema, except in `map` and `flat_map` with a declared schema.
+Wrong use of this package, failing storage, lack of memory, and except in `map` and `flat_map` with a declared schema an
+unfitting result, still end the job.
 """
 
 import warnings
@@ -168,5 +168,5 @@ def _json(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """Text that Arrow can store: an exception may quote invalid Unicode."""
+    """Text that Arrow can store."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,6 +1,4 @@
-"""Side outputs of a step: declared, filled per batch, sent at the batch's end.
-A row keeps its content and the event time reached when it was emitted.
-"""
+"""Side outputs of a step: declared, filled per batch, sent at the batch's end."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -183,7 +181,6 @@ MAIN = "main"
 
 
 def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: OnError | Retry, where: str) -> dict[str, pa.Schema]:
-    """Returns the declared side outputs in order, then that of errors."""
     found: dict[str, pa.Schema] = {}
     if side is not None:
         if not isinstance(side, Mapping) or not side:

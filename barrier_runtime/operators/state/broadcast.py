@@ -45,8 +45,8 @@ class BroadcastState(KeyedState, Generic[K, V]):
 
     `key` is int, str, bytes, bool, float, date or datetime; `kind`, `renamed` and `migrate` are as in `ValueState`;
     there is no `ttl`. Reading returns a copy of a mutable value, so only `state[key] = value` changes the state. Dicts
-    in values come back in the order of their keys. None is not a value. The map is held in memory, and stored whole if
-    it has changed since the last checkpoint.
+    in values come back in the order of their keys. None is not a value. The map is held in memory; a checkpoint stores
+    the whole changed map.
     """
 
     __slots__ = ("_access", "_as_key", "_copy", "_encode", "_key", "_type")

@@ -1,7 +1,6 @@
 """Copies of broadcast state: one per subtask of an operator, all equal, and one in each snapshot.
 
-Entries are bytes: snapshots encode nothing on the loop, and functions cannot change stored values in place. Design:
-docs/design/broadcast-state.md.
+Entries are bytes: snapshots encode nothing on the loop. Design: docs/design/broadcast-state.md.
 """
 
 import datetime
@@ -21,7 +20,7 @@ from barrier_runtime.state.versioned import VersionedDecoder
 
 SUMMARY = f"{SHARED}broadcast"  # snapshot value of every subtask
 _CONTENT = f"{SHARED}broadcast-"  # values of subtask 0, with a number
-_CHUNK_ENTRIES = 1_024  # encoded at once: a worker thread must release the interpreter's lock soon
+_CHUNK_ENTRIES = 1_024  # encoded at once
 
 
 class StoredCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,7 +153,6 @@ class BroadcastCopies:
     """Copies of a subtask, by state. `changes`: the handler that may write now, or empty."""
 
     def __init__(self, operator: str, subtask: int, exactly_once: bool, restored: Sequence[OperatorSnapshot]) -> None:
-        """Raises `Corrupt` if the copies in `restored` differ."""
         self.changes = ""
         self._subtask = subtask
         self._exactly_once = exactly_once
@@ -217,7 +215,6 @@ class BroadcastCopies:
 
 
 def contents_of(restored: Sequence[OperatorSnapshot], where: str) -> dict[str, bytes]:
-    """Raises `Corrupt` if the copies differ."""
     found = {each.subtask: each for each in restored if SUMMARY in each.values}
     summaries = {subtask: _SUMMARY.decode(each.values[SUMMARY], where) for subtask, each in sorted(found.items())}
     if not summaries:

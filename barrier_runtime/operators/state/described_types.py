@@ -1,6 +1,7 @@
 """Users' types as msgspec sees them: decoders, descriptions in snapshots, fields and earlier names.
 
-Pure. `state/snapshots/continued_state` has the rules for fields and types that changed since a checkpoint."""
+Pure.
+"""
 
 import dataclasses
 import re
@@ -16,7 +17,6 @@ from barrier_runtime.state.snapshots.value_types import FieldType, ValueType
 
 
 def is_model(kind: Any) -> TypeGuard[type[Any]]:
-    """Returns whether `kind` is a model class of pydantic 2."""
     return (
         isinstance(kind, type)
         and isinstance(getattr(kind, "model_fields", None), Mapping)
@@ -104,7 +104,7 @@ def check_renamed(renamed: Any, fields: tuple[str, ...], says: str) -> dict[str,
 
 
 def _is_inner(name: Any, fields: tuple[str, ...]) -> bool:
-    """Returns whether `name` is a path to a field inside a field, such as "lines[].price"."""
+    """Returns whether `name` is a path into a field, such as "lines[].price"."""
     return isinstance(name, str) and name not in fields and re.split(r"[.\[]", name, maxsplit=1)[0] in fields
 
 

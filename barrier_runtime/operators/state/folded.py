@@ -99,8 +99,7 @@ class ReducingState(_FoldedState, Generic[T]):
     ...     def process(self, key, row, ctx):
     ...         yield {"key": key, "peak": self.peak.add(row["v"])}
 
-    `kind` is as in `ValueState`; `reduce(so far, added)` returns the new value. With a `ttl` the value is forgotten
-    when nothing was added for that time.
+    `kind` is as in `ValueState`; `reduce(so far, added)` returns the new value. A `ttl` counts from the last addition.
     """
 
     __slots__ = ("_reduce",)
@@ -140,7 +139,7 @@ class ReducingState(_FoldedState, Generic[T]):
 
 
 class AggregatingState(_FoldedState, Generic[In, Acc, Out]):
-    """An accumulator per key; added values, accumulator and result may have three different types.
+    """An accumulator per key; added values, accumulator and result may differ in type.
 
     >>> class Mean:
     ...     def zero(self): return (0.0, 0)
@@ -153,8 +152,7 @@ class AggregatingState(_FoldedState, Generic[In, Acc, Out]):
     ...         yield {"key": key, "mean": self.mean.value}
 
     `aggregate` has `zero()`, `add(accumulator, value)`, which returns the new accumulator, and `result(accumulator)`.
-    `kind` is the type of the accumulator, as in `ValueState`. With a `ttl` the accumulator is forgotten when nothing
-    was added for that time.
+    `kind` is the type of the accumulator, as in `ValueState`. A `ttl` counts from the last addition.
     """
 
     __slots__ = ("_aggregate",)

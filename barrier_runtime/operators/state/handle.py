@@ -25,7 +25,7 @@ StateKey = tuple[Any, ...]
 
 
 class CurrentKey:
-    """Key of the current row or timer, set before every call. One object per operator."""
+    """Key of the current row or timer, set before every call."""
 
     __slots__ = ("key", "timing", "undo")
 

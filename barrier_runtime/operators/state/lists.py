@@ -29,7 +29,7 @@ _LIST = StateDescription(LIST.name)
 
 
 class ListState(KeyedState, Generic[T]):
-    """A list per key of any length: an append writes one element, and nothing reads the list as a whole.
+    """A list per key of any length: an append writes a single element.
 
     >>> class Alarm:
     ...     recent = ListState(float)
@@ -43,8 +43,8 @@ class ListState(KeyedState, Generic[T]):
     does not depend on the length; `clear` and `update` write every element, and iteration reads every element.
 
     Single elements cannot be removed or changed: `update(list)` stores a new list, also after an element was changed in
-    place. Iteration goes by index, so elements appended meanwhile are included. None is not an element. With a `ttl`
-    each element has its own time; `[index]` and `len` then visit all elements.
+    place. Iteration includes elements appended meanwhile. None is not an element. With a `ttl` each element has a
+    separate time; `[index]` and `len` then visit all elements.
     """
 
     __slots__ = ("_put", "_table", "_type")

@@ -33,7 +33,7 @@ _ABSENT: Any = object()
 
 
 class MapState(KeyedState, Generic[K, V]):
-    """A map per key of any size: each entry is read and written by itself.
+    """A map per key of any size, read and written entry by entry.
 
     >>> class Visits:
     ...     seen = MapState(str, int)
@@ -45,9 +45,9 @@ class MapState(KeyedState, Generic[K, V]):
     cost of `[]`, `in`, `get`, `del`, `len` and truth does not depend on the size; `clear` writes every entry.
 
     `keys()`, `values()`, `items()` and iteration follow the order of the keys (texts by code point; times with a zone
-    by their UTC value, in which they come back). Each step goes to the next greater key present then, so an iteration
-    sees changes ahead of its position, and no others. A value changed in place is kept only after `state[key] = value`.
-    None is not a value. With a `ttl` each entry has its own time; `len` then visits all entries.
+    come back in UTC). An iteration sees changes ahead of the position, and no others. A value changed in place is kept
+    only after `state[key] = value`. None is not a value. With a `ttl` each entry has a separate time; `len` then visits
+    all entries.
     """
 
     __slots__ = ("_as_key", "_key", "_put", "_table", "_type")

@@ -3,8 +3,8 @@
     migrate=[first, second]     a value of version 0 goes through both, one of version 1 through the second
     C1 · 56 ('V') · version · value     as it is stored; of version 0 the value alone
 
-An entry is converted when it is first read, and written in its new form (`StateTable.made_new`). Entries of broadcast
-state are converted at each read, so the functions must have no side effects.
+The first read of an entry converts the entry, which is written in the new form (`StateTable.made_new`). Entries of
+broadcast state are converted at each read, so the functions must have no side effects.
 """
 
 import inspect
@@ -88,8 +88,6 @@ def migrating_decoder(
 
 
 class _Step:
-    """Conversion from a version to the next, in the stored form of both."""
-
     def __init__(self, function: Callable[[Any], Any], names: Mapping[str, str | None], where: str) -> None:
         self._function = function
         self._where = f"{where}: {function_name(function)} in migrate="

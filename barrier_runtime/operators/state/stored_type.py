@@ -2,8 +2,7 @@
 
 A changed program can still read values after fields with defaults were added, fields removed, or types widened.
 
-`is_kept` detects values that a restored job would read differently, such as whole numbers read as floats, or dropped
-fields.
+`is_kept` detects values that a restored job would read differently, such as dropped fields.
 """
 
 import dataclasses
@@ -47,7 +46,7 @@ def is_kept(value: Any, read: Any) -> bool:
     if type(value) is type(read) and not isinstance(value, decimal.Decimal) and value == read:
         return True
     if isinstance(value, datetime.datetime) and isinstance(read, datetime.datetime):
-        # times of different zones compare unequal in the hour that a clock change repeats
+        # clock changes
         return _moment(value) == _moment(read)
     if isinstance(value, decimal.Decimal):
         return isinstance(read, decimal.Decimal) and value.as_tuple() == read.as_tuple()
@@ -179,8 +178,7 @@ class StoredType:
         """Returns `value` in the form in which state `name` stores it.
 
         Numbers of numpy become plain, whole numbers of a float state become floats, times with a zone become UTC (in a
-        copy, if inside a value). Raises `InvalidJob` for a scalar of another type; other values are checked when
-        written.
+        copy, if inside a value). Raises `InvalidJob` for a scalar of another type.
         """
         scalar = self.scalar
         if scalar is None:

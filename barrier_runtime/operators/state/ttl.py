@@ -1,7 +1,6 @@
 """`TTL`: how long an entry of keyed state lives; and the clocks that decide expiry.
 
-The wall clock is read once per batch and never goes back; replays see other times, so the step is not deterministic.
-Design: docs/design/time-to-live.md.
+The wall clock is read once per batch and never goes back. Design: docs/design/time-to-live.md.
 """
 
 import datetime
@@ -28,13 +27,12 @@ class TTL:
 
     >>> ValueState(Reading, ttl=TTL(timedelta(days=7)))
 
-    An entry written at time t is no longer returned from t + `time` on. Each element of a `ListState` and each entry of
-    a `MapState` has its own time. `refresh`: "on_write" counts from the last write, "on_read" from the last write or
-    read. `clock`: "event" (event time; the step needs `event_time=` and its input watermarks) or "processing" (wall
-    clock: a replay may see other state, so a sink that relies on a deterministic replay may only follow stored rows,
-    see `Stream.stable`). Once the watermark (or the wall clock) has passed them, expired entries are deleted in small
-    steps, even if never accessed. `time`: a `timedelta`, or seconds. Raises `InvalidJob` for a time below a
-    millisecond.
+    An entry written at time t expires at t + `time`, each element of a `ListState` and each entry of a `MapState`
+    separately. `refresh`: "on_write" counts from the last write, "on_read" from the last write or read. `clock`:
+    "event" (event time; the step needs `event_time=` and watermarks) or "processing" (wall clock: a replay may see
+    other state, so a sink that relies on a deterministic replay may only follow stored rows, see `Stream.stable`).
+    Expired entries are deleted in small steps, even if never accessed. `time`: a `timedelta`, or seconds. Raises
+    `InvalidJob` for a time below a millisecond.
     """
 
     time: Duration
@@ -136,7 +134,7 @@ class _NoTime:
 def opened_expiry(
     ttl: TTL | None, backend: KeyedBackend, name: str, what: StateDescription, timing: Timing | None
 ) -> tuple[Expiry | None, StateDescription]:
-    """Returns how entries of a state expire (None: never), and its description in later snapshots."""
+    """Returns how entries of a state expire (None: never), and the description in later snapshots."""
     described = backend.restored(name)
     restored, before = described is not None, described.ttl if described is not None else None
     if ttl is None and before is None:

@@ -1,4 +1,4 @@
-"""`ValueState`: one value per key. `value` is used for every row, so the code is written for speed."""
+"""`ValueState`: a value per key, read and written for every row."""
 
 import datetime
 from collections.abc import Callable, Mapping
@@ -54,10 +54,10 @@ class ValueState(KeyedState, Generic[T]):
     `kind` is any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
     `msgspec.Struct`. A value changed in place is kept only after `update(value)` (`check_state` detects such changes).
 
-    `value` is `default` (None unless given) if nothing is stored; use `default_factory=` for mutable objects. With a
-    `ttl` a value expires that long after it was written. `renamed`: fields of a class in earlier versions of the
-    program, old name to new, or to None for a dropped field. `migrate`: a function of an old value that returns the new
-    value, or a list of functions, one for each change of the type; keep them as long as there is state (docs/state.md).
+    `value` is `default` (None unless given) if nothing is stored; use `default_factory=` for mutable objects.
+    `renamed`: fields of a class in earlier versions of the program, old name to new, or to None for a dropped field.
+    `migrate`: a function of an old value that returns the new value, or a list of functions, one for each change of the
+    type (docs/state.md).
     """
 
     __slots__ = ("_default", "_factory", "_get", "_put", "_remove", "_scalar", "_type")
@@ -163,7 +163,7 @@ class _IntState(ValueState[int]):
 
     @value.setter
     def value(self, value: int) -> None:
-        # a number that is too low is refused by the next checkpoint: this saves a comparison
+        # the next checkpoint refuses a number that is too low
         if type(value) is int and value <= INT_MAX:
             self._put(self._current.key, value)
         else:

@@ -1,8 +1,7 @@
 """Entries keyed by (keys, window start), which emit results when the window is over.
 
-With an allowed lateness the emitted window is kept for that long, and each late row emits the window again, so the
-number of results does not depend on the cuts of batches. For replays, results of a watermark are ordered by window and
-keys: first of entries in memory, then of evicted entries.
+With an allowed lateness the emitted window is kept for that long, and each late row emits the window again. For
+replays, results of a watermark are ordered by window and keys: first of entries in memory, then of evicted entries.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -61,7 +60,6 @@ class Windows(WindowEntries):
         self._rule.restored()
 
     def _find_starts(self) -> None:
-        """Notes starts of windows; entries of emitted ones are skipped later."""
         self.due.forget_row_ids()
         self.kept.forget_row_ids()
         if self.operator.going_to_ms is not None:
@@ -123,7 +121,7 @@ class Windows(WindowEntries):
             batch = batch.slice(row)
 
     def _process_slices(self, batch: Batch, emit: Emit) -> None:
-        """Takes some rows per turn, since each may load a window (some 30 us); the rest is `operator.rest`."""
+        """Takes some rows per turn, since each may load a window; the rest is `operator.rest`."""
         if batch is not self._by_group:
             batch = self._ordered_by_group(batch)
         until_s = self.operator.context.now_s() + SLICE_S

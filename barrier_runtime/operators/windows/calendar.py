@@ -72,7 +72,8 @@ class Calendar(KnownWindows):
 
     def covers(self, inner: WindowAssigner) -> bool:
         """Periods of one zone nest, except for weeks in months.
-        Other windows have to touch at each begin of a day since 1970, or of a week if the zone has one offset."""
+        Other windows have to touch at each begin of a day since 1970, or of a week if the zone has a single offset.
+        """
         if isinstance(inner, Calendar) and inner.zone == self.zone:
             return inner.every in ("day", self.every)
         if inner.grid is None:
@@ -141,7 +142,7 @@ class _Begins:
         return known.starts[behind - 1], known.starts[behind]
 
     def _with(self, known: _Known, times_ms: Ints) -> _Known:
-        """Adds the years of these times and their neighbours, so that each time has a begin before and after."""
+        """Adds the years of these times and the neighbouring years."""
         found = distinct_ints(times_ms.astype("datetime64[ms]").astype("datetime64[Y]").astype(np.int64)) + 1970
         asked = {year + beside for year in found.tolist() for beside in (-1, 0, 1)} - known.years
         if not asked:

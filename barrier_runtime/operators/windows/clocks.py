@@ -2,10 +2,9 @@
 
 By *event time* these are a column and the watermarks from upstream.
 
-By the *wall clock* all rows of a batch have the time of its arrival, and no row is late. Windows over by then are
-emitted before the rows: their watermark is the clock less one millisecond. Of the upstream watermarks only the end of
-the input counts: all windows are emitted. After a restore the clock continues from the snapshots' time, or the
-machine's if later, so no row falls into an emitted window.
+By the *wall clock* all rows of a batch have the time of arrival, and no row is late. Windows over by then are emitted
+before the rows. Of the upstream watermarks only the end of the input counts: all windows are emitted. After a restore
+the clock continues from the snapshots' time, or the machine's if later.
 """
 
 from dataclasses import dataclass
@@ -66,8 +65,9 @@ class Clocked(Protocol):
 @dataclass(frozen=True)
 class EventTime:
     """`column`: None for windows that do not depend on the time of rows.
-    `were_by_other`: older builds counted these rows by another column, so state without the name of the column is not
-    continued."""
+    `were_by_other`: older builds counted these rows by another column; state without the name of the column is not
+    continued.
+    """
 
     column: str | None = None
     were_by_other: bool = False

@@ -1,7 +1,7 @@
 """Ordered firing of due windows in turns, so that barriers come in between.
 
-Sorting a million windows takes a second. So a sample is sorted first; its *splitters* divide the others into *parts*,
-chunk by chunk, and a part is sorted in its turn. After a restore the remaining windows are sorted again.
+Sorting a million windows takes a second. So a sorted sample gives *splitters*, which divide the others into *parts*,
+chunk by chunk; each turn sorts a part.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,7 +66,8 @@ _BITS = 63
 
 def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) -> Iterator[Ints | None]:
     """Yields parts of `row_ids`, which in sequence are in order; None after a step without a part.
-    `row_ids` are distinct. Up to `few` row ids are one part; otherwise parts have about `part`."""
+    `row_ids` are distinct. Up to `few` row ids are a single part; otherwise parts have about `part`.
+    """
     if len(row_ids) <= few:
         if len(row_ids):
             yield order(row_ids)

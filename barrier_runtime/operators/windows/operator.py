@@ -2,8 +2,7 @@
 Design: docs/design/windows.md.
 
 Work due at a watermark is done in turns, without rows in between, so state alone shows the remaining work: windows that
-are over and still present. A snapshot stores the time being advanced to, and a restored operator advances there before
-its first row.
+are over and still present. A snapshot stores the time being advanced to; a restored operator first advances there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,7 +121,7 @@ class WindowOperator(KeyedOperator):
     def _restored_columns(self, stored: pa.Schema) -> pa.Schema:
         if not self.content.holds_rows:
             return super()._restored_columns(stored)
-        # Held rows are bytes without their schema: other columns, or another order, would read other values.
+        # Held rows are bytes without a schema.
         assert self._declared is not None
         check_same(columns_of(plain_schema(self._declared), self._columns, self.where), stored, self.where)
         return stored

@@ -18,12 +18,11 @@ class OwnTrigger(WindowTrigger):
       `clock`: "event" (at multiples since 1970) or "processing" (the wall clock).
     - `on_close(window)`: called when the window is over. Without it the window emits its result.
 
-    Each returns a `TriggerResult`; None is NOTHING, in `on_close` FIRE. Then a window that is over is removed, or kept
-    for late rows, which emit it without a call.
+    Each returns a `TriggerResult`; None is NOTHING, in `on_close` FIRE. A window that is over is then removed, or kept
+    for late rows, which emit the window without a call.
 
-    `state`: numbers per key and window, by name, with their initial values. Methods must depend on their arguments and
-    `window.state` alone, since rows are read again after a failure. The class must keep its name as long as a job is
-    restored from its checkpoints.
+    `state`: numbers per key and window, by name, with initial values. Methods must depend on their arguments and
+    `window.state` alone. Checkpoints hold the name of the class.
 
     >>> class Large(OwnTrigger):
     ...     state = {"total": 0}

@@ -1,7 +1,7 @@
 """Rows that the combiner may replace by a partial row: they share their windows and their lateness.
 
-Of sessions: *repeats*, rows of a key and time that no row of the key with another time divides. The order of different
-times matters, since a row in time may rescue later rows from being late. Design: docs/design/combiner.md.
+Of sessions: *repeats*, rows of a key and time that no row of the key with another time divides. Design:
+docs/design/combiner.md.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,13 @@
 """Entries per *slice* of sliding windows, so that a row is added once, not once per window.
 
 A slice is as long as the slide. An entry is (keys, start of the slice); the window with this start is the slice's last.
-When a window is over, its slices are added up by key, oldest first: nothing is subtracted, so float sums do not drift.
+When a window is over, the slices are added up by key, oldest first, so float sums do not drift.
 
-A row counts in those windows of its slice that are not over, and is late if all are over. Event time advances before a
+A row counts in those windows of the slice that are not over, and is late if all are over. Event time advances before a
 row that is behind the watermark of its own batch.
 
-`_fired_ms` records by key group, also in snapshots, which windows were emitted. A part of a window (up to `FEW` keys,
-or whole key groups) and its mark are one step, which no barrier divides at any parallelism.
+`_fired_ms` records by key group, also in snapshots, which windows were emitted. No barrier divides a part of a window
+(up to `FEW` keys, or whole key groups) from this mark.
 
 Results of aggregates outside of `_ADDED_UP` do not follow, bit for bit, from those of slices: their entries are windows
 (`Windows`), as in state that began so. State in slices that gets such an aggregate becomes windows at the restore.
@@ -57,7 +57,7 @@ _SLICES = VersionedDecoder(value_format("{}: its slices in its snapshot"), msgsp
 
 
 def add_up(aggregates: Mapping[str, AnyAggregate]) -> bool:
-    """Returns whether all results of a window follow from those of its slices."""
+    """Returns whether all results of a window follow from those of slices."""
     return all(isinstance(each, Aggregate) and each.kind in _ADDED_UP for each in aggregates.values())
 
 
@@ -273,7 +273,7 @@ class Slices(Windows):
             for first in range(0, len(row_ids), firing.FEW):
                 yield row_ids[first : first + firing.FEW], numbers[first : first + firing.FEW]
             return
-        seen = np.zeros(0, np.bool_)  # by number: entries evicted meanwhile are yielded again
+        seen = np.zeros(0, np.bool_)  # by number
         for of_part in self.table.entries_of(slice_start):
             if not len(of_part):
                 continue

@@ -29,11 +29,11 @@ class WindowTrigger(ABC):
 
     @abstractmethod
     def rule(self, windows: Any) -> Any:
-        """Returns an `OnClose` of `RuledWindows`. Imports here: flows without windows load no `rules`."""
+        """Returns an `OnClose` of `RuledWindows`."""
 
     @property
     def not_of_sessions(self) -> str:
-        """Reason for users why sessions cannot have this trigger; "": they can."""
+        """Reason why sessions cannot have this trigger; "": they can."""
         return ""
 
 
@@ -57,10 +57,10 @@ class FullWindow(WindowTrigger):
 class Every(WindowTrigger):
     """Early results of windows: pass either `interval` or `rows`.
 
-    With `interval`, results are emitted at each of its multiples, for windows that got rows since their last result.
-    With `rows`, a window emits a result whenever it has got so many further rows. `clock` of the interval: "event"
-    (event time, at multiples since 1970) or "processing" (the wall clock, so a replay gives other early results).
-    `accumulate`: a result covers all rows of its window; otherwise only those since the last result.
+    With `interval`, windows that got rows since the last result emit a result at each multiple. With `rows`, a window
+    emits a result at every so many further rows. `clock` of the interval: "event" (event time, at multiples since 1970)
+    or "processing" (the wall clock, so a replay gives other early results). `accumulate`: a result covers all rows of
+    the window; otherwise only those since the last result.
 
     >>> Every(rows=1000, accumulate=False)
     Every(interval=None, rows=1000, clock='event', accumulate=False)

@@ -97,7 +97,7 @@ class CommitLog:
         self._head: int | None = None
         self._looking = threading.Lock()
         self._read: dict[int, CommitRecord] = {}  # during the search all records read; then the head
-        self._read_head: int | None = None  # found by `look_ahead`
+        self._read_head: int | None = None
         self._durable = 0  # records up to this number are durable
         self._highest = (0, 0)  # checkpoint and token of the head and all earlier records
         # Files that a later call may repeat, with the checkpoint of the record that names them.

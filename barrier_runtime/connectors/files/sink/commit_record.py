@@ -91,7 +91,6 @@ def live_files(records: Iterable[CommitRecord]) -> list[CommittedFile]:
 
 
 def decode_commit_record(data: bytes, where: str, job: str, sink: str) -> CommitRecord:
-    """Raises `Corrupt` if the object is no record of this log."""
     record = _RECORD.decode(data, where)
     if (record.job, record.sink) != (job, sink):
         raise Corrupt(
@@ -160,7 +159,6 @@ class Summaries:
     _through: int = -1  # summaries up to this number need no check; -1: unknown
 
     def read(self, number: int) -> Summary | None:
-        """Returns a summary if intact and equal to the records."""
         data = get_or_none(self._store, self._key(number))
         summary = None if data is None else _decoded_summary(data)
         if summary is None or not summary.records:

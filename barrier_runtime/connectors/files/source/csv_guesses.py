@@ -99,7 +99,6 @@ def _unequal(texts: pa.Array, rows: list[int]) -> list[int]:
 
 
 def _suspects(texts: pa.Array, whole: bool, decimal_point: str) -> list[int]:
-    """Rows whose text may differ from the usual form."""
     valid = texts.drop_null() if texts.null_count else texts
     if not len(valid):
         return []

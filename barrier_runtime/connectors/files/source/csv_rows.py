@@ -157,7 +157,7 @@ class CsvRows:
         self._form = form
         self._guessed = frozenset(guessed)
         self._empty = no_rows(schema)
-        self._texts: set[str] = set()  # columns to convert from text
+        self._texts: set[str] = set()
         for field in schema:
             guess = field.name in self._guessed
             # Arrow takes the same texts of true and false for all columns

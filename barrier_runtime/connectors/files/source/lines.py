@@ -76,7 +76,7 @@ class LinesReader(FileReader):
         self._skip = 0
         self._ahead = DecodedAhead(self._decode)
         self._reached = 0
-        self._data = b""  # the last block
+        self._data = b""
         self._half_line = False
         self._longest = _LONGEST_ON_LOOP
 

@@ -90,7 +90,6 @@ class FileReader:
         return True
 
     def next_chunk(self) -> pa.RecordBatch | None:
-        """Returns the next rows, or None at the end."""
         raise NotImplementedError
 
     def at_end(self) -> bool:

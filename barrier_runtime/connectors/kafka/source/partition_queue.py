@@ -126,7 +126,6 @@ class PartitionQueue:
             self._wake()
 
     def fail(self, trouble: Exception) -> None:
-        """Ends the queue after the fetched rows."""
         self.flush()
         self.trouble = self.trouble or trouble
         self._wake()
@@ -150,7 +149,6 @@ class PartitionQueue:
         return Taken(_rows_of(chunks), self.reached, _epoch_of(chunks), chunks[0].at_ns, _nulls_of(chunks))
 
     def _next(self, max_rows: int) -> list[Fetched]:
-        """Takes the next chunks together."""
         first = self._items.popleft()
         count, size = len(first.offsets), first.size
         if count > max_rows:

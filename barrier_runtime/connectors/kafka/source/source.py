@@ -47,7 +47,7 @@ Start: TypeAlias = Literal["earliest", "latest", "group"] | datetime.datetime
 Config: TypeAlias = Settings | Callable[[], Settings]
 
 _HELD_BYTES = 64 * 1024 * 1024  # fetched but not taken, by all readers of a process
-_ONCE_S = 1e9  # about 30 years
+_ONCE_S = 1e9
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,6 @@ class LoggedRows:
 
     @property
     def at(self) -> ChangePosition:
-        """Position after the rows."""
         last = self.passed + self.rows.num_rows
         place = bisect.bisect_left(self.ends, last)
         transaction = self.transactions[place]

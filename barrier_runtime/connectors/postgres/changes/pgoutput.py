@@ -135,7 +135,7 @@ _EPOCH_US = 946_684_800_000_000  # PostgreSQL's epoch, 2000-01-01
 
 @dataclass(frozen=True, slots=True)
 class TransactionBegin:
-    commit_lsn: int  # position of the commit that will follow
+    commit_lsn: int
     committed_us: int  # since 1970
     xid: int
 

@@ -65,7 +65,6 @@ from pg_replication_slots where slot_name = %s
 
 
 def connect(parameters: Mapping[str, str], *, replication: bool, name: str) -> Any:
-    """Raises psycopg's errors."""
     psycopg = load_psycopg()
     given = {**CONNECTION_DEFAULTS, **parameters, "application_name": name}
     options = " ".join(f"-c {option}={value}" for option, value in _OPTIONS.items())
@@ -76,7 +75,6 @@ def connect(parameters: Mapping[str, str], *, replication: bool, name: str) -> A
 
 
 def read_table(connection: Any, name: str, as_text: Sequence[str], form: Form, where: str) -> ChangedTable:
-    """Raises `InvalidJob` if the form cannot express the table's changes."""
     schema, _, table = name.partition(".")
     found = connection.execute(_TABLE, (schema, table)).fetchone()
     if found is None:
@@ -215,7 +213,6 @@ def look_at_slot(connection: Any, slot: str) -> ReplicationSlot | None:
 
 
 def check_slot(slot: str, state: ReplicationSlot | None, lsn: int, end_of_log: int, where: str) -> None:
-    """Raises `InvalidJob` if the slot cannot continue at `lsn`."""
     if state is None:
         raise InvalidJob(
             f"{where}: the replication slot {slot!r} is gone (dropped, or the server that took over did not have it), "

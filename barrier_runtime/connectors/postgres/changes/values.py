@@ -77,7 +77,6 @@ def as_column(texts: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
 
 
 def as_stored(values: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
-    """Raises `InvalidJob` unless the column's type keeps all values."""
     if values.type == column.type:
         return values
     both = (values.type, column.type)
@@ -93,7 +92,6 @@ def as_stored(values: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
 
 
 def from_text(texts: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
-    """Raises `InvalidJob` for a value outside the type."""
     kind = column.type
     if pa.types.is_string(kind):
         return texts

@@ -9,7 +9,6 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def kept_as(column: pa.Array | pa.ChunkedArray, field: pa.Field, where: str) -> pa.Array | pa.ChunkedArray:
-    """Raises `InvalidJob` for the first value that does not fit."""
     try:
         with contextlib.suppress(pa.ArrowInvalid):
             return _cast(column, field.type)

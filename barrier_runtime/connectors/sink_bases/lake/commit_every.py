@@ -17,7 +17,6 @@ _DAY_MS = 24 * 60 * 60 * 1000
 
 
 def commit_every_ms(commit_every: datetime.timedelta | float, who: str) -> int:
-    """Raises `InvalidJob` unless the duration is between 0 and a day."""
     seconds = commit_every.total_seconds() if isinstance(commit_every, datetime.timedelta) else commit_every
     if isinstance(seconds, Real) and not isinstance(seconds, bool) and math.isfinite(seconds):
         ms = round(float(seconds) * 1000)

@@ -187,7 +187,6 @@ def _whole_microseconds(convert: Convert) -> Convert:
 
 
 def checked(batch: pa.RecordBatch, fits: Sequence[Fitted], table: str, where: str) -> pa.RecordBatch:
-    """Raises `InvalidJob` for the first refused value."""
     made = []
     for values, each in zip(batch.columns, fits, strict=True):
         column = each.column

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 MOST_ROWS = 1 << 18  # of a transaction; a larger checkpoint has its own
-WRITE_ROWS = 4_096  # of a statement
+WRITE_ROWS = 4_096
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,6 @@ class StatementDialect(Dialect):
 def check_key(
     columns: Sequence[TableColumn], unique: Iterable[Iterable[str]], key: Sequence[str], table: str, where: str
 ) -> None:
-    """Raises `InvalidJob` unless a unique index has exactly the key's columns."""
     names = [column.name for column in columns]
     listed = ", ".join(key)
     for name in key:

@@ -1,7 +1,7 @@
 """Accumulators with one cell of bytes per entry: collections, sketches, and users' own, row by row.
 
-A cell is *opened* once per key and batch, and becomes bytes again, so no state exists outside of snapshots. Results
-must not depend on how often the state was opened.
+A cell is *opened* once per key and batch, and becomes bytes again. Results must not depend on how often the state was
+opened.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class CellKind(Protocol[State]):
 
     @property
     def name(self) -> str:
-        """Name of the state column; never changes, and equals that of kinds with the same state."""
+        """Name of the state column; never changes, equal for kinds with the same state."""
 
     @property
     def column(self) -> str:

@@ -13,14 +13,16 @@ from barrier_runtime.operators.aggregation.state_columns import Columns, Initial
 class Composite(Protocol):
     @property
     def name(self) -> str:
-        """Equal for composites with the same columns of state and the same behaviour."""
+        """Name, equal for composites with the same state and behaviour."""
 
     def storage(self) -> dict[str, tuple[str, Initial]]:
         """State columns: name -> (numpy dtype, initial value)."""
 
     def added(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
-        """Returns the columns after all rows, per group of `rows`. `before`: their values before, per group.
-        The bits do not depend on how rows are cut into batches."""
+        """Returns the columns after all rows, per group of `rows`.
+
+        `before`: the values before, per group. The bits do not depend on the cuts of batches.
+        """
 
     def running(
         self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left

@@ -1,7 +1,7 @@
 """Exact sums and means of decimals: integers of 128 bits, in two words.
 
-Sum and value have at most 38 digits, so a sum that leaves 128 bits wraps to more than 38 digits: checking every sum
-finds all that leave the type.
+Sum and value have at most 38 digits, so a sum that leaves 128 bits wraps to more than 38 digits, which a check of every
+sum finds.
 """
 
 from dataclasses import dataclass

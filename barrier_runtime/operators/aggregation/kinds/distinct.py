@@ -1,8 +1,8 @@
 """The exact `count_distinct` for many rows at once.
 
-Only the first row of a value in a batch and key is looked up in the key's set (of `SetCell`): for text, bytes and
-decimals in a Python set per key, for other values in the cells of all keys of the batch at once, in arrays. A key with
-more than `MANY` values has an index, if there is room.
+Only the first row of a value in a batch and key is looked up: for text, bytes and decimals in a Python set per key, for
+other values in the cells of all keys of the batch at once, in arrays. A key with more than `MANY` values has an index,
+if there is room.
 """
 
 from collections import OrderedDict
@@ -60,7 +60,8 @@ def counts_of_words(cells: Sequence[bytes]) -> Ints:
 def _found_in(cells: Sequence[bytes], words: Ints) -> Ints:
     """Returns each cell's values among `words`: cell number times `len(words)`, plus index in `words`.
     Cells are joined with a gap, so the next cell's number of values is a word too, and searched in parts that fit the
-    processor's cache. A table rules out nearly all values."""
+    processor's cache.
+    """
     ends = np.cumsum(counts_of_words(cells) + 1)
     bits = len(words).bit_length() + _MARK_BITS
     marks, shift = np.zeros(1 << bits, np.bool_), np.uint64(64 - bits)
@@ -106,7 +107,8 @@ class KnownWords:
 
 class Indexes:
     """Indexes of recently used cells, up to `REMEMBERED` values in all; a single index may be larger.
-    An index in use is not replaced: building one takes as long as a dozen searches."""
+    An index in use is not replaced.
+    """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, tuple[bytes, KnownWords, int]] = OrderedDict()

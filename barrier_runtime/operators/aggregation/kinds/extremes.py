@@ -138,7 +138,8 @@ class Extremes:
 def _lines(held: Ints, ranks: Ints, its_group: npt.NDArray[np.intp]) -> tuple[Ints, npt.NDArray[np.intp], Ints]:
     """Returns all versions of the groups' lines, each group's last line, and each rank's line.
     The lines start with `held`, a line per group; each rank with a place at its arrival adds a line (-1: no place).
-    Some ranks of each group are taken first, then only those above the result, because few of many have a place."""
+    Some ranks of each group are taken first, then only those above the result.
+    """
     current, newest = held.copy(), np.arange(len(held))
     lines, number = [held], len(held)
     version = np.full(len(ranks), -1, np.int64)

@@ -1,7 +1,7 @@
 """Count, mean and sum of squared deviations of a column, for variances (Welford's steps).
 
 All are relative to the first value (the *shift*), so numbers far from 0, such as times, lose no digits. Values are
-added one by one, so results do not depend on the cuts of batches.
+added one by one.
 """
 
 from dataclasses import dataclass

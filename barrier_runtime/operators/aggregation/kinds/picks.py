@@ -1,7 +1,7 @@
 """Value of a group's row: the first, the last, or that with a column's smallest or greatest value.
 
-Compared values become ranks, each group's below those of earlier groups, so one running minimum finds all rows that
-replace their predecessor.
+Compared values become ranks, each group's below those of earlier groups, so a running minimum finds all rows that
+replace the row picked before.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,8 @@
 """Approximate aggregates by Apache DataSketches: distinct values (HLL), quantiles (t-digest), top-k.
 
-A cell is the version of its layout (1 byte) and the sketch in the library's format. The same rows in the same order
-give the same result, however cut into batches; the library's random sketches (KLL, REQ) would not. A t-digest
-compresses its content when written, so values wait in the cell until there are `_CHUNK`.
-
-Only this file imports the package `datasketches`.
+A cell is the version of the layout (1 byte) and the sketch in the library's format. The same rows in the same order
+give the same result, however cut into batches; the library's random sketches (KLL, REQ) would not. A write compresses a
+t-digest, so values wait in the cell until there are `_CHUNK`.
 """
 
 import math

@@ -23,7 +23,6 @@ class Changed:
 
     @property
     def is_used(self) -> bool:
-        """Returns whether there were marks since the last `clear`."""
         return len(self._marks) > 0
 
     def row_ids(self, first: int = 0) -> Ints:
@@ -47,8 +46,7 @@ class Changed:
 
 
 class WallTurns:
-    """Emits all changed windows an interval after the first row since the last results.
-    The marks are the remaining work: snapshots need nothing else."""
+    """Emits all changed windows an interval after the first row since the last results."""
 
     def __init__(self, context: OperatorContext, interval_ms: int, changed: Changed) -> None:
         self._context = context

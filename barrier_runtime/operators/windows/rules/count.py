@@ -1,7 +1,7 @@
 """Windows by count: every n rows of a key, a result of these n rows.
 
-State is one entry per key, however many windows there were; with a slide, an entry per key and shift (see `Count`). The
-entry of shift -n starts as if n * slide rows had come before.
+State is an entry per key; with a slide, per key and shift (see `Count`). The entry of shift -n starts as if n * slide
+rows had come before.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Rules of early results (`Every`): windows emit results before they are over.
 
-State holds the number of rows in each window's last result, which shows a restore the changed windows. Batches are cut,
-and watermarks stop, at multiples of an interval of event time (docs/design/event-time-in-a-batch.md).
+State holds the number of rows in each window's last result. Batches are cut, and watermarks stop, at multiples of an
+interval of event time (docs/design/event-time-in-a-batch.md).
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ class Early(OnClose):
     any_order = False
 
     def __init__(self, windows: RuledWindows, accumulate: bool) -> None:
-        """`accumulate`: a result covers all rows of its window; otherwise those since the last result."""
+        """`accumulate`: a result covers all rows of the window; otherwise those since the last result."""
         super().__init__(windows)
         self._accumulate = accumulate
 
@@ -262,7 +262,7 @@ class EveryTime(_Marking):
             windows.operator.watermark_ms = due_ms
 
     def _tell_starts(self, reached_ms: int, emit: Emit) -> Iterator[None]:
-        """State shows whether an entry has emitted, so an entry that is read twice emits once."""
+        """State shows whether an entry has emitted: an entry read twice emits once."""
         for start in sorted(self._changed_starts):
             for row_ids in self.windows.table.entries_of(start):
                 yield from self._tell_parts(self.unsaid(row_ids), reached_ms, emit)

@@ -1,4 +1,4 @@
-"""Rules for when windows emit results: one per kind of trigger, and `OnClose` without."""
+"""Rules for when windows emit results: for each kind of trigger, and `OnClose` without a trigger."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias

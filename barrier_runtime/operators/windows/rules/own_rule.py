@@ -1,8 +1,7 @@
 """Rule of users' own triggers (`OwnTrigger`).
 
 The trigger is called for a batch's rows in order of arrival; then all results are computed at once, as running
-aggregates of *parts* of windows, which end where a window forgets its rows. Results do not depend on the cuts of
-batches.
+aggregates of *parts* of windows, which end where a window forgets rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,8 +1,8 @@
 """Entries per session, keyed by (keys, first time), with the last time and the accumulators.
 
-A session is over when the watermark reaches last time + gap: until then a row in time may touch the session. (Flink
-fires a millisecond earlier.) A row behind the watermark joins the open session that it touches; otherwise it is late if
-a session of this row alone would be over.
+A session is over when the watermark reaches last time + gap. (Flink fires a millisecond earlier.) A row behind the
+watermark joins an open session that the row touches; otherwise the row is late if a session of this row alone would be
+over.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ class Sessions(WindowEntries):
         self.operator.arrive(emit)
         added = self._add(batch, times_ms, emit)
         while added < len(batch):
-            # A session that this row would touch is over by then, and is emitted first.
+            # A session that this row would touch is emitted first.
             batch, times_ms = batch.slice(added), times_ms[added:]
             if batch.reached is not None and not self.operator.first_goes(batch, 0, int(batch.reached[0]), emit):
                 return

@@ -1,15 +1,13 @@
 """Assignment of a batch's rows to sessions, with the result of row by row in order of arrival.
 
 Usually a whole batch is assigned at once: rows sorted by key and time are cut into *runs* where no row follows within
-the gap; runs and open sessions likewise into *components*. A component becomes one session if
+the gap; runs and open sessions likewise into *components*. A component becomes a single session if
 
-- rows may be added in any order, none of its rows is late, and none of its sessions is over by its last row's event
-  time;
+- rows may be added in any order, no row is late, and no session is over by the event time of the component's last row;
 - or each row, in order of arrival, touches the session of the component's earlier rows, which is not over.
 
-Other components are taken row by row. If order matters for merged sessions (the bits of float sums), a session into
-which others are merged is on a higher *level*: rows of a level are added after the merges of the level, and before
-those of the next.
+Other components are taken row by row. If order matters (the bits of float sums), a session into which others are merged
+is on a higher *level*: rows of a level are added after the merges of the level, and before those of the next.
 """
 
 from bisect import bisect_right

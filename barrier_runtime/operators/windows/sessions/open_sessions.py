@@ -1,8 +1,8 @@
 """Open sessions of each key, and their ends.
 In memory, rebuilt from the table at a restore; identified by row id.
 
-A key's sessions are linked from the newest back. A session's *due time* is its end when last examined, in steps of a
-part of the gap. When due, a session that grew gets a new due time; adding a row sets none.
+A key's sessions are linked from the newest back. A session's *due time* is the end when last examined, in steps of a
+part of the gap. When due, a session that grew gets a new due time.
 """
 
 from collections.abc import Iterator
@@ -26,9 +26,7 @@ _NO_ROWS: Ints = np.empty(0, np.int64)
 
 class OpenSessions:
     def __init__(self, key_fields: int, gap_ms: int, steps: int = 16) -> None:
-        """`steps`: due times per gap.
-        More steps pay if many sessions have the same last time.
-        """
+        """`steps`: due times per gap."""
         self._gap_ms = gap_ms
         self._step_ms = max(1, gap_ms // steps)
         self._keys: IntKeys | TupleKeys = IntKeys(key_fields)

@@ -1,7 +1,7 @@
 """Rows that join sessions, for many *components* (see `assignment`) side by side, where order matters.
 
-A row that touches neither of its nearest earlier arrivals in time begins a session; a row that touches two sessions
-joins them, and the earlier session stays. Neighbours are found backwards: all rows are linked by time, and the last
+A row that touches neither of the nearest earlier arrivals in time begins a session; a row that touches two sessions
+joins both, and the earlier session stays. Neighbours are found backwards: all rows are linked by time, and the last
 arrivals removed first. Then each round adds the next row of every component. No row may be late here, no session over.
 """
 

@@ -1,7 +1,7 @@
 """Sessions with several results: before they are over (`Every`), and for late rows (allowed lateness).
 
-A session that is over is emitted and, for the allowed lateness, *kept*. A late row that extends it beyond the watermark
-opens it again, until its new end.
+A session that is over is emitted and, for the allowed lateness, *kept*. A late row that extends the session beyond the
+watermark opens the session again.
 
 Readers of results identify a session by key and start. If a row gives a session an earlier start, or joins two
 sessions, a result *retracts* results under a start that no longer exists, before all other results of the row. Results
@@ -9,7 +9,7 @@ under the new start begin with update 0.
 
 A row that emits or retracts a result is *taken exactly*, together with adjacent rows of other keys: event time first
 advances to the time reached at the row, and results are emitted in the order of rows. All other rows are added many at
-a time. Nothing depends on the cuts of batches.
+a time.
 """
 
 from collections.abc import Iterator, Mapping
