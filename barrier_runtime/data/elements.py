@@ -16,11 +16,11 @@ WATERMARK_MAX = 2**63 - 1
 
 
 class Batch:
-    """Rows of one fixed schema, never changed.
+    """Rows of a fixed schema, never changed.
 
     `emit_ns` is the *earliest* intended emission time of the rows (wall clock, nanoseconds). `reached`: per row the
     event time (ms) that the channel has reached, never decreasing; None: the last watermark's. `reached` replaces a
-    watermark before each row, so results do not depend on the cuts between batches.
+    watermark before each row.
 
     The rows exist as Arrow (`rows`) or lists (`few`); either is made from the other on demand.
     """
@@ -93,7 +93,7 @@ class Batch:
         return Batch(rows, self.emit_ns, self.reached[start : start + rows.num_rows])
 
     def moments(self) -> Iterator["Batch"]:
-        """Yields parts with one `reached` each; the batch itself if `reached` does not vary."""
+        """Yields parts in which `reached` does not vary."""
         if self.reached is None or not self.count or self.reached[0] == self.reached[-1]:
             yield self
             return
@@ -103,7 +103,7 @@ class Batch:
             yield self.slice(start, end - start)
 
     def made(self, rows: pa.RecordBatch) -> "Batch":
-        """Batch of other rows, made from a batch with one `reached`."""
+        """Batch of other rows, made from a batch in which `reached` does not vary."""
         reached = None if self.reached is None else np.full(rows.num_rows, self.reached[0])
         return Batch(rows, self.emit_ns, reached)
 
@@ -134,7 +134,7 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The channel is silent and must not hold the watermark back, until its next batch or watermark."""
+    """The channel must not hold the watermark back until the next batch or watermark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class CancelBarrier:
-    """Checkpoint `id` is cancelled; counts as its barrier for the alignment, without a snapshot."""
+    """Checkpoint `id` is cancelled; counts as the barrier for the alignment, without a snapshot."""
 
     id: int
     token: int

@@ -85,9 +85,8 @@ def greatest_event_time_ms(rows: FewRows, column: str) -> int:
 class EventClock:
     """Event time of one stream (a split): the greatest time seen, less the allowed out-of-orderness.
 
-    `detail` selects the batches that get `reached`. "late": batches with late rows, because only late rows make windows
-    depend on the cuts between batches. "rows" and "every": batches that advance event time, for windows of other times
-    and for timers.
+    `detail` selects the batches that get `reached`. "late": batches with late rows. "rows" and "every": batches that
+    advance event time, for windows of other times and for timers.
     """
 
     max_out_of_orderness_ms: int

@@ -1,13 +1,13 @@
 """Evaluates `pyarrow.compute` expressions on a batch, and their common parts once.
 
-Arrow exposes an expression's parts only in serialised form: a file of one row, whose columns are literals and options,
+Arrow exposes an expression's parts only in serialised form: a file of a row, whose columns are literals and options,
 and whose schema has the tree as metadata, in walk order:
 
     call f … options i, end f     a call, with its arguments between, and a column of options if it has any
     literal i · field_ref name    a leaf
 
-A common part is therefore a slice of the walk, replaced by a precomputed column. An expression that differs after
-reading and writing shares nothing.
+A common part is a slice of the walk, replaced by a precomputed column. An expression that differs after reading and
+writing shares nothing.
 """
 
 import re
@@ -76,7 +76,6 @@ class _Tree:
 
     @staticmethod
     def of(expression: pc.Expression) -> "_Tree | None":
-        """Returns None for an unreadable expression."""
         try:
             (buffer,) = expression.__reduce__()[1]
             row = pa.ipc.open_file(buffer).get_batch(0)
@@ -137,10 +136,7 @@ def _compiled(expression: pc.Expression, text: str, kernels: list[str]) -> Compi
 
 
 def columns_used(schema: pa.Schema, expressions: list[pc.Expression]) -> frozenset[str] | None:
-    """Columns of `schema` that `expressions` need; None if unknown, as for columns by number.
-
-    Arrow reports missing columns one at a time.
-    """
+    """Columns of `schema` that `expressions` need; None if unknown, as for columns by number."""
     if any("FieldPath" in str(expression) for expression in expressions):
         return None
     needed: set[str] = set()
@@ -163,7 +159,7 @@ def evaluate(
     parts: Mapping[str, pc.Expression] | None = None,
 ) -> list[pa.Array]:
     """One array per expression. `parts`: precomputed columns (`Shared`).
-    Uses one thread, since hand-overs between threads cost latency.
+    Uses a single thread.
     """
     steps = [acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))]
     if parts:

@@ -1,10 +1,10 @@
 """A small batch as a list of values per column.
 
-Arrow and numpy take microseconds per call, whatever the number of rows; at 10,000 rows per second a batch has five
-rows. So the most frequent steps (partition, frame, running aggregate, select) work on lists.
+Arrow and numpy take microseconds per call, and at 10,000 rows per second a batch has five rows. So the most frequent
+steps (partition, frame, running aggregate, select) work on lists.
 
-Numbers, booleans, text, bytes and nulls (None) are Python's; times of all kinds are the numbers that Arrow stores. A
-batch with other columns (lists, structs, decimals) stays in Arrow.
+Times of all kinds are the numbers that Arrow stores. A batch with other columns than numbers, booleans, text, bytes and
+times stays in Arrow.
 """
 
 from array import array
@@ -86,8 +86,8 @@ _CODES = {  # numpy's kind and size of a number -> typecode of `array`
 
 _Known: TypeAlias = tuple[pa.Schema, "Layout | None", pa.Schema]
 
-# Comparing schemas takes as long as all other work, so each object is known by its id, and replaced by the first equal
-# object. Kept objects (third item) keep their ids unique.
+# Comparing schemas is slow, so each object is known by its id, and replaced by the first equal object. Kept objects
+# (third item) keep their ids unique.
 _by_id: dict[int, _Known] = {}
 _by_schema: dict[pa.Schema, _Known] = {}
 _MOST_KNOWN = 256
@@ -210,7 +210,6 @@ class FewRows:
 
     @staticmethod
     def joined(parts: "Sequence[FewRows]") -> "FewRows":
-        """Concatenates parts with the same schema object; the result may exceed `MOST_ROWS`."""
         first = parts[0]
         if len(parts) == 2:  # usual: rows of two slots
             columns = [own + other for own, other in zip(first.columns, parts[1].columns, strict=True)]

@@ -2,8 +2,8 @@
 
 If Arrow refuses a block, or if a column is a map, the block is read line by line.
 
-Guessed types keep every value that was read: Arrow takes whole numbers beyond 64 bits for floats, and texts like times
-for timestamps without a zone. `guessed_exactly` corrects these.
+Arrow takes whole numbers beyond 64 bits for floats, and texts like times for timestamps without a zone:
+`guessed_exactly` corrects these types.
 """
 
 import re
@@ -154,7 +154,7 @@ def _other_zone(value: Any, kind: pa.DataType) -> str | None:
     return next((text for text in found if text is not None), None)
 
 
-_CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+) in row (\d+)")  # in Arrow's messages
+_CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+) in row (\d+)")
 _NO_NUMBER = re.compile(rb'([:\[,]\s*)"(NaN|-?Infinity)"(?=\s*[,}\]])')
 _NULL_ROW = re.compile(rb"\}\s*null")  # Arrow makes a row of such a line
 
@@ -168,8 +168,7 @@ def json_parser(
     """Returns a function from whole lines to rows, which raises `LineError` for unfit lines.
 
     Fields that `schema` lacks are omitted, absent fields are null. `left_out`: the types are guesses, except those of
-    the `declared` columns; guessed times have a zone only if their column has a zone, and `left_out` gets the first
-    omitted field and the byte where its line begins.
+    the `declared` columns; `left_out` gets the first omitted field and the byte where that line begins.
     """
     for field in schema:
         if wire_type(field.type) is None:

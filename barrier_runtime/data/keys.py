@@ -1,7 +1,7 @@
 """Key columns of a batch as state keys, and back.
 
 A state key is a tuple of None, bool, int, float, str or bytes. Dates are days and timestamps microseconds, as in
-partitioning: a row and its state must have the same key group.
+partitioning.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def plain_floats(array: pa.Array, what: str, step: str) -> pa.Array:
-    """Doubles of which equal values are the same key: -0.0 becomes 0.0. Raises `InvalidJob` for NaN."""
+    """Replaces -0.0 by 0.0. Raises `InvalidJob` for NaN."""
     if pc.any(pc.is_nan(array)).as_py():
         raise InvalidJob(f"{what} holds NaN, which equals nothing: replace or filter it before {step}")
     return pc.add(array.cast(pa.float64()), pa.scalar(0.0))

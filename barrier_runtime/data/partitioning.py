@@ -81,7 +81,7 @@ def _owner_list(parallelism: int, max_parallelism: int) -> list[int]:
 
 @lru_cache
 def _owners(parallelism: int, max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """Key group -> owning subtask, as 16-bit integers, which sort fastest."""
+    """Key group -> owning subtask, as 16-bit integers."""
     groups = np.arange(max_parallelism, dtype=np.int64)
     return (groups * parallelism // max_parallelism).astype(np.uint16)
 

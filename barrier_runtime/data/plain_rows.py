@@ -1,8 +1,7 @@
 """Converts dictionary columns and views of text, also nested ones, to columns of their values.
 
-A dictionary would cost a message on every connection, and is another type, which would differ between slots. Arrow
-cannot take rows out of views (from Polars and Parquet files): a step that takes some rows converts views, and leaves
-dictionaries unchanged.
+A dictionary would cost a message on every connection, and be another type. Arrow cannot take rows out of views (from
+Polars and Parquet files): a step that takes some rows converts views.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ class PlainRows:
     def __init__(self, target_of: Callable[[pa.Schema], pa.Schema] = plain_schema) -> None:
         self._target_of = target_of
         self._seen: pa.Schema | None = None
-        self._target: pa.Schema | None = None  # None: plain
+        self._target: pa.Schema | None = None
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         schema = rows.schema

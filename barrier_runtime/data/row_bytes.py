@@ -1,12 +1,10 @@
 """Rows as consecutive bytes, for a few rows of each of very many keys.
 
-    size of the row                   4 bytes, little endian, as all numbers
-    which columns have a value        a bit for each, the first column's the highest; 0: null
-    length of each wide column        4 bytes; those of text, bytes, lists and whatever has no fixed width
-    columns of fixed width            as Arrow has them; a bool is a byte
-    wide columns                      text or bytes; of other types a record batch of one row
-
-Only wide columns that are neither text nor bytes need code per row.
+size of the row                   4 bytes, little endian, as all numbers
+which columns have a value        a bit for each, the first column's the highest; 0: null
+length of each wide column        4 bytes; those of text, bytes, lists and whatever has no fixed width
+columns of fixed width            as Arrow has them; a bool is a byte
+wide columns                      text or bytes; of other types a record batch of one row
 """
 
 from collections.abc import Iterator, Sequence

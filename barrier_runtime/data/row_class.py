@@ -1,7 +1,6 @@
 """Row classes: dataclasses and `msgspec.Struct` classes whose instances are rows in users' functions.
 
-A `RowClass` is made when the flow is written: a slot cannot resolve the annotations of a user's class. Design:
-docs/design/typed-rows.md.
+Design: docs/design/typed-rows.md.
 """
 
 import dataclasses
@@ -209,7 +208,7 @@ def _runs_code(kind: type) -> bool:
 
 
 def _not_stopped(make: Callable[..., Any], *values: Any) -> Any:
-    """A StopIteration of `make` would end a batch's rows early."""
+    """Replaces a StopIteration, which would end a batch's rows early."""
     try:
         return make(*values)
     except StopIteration as error:

@@ -100,7 +100,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 
 def each_row(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Yields dicts one by one: all dicts of a large batch would exceed the processor's cache."""
+    """Yields dicts one by one."""
     return dicts(batch.schema.names, [values_of(column) for column in batch.columns])
 
 
@@ -162,7 +162,7 @@ class _Column(NamedTuple):
 
 
 class RowWriter:
-    """Converts a user function's rows to batches of one schema, declared or from the first batch."""
+    """Converts a user function's rows to batches of a schema, declared or from the first batch."""
 
     def __init__(
         self,
@@ -176,8 +176,8 @@ class RowWriter:
         self._declared = schema is not None
         self.schema: pa.Schema | None = None
         self._columns: list[_Column] = []
-        self._changeable: list[str] = []  # may be changed in place
-        self._flat: frozenset[str] = frozenset()  # lists of immutable values
+        self._changeable: list[str] = []
+        self._flat: frozenset[str] = frozenset()
         self.alone = _NEVER
         self.row_kind: type = dict
         self._row_class: RowClass | None = None
@@ -197,9 +197,9 @@ class RowWriter:
     def take(self, rows: Iterable[Any], results: list[Row], given: Callable[[], Row] | None = None) -> None:
         """Appends `rows` to `results` in their present state, unaffected by later changes.
 
-        A row that nobody else holds (`yield {...}`) needs no copy: its reference count is `alone`, which never occurs
-        while columns may hold lists and the like. In a list that nobody else holds (`return [...]`) the count is one
-        higher.
+        A row that nobody else holds (`yield {...}`) needs no copy: the reference count is `alone`, which never occurs
+        while columns may hold lists and the like. In a list that nobody else holds (`return [...]`) the count is higher
+        by 1.
         """
         alone, append, taken = self.alone, results.append, self.taken
         if alone != _NEVER and type(rows) is list and references(rows) == alone:
@@ -215,9 +215,9 @@ class RowWriter:
             self.check_apart(rows, given)
 
     def check_apart(self, rows: Any, given: Callable[[], Row] | None = None) -> None:
-        """Refuses a list with a repeated dict: all these rows would have its last content.
+        """Refuses a list with a repeated dict: all these rows would have the last content.
 
-        `given` makes the input row, which may recur unless changed. Rows of a generator keep their state.
+        `given` makes the input row, which may recur unless changed.
         """
         if type(rows) is list:
             for row in repeated(rows, self._changed_in_place):
@@ -227,7 +227,7 @@ class RowWriter:
     def taken(self, row: Any) -> Any:
         """Copies `row` without shared mutable values, unless nobody else holds it.
 
-        Returns non-rows unchanged. The caller holds `row` in one local variable.
+        Returns non-rows unchanged. The caller holds `row` in a single local variable.
         """
         if type(row) is not dict and not isinstance(row, Mapping):
             return row if self._row_class is None else self._copied(row)

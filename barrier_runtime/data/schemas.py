@@ -1,7 +1,4 @@
-"""Translates users' schemas and durations; fits batches to a schema.
-
-Every type in a message, in `explain` or in `print(schema)` is accepted.
-"""
+"""Translates users' schemas and durations; fits batches to a schema."""
 
 import contextlib
 import datetime
@@ -100,7 +97,7 @@ def declared_type(kind: Any, column: str, where: str) -> pa.DataType:
 
 
 def ddl_columns(text: str, where: str) -> list[tuple[str, str]]:
-    """Names and types of `"id BIGINT, at TIMESTAMP NOT NULL"`."""
+    """Names and types of a text such as `"id BIGINT, at TIMESTAMP NOT NULL"`."""
     columns = []
     for part in _parts(text):
         name, _, kind = part.partition(" ")
@@ -390,7 +387,7 @@ def lines_parser(read: Callable[[bytes], pa.Table], schema: pa.Schema, where: st
 
 def refuse_unreadable(schema: pa.Schema, kind: str, read: Callable[[pa.Schema], object], where: str) -> None:
     """Raises `InvalidJob` for columns whose types cannot be read from text.
-    `read`, a function of a module, reads a line without values, so that Arrow reports such types.
+    `read` reads a line without values, so that Arrow reports such types.
     """
     for field in schema:
         if not _reads(read, field.type):

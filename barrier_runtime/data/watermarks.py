@@ -1,7 +1,7 @@
 """Watermark of several input channels: the minimum of those neither idle nor ended.
 
 The watermark is the end of time only when every channel has ended: an idle channel may bring rows again. If the
-remaining channels never have rows, nothing is emitted: "idle" would let others pass rows held here for the end.
+remaining channels never have rows, nothing is emitted.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,7 +14,7 @@ class WatermarkMerger:
 
     `empty`: channels that bring no rows. `together`: groups of channels from subtasks that receive the same elements,
     idle only when the whole group is idle or ended: after a silence one subtask notices rows first, and event time must
-    not pass rows that arrive later through the others. `timeless`: channels idle until their end, whatever they bring.
+    not pass rows of the others. `timeless`: channels idle until the end, whatever they bring.
     """
 
     def __init__(

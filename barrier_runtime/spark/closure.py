@@ -1,6 +1,6 @@
-"""Content of Spark's closure, and the check that it can be pickled.
+"""Content of Spark's closure, and the check that the content can be pickled.
 
-Spark would fail only when submitting the stage, without the operator's name.
+Spark's own error lacks the operator's name.
 """
 
 import hashlib

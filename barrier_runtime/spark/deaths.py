@@ -1,6 +1,6 @@
 """Python workers that died of a signal, recorded by Spark's worker daemon.
 
-The daemon forks the workers, so the replacement of a dead worker inherits the record.
+The daemon forks the replacement of a dead worker, which inherits the record.
 """
 
 import contextlib
@@ -53,8 +53,7 @@ def _reap(number: int, frame: FrameType | None) -> None:
 def _note(pid: int, number: int) -> None:
     """Records a death. Must not raise: the daemon and all workers would end.
 
-    The handler may interrupt itself when two workers die at once; `sys.stderr` refuses writes meanwhile, hence
-    `os.write`.
+    Uses `os.write`, because the handler may interrupt itself.
     """
     name = signal.Signals(number).name
     _found[pid] = name

@@ -1,17 +1,16 @@
 """A Spark DataFrame as a bounded source: the query runs once, into a Parquet file per partition.
 
 A repeated query may produce other rows or another order. Therefore Spark writes the rows to the job's storage before
-the job starts; `current.json`, created once per job (put-if-absent), lists the valid files. Only a fresh start
-(`restore="none"`) runs the query again.
+the job starts; `current.json`, put if absent, lists the valid files. Only a fresh start (`restore="none"`) runs the
+query again.
 
     driver dies before `current.json`       the files are unknown; the next run stages again
     driver dies after `current.json`        the next run finds the object and does not run the query
     two drivers at once                     both stage; the second to finish uses the rows of the first
     a task of the query runs twice          each attempt writes under another name; Spark accepts a single attempt
 
-Split names contain the id of their staging, and a checkpoint suffices to continue the splits, so a run that stages
-again, but never leads the job, changes nothing. The driver deletes all staged files when the job has finished;
-otherwise they stay in `<job>/sources`.
+Split names contain the id of the staging, so a run that stages again, but never leads the job, changes nothing. The
+driver deletes all staged files when the job has finished.
 """
 
 import logging
@@ -265,7 +264,7 @@ def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Spark gives timestamps in the session's time zone, and large strings if configured."""
+    """Converts Spark's timestamps in the session's time zone, and large strings."""
     columns = [kept_cast(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -222,7 +222,7 @@ def forwarded_environment() -> dict[str, str]:
 
 
 def jvm_trouble(spark: Any) -> Unavailable | None:
-    """Error if the JVM has ended, else None. Known only if this process started the JVM."""
+    """Error if the JVM, which this process must have started, has ended; else None."""
     process = getattr(spark.sparkContext._gateway, "proc", None)
     if process is None or process.poll() is None:
         return None

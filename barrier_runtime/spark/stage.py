@@ -1,7 +1,7 @@
 """Carrier of slots on Spark: plain `mapPartitions` stages, in which Spark replaces a single dead task.
 
-While slots are missing, `RoomOfJob` asks Spark for the cores' holders: running jobs of this application and, on a
-standalone cluster, other applications on the master's page (`spark.master.ui.port`, 8080).
+While slots are missing, `RoomOfJob` asks Spark for the cores' holders: running jobs and, on a standalone cluster, other
+applications on the master's page (`spark.master.ui.port`, 8080).
 """
 
 import json
@@ -105,7 +105,7 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
             try:
                 yield run_slot(slot, context.taskAttemptId(), settings)
             except Exception as error:
-                # Our sessions silence Spark's report. Spark starts the task again.
+                # Our sessions silence Spark's report.
                 print(_last_words(slot, error, settings.options.verbose), file=sys.stderr, flush=True)
                 raise
 
@@ -201,7 +201,7 @@ def _failed_tasks(spark: Any, job: Any) -> Iterator[FailedTask]:
             if "NoSuchElement" not in error.java_exception.getClass().getName():
                 raise
             continue  # Spark drops the oldest of many stages
-        tasks = store.taskList(number, attempt, _NEWEST_TASKS)  # newest first
+        tasks = store.taskList(number, attempt, _NEWEST_TASKS)
         for task in (tasks.apply(index) for index in range(tasks.size())):
             if task.status() == "FAILED" and task.errorMessage().isDefined():
                 yield FailedTask(task.host(), int(task.launchTime().getTime()), task.errorMessage().get())

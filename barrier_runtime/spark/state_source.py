@@ -4,8 +4,8 @@
     spark.read.format("barrier-state").option("path", url).option("job", "orders").option("state", "alarms.last").load()
 
 There is a partition per subtask of the job that wrote the state. With .option("pushdown", "true") Spark pushes down
-conditions that a key column equals a value; with the whole key, it reads the files of only one subtask. Spark (4.1 and
-later) then requires spark.sql.python.filterPushdown.enabled, a setting that a source cannot see: hence the option.
+conditions that a key column equals a value, and a whole key selects the files of a single subtask. Spark (4.1 and
+later) then requires spark.sql.python.filterPushdown.enabled, which a source cannot see.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

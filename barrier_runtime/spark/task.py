@@ -168,15 +168,13 @@ def without_expected_stacks(record: logging.LogRecord) -> bool:
 
 
 def without_lost_peers(record: logging.LogRecord) -> bool:
-    """The driver logs the death and the recovery; the failure itself is in the job's status."""
+    """The driver logs the death and the recovery."""
     return not getattr(record, PEER_LOST, False)
 
 
 @functools.cache
 def _sockets_of_spark(pid: int) -> list[int]:
-    """Sockets of the process before its first slot, for the watchdog. `pid`: cache key.
-    The other side of later sockets, such as pools of S3 clients, may close at any time.
-    """
+    """Sockets of the process before its first slot, for the watchdog. `pid`: cache key."""
     return inherited_sockets()
 
 
@@ -389,7 +387,7 @@ def _link_broke(left: "asyncio.Future[Shutdown]", linking: "asyncio.Task[None]")
 
 @contextlib.contextmanager
 def lent_environment(variables: dict[str, str]) -> Iterator[None]:
-    """Sets unset variables while the slot runs: the process's next job may use another endpoint."""
+    """Sets unset variables while the slot runs."""
     lent = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(lent)
     try:
@@ -404,7 +402,7 @@ def living_in(directory: Path) -> Iterator[None]:
     """Holds a lock in `directory` while this process lives.
 
     Process ids do not suffice: several containers may share the folder. The lock file gets the final name when locked,
-    because an unlocked file lets others remove the folder.
+    because others may remove a folder with an unlocked file.
     """
     made = directory / f"{_LIFE}.new"
     with made.open("w") as life:

@@ -3,12 +3,10 @@
 Numbers of different types get a common type, as in Spark: the widest of whole numbers, all digits of decimals together,
 or a double. 64 bits without a sign become a decimal beside a signed number, except for constants.
 
-Arrow's time per batch grows at least with the square of an expression's depth: expressions of many terms are built
-flat.
+Expressions of many terms are built flat: Arrow's time per batch grows with the square of the depth.
 
 Arrow computes all branches of a `CASE` for all rows. So parts that may fail, as in `CASE WHEN b <> 0 THEN a / b END`,
-get nulls for rows that do not need them (`Needed`). In a long chain of conditions that may fail each contains all
-before, so only the first are used.
+get nulls for rows that do not need the part (`Needed`). Of a long chain of conditions only the first are used.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +57,7 @@ def is_exact(kind: pa.DataType) -> bool:
 
 
 def beside_each_other(arguments: Sequence[Argument]) -> list[Made]:
-    """Casts numbers, or times, to one common type."""
+    """Casts numbers, or times, to a common type."""
     times = [each.type for each in arguments if pa.types.is_timestamp(each.type)]
     if times and all(pa.types.is_timestamp(each.type) or pa.types.is_null(each.type) for each in arguments):
         kind = one_time(times)
@@ -108,7 +106,7 @@ def to_round(number: Argument, digits: int = 0) -> Made:
 
 
 def one_time(kinds: Sequence[pa.DataType]) -> pa.DataType:
-    """Returns the finest unit, and UTC if any of them has a zone."""
+    """Returns the finest unit, and UTC if any type has a zone."""
     if all(kind == kinds[0] for kind in kinds):
         return kinds[0]
     unit = max((kind.unit for kind in kinds), key=_UNITS.index)

@@ -78,7 +78,6 @@ _TYPES: dict[str, pa.DataType] = {
 
 
 def type_named(to: exp.DataType) -> pa.DataType:
-    """Raises `Unfit` for unknown types."""
     if to.this.name == "DECIMAL":
         digits = [int(each.name) for each in to.expressions] or [10]
         if digits[0] > MOST_DIGITS:

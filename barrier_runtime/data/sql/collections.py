@@ -36,8 +36,9 @@ def _map(argument: Argument) -> Argument:
 def element(collection: Argument, key: Argument, first: int, missing: str) -> Made:
     """Element of an array at a position, or value of a map for a key.
 
-    `first`: position of the first element; from 1 on, negative positions count from the end. `missing`: "fail" or
-    "null", for a position outside the array; a missing key gives null."""
+    `first`: position of the first element, 0 or 1; with 1, negative positions count from the end. `missing`: "fail" or
+    "null", for a position outside the array; a missing key gives null.
+    """
     if pa.types.is_map(collection.type):
         kind = collection.type
         return call("map_value", kind.item_type, collection, _as(key, kind.key_type))

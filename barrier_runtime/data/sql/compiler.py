@@ -79,7 +79,7 @@ class Compiler:
     def argument(self, node: exp.Expr) -> Argument:
         if isinstance(node, exp.Paren):
             return self.argument(node.this)
-        if isinstance(node, exp.Var):  # such as a unit
+        if isinstance(node, exp.Var):
             return Argument(pc.scalar(node.name), pa.string(), True, node.name)
         is_constant, value = constant_of(node)
         if is_constant:
@@ -133,7 +133,7 @@ class Compiler:
         raise InvalidJob(f"{self._where}: {node.sql('spark')} is not known here: use a pyarrow.compute expression")
 
     def _sides(self, node: exp.Expr) -> tuple[Argument, Argument]:
-        """Compiles each side once: repeated at each level, work on long sums would be exponential."""
+        """Compiles each side once: otherwise work on long sums would be exponential."""
         return self.argument(node.this), self.argument(node.expression)
 
     def _sides_that_may_fail(self, node: exp.Expr) -> tuple[Argument, Argument]:
@@ -157,7 +157,7 @@ class Compiler:
         made = _ARITHMETIC[type(node)](*self._beside_each_other(left, right))
         day, span = (right, left) if pa.types.is_duration(left.type) else (left, right)
         if pa.types.is_date(day.type) and pa.types.is_duration(span.type) and span.is_constant:
-            return made if span.value % _DAY else made.cast(day.type)  # a date and whole days are a date
+            return made if span.value % _DAY else made.cast(day.type)
         return made
 
     def _beside(self, one: Argument, other: Argument) -> Made:

@@ -1,7 +1,7 @@
 """SQL expressions, compiled once to Arrow's: `SqlExpression("price > 100 AND kind = 'bid'")`.
 
 sqlglot parses Spark's dialect. Results are Spark SQL's in ANSI mode; docs/expressions.md has the differences. Functions
-that a replay would compute differently are refused when the flow is written.
+that a replay would compute differently are refused.
 """
 
 from functools import partial
@@ -38,10 +38,7 @@ def _as_written(name: str, arguments: list[Any]) -> exp.Anonymous:
 
 
 class _Spark(Spark):
-    """Keeps the patterns of times as written, and doubled quotes as one, as since Spark 4.
-
-    sqlglot's own form of patterns does not distinguish `y` from `yyyy`.
-    """
+    """Keeps the patterns of times as written (`y` is not `yyyy`), and doubled quotes as one, as since Spark 4."""
 
     class Tokenizer(Spark.Tokenizer):
         STRING_ESCAPES: ClassVar[Any] = ["\\", "'", '"']

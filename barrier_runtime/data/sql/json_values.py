@@ -1,6 +1,6 @@
 """`get_json_object`, `from_json`, `to_json`. Pure.
 
-As in Spark, text that is no JSON gives null, and so does an unfit value; other values of the record are kept.
+As in Spark, text that is no JSON, and an unfit value, gives null.
 """
 
 import base64
@@ -137,7 +137,6 @@ class _Number(str):
 
 
 def parsed(text: str) -> Any:
-    """Raises `ValueError`."""
     return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=_no_constant)
 
 

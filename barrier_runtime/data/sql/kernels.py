@@ -1,11 +1,11 @@
 """Functions that Arrow lacks, or has slower; Arrow's engine calls them by name.
 
-Importing this module registers the functions of whole columns. Functions of values are kernels: Arrow has one list of
-types per name, so a kernel's full name contains its types, and any process can `register` the kernel from the name
-alone. A pickled expression has only names, so names and meanings never change.
+Importing this module registers the functions of whole columns. Functions of values are kernels: a kernel's full name
+contains the types, and any process can `register` the kernel from the name alone. A pickled expression has only names,
+so names and meanings never change.
 
 `%` has the sign of the dividend, and is exact for doubles too. Releases of Arrow without a remainder use numpy's `fmod`
-for doubles, and the quotient for whole numbers. Decimals always use the quotient: the result's types stay the same.
+for doubles, and the quotient for whole numbers. Decimals always use the quotient.
 """
 
 import decimal
@@ -211,7 +211,7 @@ def how_many(text: pc.Expression, letter: str) -> pc.Expression:
 def part(text: pc.Expression, separator: str, number: int) -> pc.Expression:
     """Part `number` of each text: from 1 on, or from -1 backwards; else empty.
 
-    The split is a separate expression, computed once for several parts.
+    The split is computed once for several parts.
     """
     return _call(_PART, _call(_SPLIT, text, separator), number)
 
@@ -279,7 +279,7 @@ def _nulls(array: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 
 def _time_text(context: Any, time: Any, pattern: Any) -> pa.Array:
-    """Times of one batch mostly share a day or minute, whose text is made once."""
+    """Times of a batch mostly share a day or minute, whose text is made once."""
     wanted = _constant(pattern)
     if len(time) - time.null_count < _LEAST:
         return _made_text(time, wanted)
@@ -303,7 +303,7 @@ def _time_text(context: Any, time: Any, pattern: Any) -> pa.Array:
 
 
 def _made_text(time: pa.Array, pattern: str) -> pa.Array:
-    """Cuts Arrow's text of a time, more than five times faster than `pc.strftime`."""
+    """Cuts Arrow's text of a time, much faster than `pc.strftime`."""
     whole, unit = _SHOWN, time.type.unit
     if not any(part in pattern for part in TIME_PARTS[3:]):
         time, whole = time.cast(pa.date32(), safe=False), _SHOWN[:10]

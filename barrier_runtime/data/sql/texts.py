@@ -74,7 +74,7 @@ def _call(name: str, column: Made) -> Made:
 
 
 def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Returns None if a value does not fit. Tries a few first, as each misfit costs a microsecond."""
+    """Returns None if a value does not fit. Tries a few values first."""
     try:
         text.slice(0, _TRIED).cast(kind)
         return text.cast(kind)
@@ -83,7 +83,7 @@ def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 
 def _times(context: Any, text: Any) -> pa.Array:
-    for kind in (_MICROSECONDS, _UTC):  # usually all have a zone, or none has
+    for kind in (_MICROSECONDS, _UTC):
         if (read := _cast(text, kind)) is not None:
             return read.cast(_MICROSECONDS)
     text = pc.replace_substring_regex(text, r"(:\d\d\.\d{6})\d+", r"\1")
@@ -113,7 +113,7 @@ def _no_time(error: pa.ArrowInvalid) -> pa.ArrowInvalid:
 
 
 def _decimals(scale: int, context: Any, text: Any) -> pa.Array:
-    """Arrow misreads too many digits: large values are found as doubles, long values rounded first."""
+    """Finds large values as doubles, and rounds long values first: Arrow misreads too many digits."""
     kind = pa.decimal128(MOST_DIGITS, scale)
     try:
         largest = pc.max(pc.abs(text.cast(pa.float64()))).as_py() or 0.0

@@ -13,8 +13,7 @@ from barrier_runtime.data.values.into_columns import column_of
 def kept_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Casts `column` to `kind`. Raises `ValueError` for a value that would change.
 
-    Arrow's own cast makes large numbers infinite, rounds to decimals, cuts times of day and omits fields of structs.
-    Floats may become narrower, as declared, and times without a zone are UTC.
+    Arrow's own cast changes values. Floats may become narrower, as declared, and times without a zone are UTC.
 
     >>> kept_cast(pa.array([1, None]), pa.float64()).to_pylist()
     [1.0, None]

@@ -44,7 +44,7 @@ def is_null(value: Any) -> bool:
 
 
 class Door:
-    """Conversion to one type of column. `exact`: Python types that Arrow takes unchanged, or refuses."""
+    """Conversion to a type of column. `exact`: Python types that Arrow takes unchanged, or refuses."""
 
     exact: frozenset[type] = frozenset()
 

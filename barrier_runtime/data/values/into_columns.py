@@ -1,6 +1,6 @@
 """Python values as Arrow columns: values are kept exactly, or refused with place and reason.
 
-Arrow's own conversion cuts fractions and omits unknown keys. Per type of column:
+Per type of column:
 
 | column            | kept                                               | refused                                    |
 |-------------------|----------------------------------------------------|--------------------------------------------|

@@ -1,7 +1,7 @@
 """JSON values as columns, also values that Arrow's reader does not read or keep.
 
 Arrow reads into a column's `wire_type`, and `from_wire` makes the column. `columns_of_lines` reads line by line, with
-Python's decoder: this is ten times slower, reads everything, and names the line of a refused value.
+Python's decoder: ten times slower, but complete, and errors name the line.
 """
 
 import base64
@@ -91,7 +91,6 @@ def has(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
 
 
 def from_wire(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Raises `ValueError` if a value is not kept."""
     if types.is_floating(column.type):
         if len(column) and may_be_inexact(column):
             raise ValueError("whole numbers of many digits, or infinite")
@@ -140,7 +139,6 @@ def make_offset(kind: pa.DataType) -> pa.DataType:
 
 
 def of_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Raises `TextMisfit`."""
     if types.is_timestamp(kind):
         return _moments(texts, kind)
     if not is_binary(kind) and not types.is_duration(kind):
@@ -206,7 +204,6 @@ def begins_of_lines(data: bytes) -> list[int]:
 
 
 def objects_of_lines(data: bytes) -> list[JsonObject]:
-    """Skips blank lines. Raises `LineError`."""
     lines = [line for line in data.split(b"\n") if line.strip()]
     return [_of_line(line, at) for line, at in zip(lines, begins_of_lines(data), strict=True)]
 

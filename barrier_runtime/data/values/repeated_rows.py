@@ -5,7 +5,7 @@
         kept["name"] = name
         rows.append(kept)  # all rows are the last name
 
-`[row] * 3` is allowed: the list's size in memory shows that it did not grow, so its rows were not changed meanwhile.
+`[row] * 3` is allowed: the list's size in memory shows that the list did not grow.
 """
 
 import warnings

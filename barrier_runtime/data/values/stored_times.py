@@ -38,7 +38,7 @@ _DURATION_NS = {"W": 7 * _DAY_NS, "D": _DAY_NS, "H": 3_600 * NS["s"], "M": 60 * 
 
 class Stored(NamedTuple):
     """A kind of time.
-    `nanoseconds(value, kind)`: the exact number, or None; an integer is a number of the column's own unit.
+    `nanoseconds(value, kind)`: the exact number, or None; an integer is in the column's unit.
     """
 
     python: type
@@ -91,7 +91,6 @@ def _with_unit(kind: pa.DataType, unit: str) -> pa.DataType:
 
 
 def stored_of_text(text: str, kind: pa.DataType) -> int:
-    """Raises `UnreadTime`."""
     nanoseconds = _nanoseconds_of_text(text, kind)
     number, why, remedy = fits_unit(nanoseconds, kind)
     if why:
@@ -203,7 +202,6 @@ def _fraction_ns(text: str, digits: str | None) -> int:
 
 
 def _of_numpy(value: Any) -> int | None:
-    """Returns None if the nanoseconds are not whole."""
     if isinstance(value, np.datetime64) and np.datetime_data(value.dtype)[0] in ("Y", "M"):
         value = value.astype("datetime64[D]")
     unit, count = np.datetime_data(value.dtype)

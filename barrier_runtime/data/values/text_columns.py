@@ -1,7 +1,6 @@
 """Texts of files as columns of a declared type: values are kept as written, or refused with the row.
 
-Decides cases that Arrow's faster readers leave open: digits below the column's unit must be zeros; numbers that would
-become infinite or lose digits are refused.
+Digits below the column's unit must be zeros; numbers that would become infinite or lose digits are refused.
 """
 
 import re
