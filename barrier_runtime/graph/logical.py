@@ -162,21 +162,41 @@ def _of_function(times: _Times, above: frozenset[str], schema: pa.Schema | None)
 
 
 def _of_select(times: _Times, node: StepNode, known: bool) -> _Times:
-    """Event times behind a step that renames columns. A column computed of an event time of the same name is one."""
+    """Event times behind a step that renames columns."""
     named = (node.keeps if node.renames is None else node.renames) or {}
-    found = _Times(replace(each, name=new) for each in times for new, column in named.items() if column == each.name)
-    roots = {each.root for each in found}
-    for each in times if node.renames is None else ():
-        if each.name not in named and (node.schema is None or each.name in node.schema.names):
-            used = (node.made_of or {}).get(each.name)
-            if each.root not in roots or used is None or any(it.root == each.root and it.name in used for it in times):
-                found |= {each}
-    names: dict[str, set[str]] = {}
-    for each in found:
-        names.setdefault(each.first, set()).add(each.name)
-    firsts = {first: its.pop() for first, its in names.items() if first not in its and len(its) == 1}
-    found = _Times(replace(each, first=firsts.get(each.first, each.first)) for each in found)
+    copied = _Times(replace(each, name=new) for each in times for new, column in named.items() if column == each.name)
+    computed = _Times() if node.renames is not None else _computed(times, copied, node, set(named))
+    found = _with_moved_firsts(copied | computed)
     return _Times(replace(each, root=each.first) for each in found) if known else found
+
+
+def _computed(times: _Times, copied: _Times, node: StepNode, named: set[str]) -> _Times:
+    """Event times that a select computes anew under the same name.
+
+    If the select keeps a copy of an event time, a column computed of other columns is no event time.
+    """
+    kept = {each.root for each in copied}
+
+    def made_of_its_time(time: _Inherited) -> bool:
+        used = (node.made_of or {}).get(time.name)
+        return used is None or any(each.root == time.root and each.name in used for each in times)
+
+    return _Times(
+        each
+        for each in times
+        if each.name not in named
+        and (node.schema is None or each.name in node.schema.names)
+        and (each.root not in kept or made_of_its_time(each))
+    )
+
+
+def _with_moved_firsts(times: _Times) -> _Times:
+    """Makes the only name left of a first column that is gone the first name."""
+    names: dict[str, set[str]] = {}
+    for each in times:
+        names.setdefault(each.first, set()).add(each.name)
+    moved = {first: its.pop() for first, its in names.items() if first not in its and len(its) == 1}
+    return _Times(replace(each, first=moved.get(each.first, each.first)) for each in times)
 
 
 def timeless(nodes: Sequence[Node]) -> list[bool]:
