@@ -164,7 +164,7 @@ class TwoPhaseCommitSink:
         return ()
 
     def check_columns(self, schema: pa.Schema, where: str) -> None:
-        """Raises `InvalidJob` for columns that the target cannot hold, if known when the flow is written."""
+        """Raises `InvalidJob` for columns that the target cannot hold; when the flow is written."""
 
     def open(self, context: SinkContext) -> None:
         """Connects to the target. Raises `InvalidJob` if the target cannot be written. May block."""
@@ -276,7 +276,7 @@ class TwoPhaseCommitSink:
         raise NotImplementedError
 
     def recover(self, decided: Sequence[bytes]) -> None:
-        """Commits every decided committable after a restore, then drops undecided rows of older generations."""
+        """Commits all of `decided` after a restore, then drops undecided rows of older generations."""
         for committable in decided:
             self.commit(committable)
 

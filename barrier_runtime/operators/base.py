@@ -40,7 +40,7 @@ class Emit:
             self._main(batch)
 
     def watch(self, seen: Callable[[Batch], None]) -> Callable[[], None]:
-        """Calls `seen` with each batch of the main output until the returned function is called."""
+        """Calls `seen` with each batch of the main output, until a call of the returned function."""
         main = self._main
 
         def watched(batch: Batch) -> None:
@@ -148,7 +148,7 @@ class OperatorContext:
     latency_target_s: float = 0.0
 
     def opened(self) -> None:
-        """Releases the restored snapshots, which may be large."""
+        """Releases the restored snapshots."""
         object.__setattr__(self, "restored", ())
         object.__setattr__(self, "open_keyed", _open_already)
 
@@ -185,7 +185,7 @@ class Capture:
 
 
 class Operator:
-    """Base of all operators: stateless, one input, emits nothing of its own accord."""
+    """Base of all operators: stateless, with a single input."""
 
     def open(self, context: OperatorContext) -> None:
         """Restores state."""
@@ -197,7 +197,7 @@ class Operator:
 
     takes_positions: bool = False  # `reached` is called; for a sink after a source
     is_followed: bool = True  # a later step follows event time row by row: see `graph/event_time`
-    # bound by which emitted event times lag behind the watermark; the forwarded watermark lags as much
+    # bound by which emitted event times, and the forwarded watermark, lag
     output_delay_ms: int = 0
 
     @property

@@ -149,7 +149,7 @@ class MetricGroup:
 
 
 class MetricRegistry:
-    """Metric groups of a slot, across generations. Worker threads that open operators request groups, too."""
+    """Metric groups of a slot, across generations."""
 
     def __init__(self, wall_ns: Callable[[], int]) -> None:
         self._wall_ns = wall_ns

@@ -69,7 +69,7 @@ def uncopyable(value: Any) -> str:
     """Returns the first uncopyable variable, as in "`lock` of label(), a _thread.lock"; "": none."""
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [("", value)]
-    kept = []  # objects made by the search stay alive: no id is reused
+    kept = []  # so no id is reused
     while todo and len(seen) < _OBJECTS:
         path, found = todo.pop()
         if id(found) in seen or isinstance(found, _ATOMS + _BY_CLOUDPICKLE):

@@ -111,7 +111,7 @@ def _add(error: UserCodeError, what: str, told: str) -> None:
 
 
 class Hinting:
-    """Base of objects handed to users' functions, whose attribute names a user may get wrong."""
+    """Base of objects given to users' functions, with hints for missing attributes."""
 
     __slots__ = ()
 

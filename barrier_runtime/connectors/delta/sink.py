@@ -4,8 +4,8 @@ Pre-commit stages hidden Parquet files. The commit gives each file the final nam
 `commit_every` the global committer does so, and joins small files. The global committer adds all files to the table's
 log in one commit (see `table`).
 
-A vacuum deletes files that are older than its retention and not in the log: after such an outage, the commit names the
-lost files.
+A vacuum deletes files that are not in the log and older than the retention. If an outage between these steps is that
+long, the commit names the lost files.
 """
 
 import datetime

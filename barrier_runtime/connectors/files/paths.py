@@ -65,7 +65,7 @@ class PathPattern:
         return ANY_DEPTH in self.segments
 
     def matched(self, path: Sequence[str]) -> int:
-        """Number of leading segments that match: all for a named file, fewer for a file in a named folder."""
+        """Number of leading segments that match: fewer than all for a file in a named folder."""
         for length in range(len(path), 0, -1):
             if _match(self.segments, tuple(path[:length])):
                 return length

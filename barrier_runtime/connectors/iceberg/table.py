@@ -388,7 +388,7 @@ def opened_catalog(catalog: str, properties: Mapping[str, str], where: str, who:
 
 
 def _opened(name: str, properties: Mapping[str, str]) -> Catalog:
-    """Tries twice: if two processes create an SQL catalog's tables, one fails."""
+    """Tries twice: another process may create an SQL catalog's tables."""
     configured = Config().get_catalog_config(name) or {}
     if _FILE_IO not in {*properties, *configured}:
         properties = {**properties, _FILE_IO: QUICK_FILE_IO}

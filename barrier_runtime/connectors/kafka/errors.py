@@ -7,7 +7,7 @@ import enum
 
 
 class Kind(enum.Enum):
-    LEADERSHIP = "leadership"  # a client may keep a leader's epoch from before a restart, so waiting may not help
+    LEADERSHIP = "leadership"  # waiting may not help a client
     PASSING = "passing"
     REFUSED = "refused"  # an error that lasts needs an operator
     MISSING = "missing"

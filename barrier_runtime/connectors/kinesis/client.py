@@ -37,7 +37,7 @@ _WRONG_SETTINGS = {
     "ParamValidationError",
 }
 
-_MAKING = threading.Lock()  # boto3 makes clients on one thread at a time; any thread may use a client
+_MAKING = threading.Lock()  # boto3 makes clients on one thread at a time
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class IteratorExpired(BarrierRuntimeError):
 
 
 class Throttled(Unavailable):
-    """Limit of requests or bytes of the shard or account; a later retry succeeds."""
+    """Limit of requests or bytes; a later retry succeeds."""
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ class BatchCaller:
     failures: int = 0
 
     def turn(self) -> bool:
-        """Calls the function for the waiting batches in order, until a call fails. False without batches.
+        """Calls the function for waiting batches in order, until a call fails. False without batches.
 
         Raises `BatchFunctionFailed` after the last attempt.
         """

@@ -1,4 +1,4 @@
-"""Sink that calls a user's function. At least once, because a rollback cannot undo a call."""
+"""Sink that calls a user's function, at least once."""
 
 from collections.abc import Callable
 from typing import Any

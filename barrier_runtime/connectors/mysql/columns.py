@@ -61,7 +61,7 @@ class MySQLColumn(TableColumn):
 
     @property
     def tells_texts_apart(self) -> bool:
-        """Returns whether different texts are different keys, apart from trailing spaces."""
+        """Returns whether different texts, apart from trailing spaces, are different keys."""
         return not self.is_text or str(self.collation).endswith("_bin") or self.collation == "binary"
 
     @property

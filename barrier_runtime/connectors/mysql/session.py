@@ -12,7 +12,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavai
 _PORT = 3306
 _CONNECT_S = 10
 _SESSION = (
-    # Values that do not fit are refused, never changed; a zero in a column with auto_increment stays zero.
+    # Unfit values are refused; a zero in a column with auto_increment stays zero.
     "set session sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
     "NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', transaction_isolation = 'READ-COMMITTED', "
     "innodb_lock_wait_timeout = 10, wait_timeout = 60"  # bounds the locks of a stalled process

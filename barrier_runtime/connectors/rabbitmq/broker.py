@@ -1,6 +1,6 @@
 """Address of and connection to a RabbitMQ broker, and the meaning of errors.
 
-A URL may contain a user but no password: URLs appear in logs and error messages.
+A URL may contain a user but no password.
 """
 
 import logging

@@ -23,7 +23,7 @@ _POLL_NS = 100_000_000  # period of polls at an empty buffer; messages wake the 
 _BATCH_MESSAGES = 4_096  # the loop decodes a batch in some milliseconds
 _BATCH_BYTES = 4 << 20
 _MAX_PREFETCH = 65_535
-_PAYLOAD = b"consumer"  # recreates a consumer of an earlier, larger parallelism; an additional consumer is harmless
+_PAYLOAD = b"consumer"  # recreates a consumer of a larger parallelism
 
 
 @kinds_checked
@@ -137,7 +137,7 @@ class RabbitMQQueue:
     def splits(self, parallelism: int) -> Sequence[Split]:
         imported(self._where)
         check_queue(self._broker, self._queue, self._where)
-        # A consumer that ended because the queue was idle stays ended: the next run uses other ids.
+        # A consumer that has ended stays ended: the next run uses other ids.
         run = f"-{uuid.uuid4().hex[:8]}" if self._idle_ns is not None else ""
         return [Split(f"consumer-{i}{run}", _PAYLOAD) for i in range(parallelism)]
 

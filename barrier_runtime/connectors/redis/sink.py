@@ -7,8 +7,8 @@ Within a log the higher token takes the fence. Tokens of different logs cannot b
 newest token of each log, and a generation takes the fence from another log unless the fence has a token of the own log
 as new.
 
-Redis also refuses numbers below that of a subtask's last write: an unanswered request may reach Redis long after newer
-rows.
+A script also ignores writes with numbers up to that of the subtask's last write: an unanswered request may reach Redis
+long after newer rows.
 
 Redis must keep acknowledged writes: `appendonly yes`, and `appendfsync always` to survive a power failure. Clusters of
 several shards are not supported: fence and rows must change together.
@@ -74,8 +74,8 @@ return {log, token, write}
 class RedisUpsertSink(UpsertSink):
     """Writes rows to Redis at `url`: redis://host:port/database, or rediss:// for TLS.
 
-    Prefer a password in the environment of every slot (REDIS_PASSWORD, REDIS_USERNAME); other passwords are never shown
-    or stored.
+    Credentials: `username`, `password`, the URL, or REDIS_USERNAME and REDIS_PASSWORD in every slot; never shown or
+    stored.
 
     - `key`: a column, or several; the Redis key is `prefix` and their values, joined by colons (`redis/text`).
     - `value`: "hash" (the other columns as fields, without nulls), "json" (the other columns as an object), or a column

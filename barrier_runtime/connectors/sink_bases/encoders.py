@@ -26,7 +26,7 @@ _Staged = TypeVar("_Staged")
 Encode: TypeAlias = Callable[[Sequence[pa.RecordBatch]], bytes]
 _ROWS_AT_ONCE = 512  # rows, or …
 _BYTES_AT_ONCE = 256 << 10  # … Arrow bytes from which encoding is worth the change of thread
-_TEXT_PER_BYTE = 4  # text counts as a quarter of its bytes in a part's size
+_TEXT_PER_BYTE = 4  # text counts as a quarter of the bytes
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ class _EncodedPart(BufferPart[_Staged]):
 class EncodingBuffer(RowBuffer[_Staged]):
     """Buffer whose `stage` passes `EncodedRows` to `make`.
 
-    `encode` runs off the event loop, one call at a time. A chunk whose early encoding fails is encoded when it is
-    staged.
+    A chunk whose early encoding fails is encoded at the staging.
     """
 
     __slots__ = ("_encode",)

@@ -111,7 +111,7 @@ def period_of(every: Duration | None, where: str) -> float | None:
 
 
 class TableHistory(Protocol):
-    """Versions and files of a table. Blocks. Raises `InvalidJob` if changes cannot be followed, or `Unavailable`."""
+    """Versions and files of a table. Blocks. Raises `InvalidJob` or `Unavailable`."""
 
     def refresh(self) -> None: ...
 
@@ -287,7 +287,7 @@ class TableReader:
                     self._rest(_PAUSE_S)
         except BarrierRuntimeError as error:
             self._failed = error
-        except Exception as error:  # an unexpected error must not look like a table without new rows
+        except Exception as error:  # must not look like a table without new rows
             log.exception("%s: the thread that reads the table broke", self._where)
             self._failed = InvalidJob(
                 f"{self._where}: the table cannot be read: {described(error)}. Correct the table or the source's "

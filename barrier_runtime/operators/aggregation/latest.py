@@ -151,7 +151,7 @@ class LatestAggregateOperator(RunningAggregateOperator):
             return False
         self.by_clock = False
         self._release(emit)
-        return True  # announces idleness that waited for the rows: a barrier may have released them
+        return True  # announces idleness that waited for the rows
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         self._release(emit)

@@ -59,7 +59,7 @@ class Output:
     carry: Accumulator | None = None  # how often `value` left 64 bits; None: impossible
 
     def column(self, accumulators: Columns, left: Left) -> pa.Array:
-        """`left`: makes the error for an entry (its index in place of a row id) whose result does not fit its type."""
+        """`left`: makes the error for an entry (by index) whose result does not fit."""
         found = accumulators[self.value.name]
         if self.values is None:
             return pa.array(found, self.type)

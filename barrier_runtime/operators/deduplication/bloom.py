@@ -67,7 +67,7 @@ class BloomFilter:
         words, places, masks = self._words, ids.hashes >> self._shift, ids.masks
         self.ids += len(places)
         while len(places):
-            words[places] |= masks  # among ids with the same place only the last sets its bits
+            words[places] |= masks  # among ids with the same place only the last counts
             missing = words[places] & masks != masks
             places, masks = places[missing], masks[missing]
 
@@ -136,7 +136,7 @@ class TimeBuckets:
         return sum(each.bytes for filters in self._buckets.values() for each in filters)
 
 
-_LONG = 256  # bytes; longer texts are hashed alone, since all others would need further rounds
+_LONG = 256  # bytes; longer texts are hashed alone
 _31 = np.uint64(31)
 _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 

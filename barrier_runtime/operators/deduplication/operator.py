@@ -34,10 +34,10 @@ from barrier_runtime.state.versioned import VersionedDecoder
 
 BEGUN_VALUE = "deduplicate"
 _BUCKETS = 4  # per `within`
-_ALIVE_AT_ONCE = _BUCKETS + 2  # the oldest began before `within`; another holds ids from before all watermarks
+_ALIVE_AT_ONCE = _BUCKETS + 2  # with the oldest, and that of ids before all watermarks
 _FILTERS_SHARE = 0.5  # of the operator's share of the cache
 _SCAN_ROWS = 8_192
-_FILLED_AT_ONCE = 1 << 20  # ids in memory during a restore, which must fit the memory bound
+_FILLED_AT_ONCE = 1 << 20  # ids in memory during a restore
 _SWEPT_AT_LEAST = 1_024  # entries that a clean-up visits per call
 _SWEPT_PER_ROW = 2
 
@@ -125,7 +125,7 @@ class DeduplicateOperator(KeyedOperator):
                 put(keys[row], at[row])
         for row in np.flatnonzero(passes & ~looked_up).tolist():
             put(keys[row], at[row])
-        if rows.num_rows:  # in the latest time's bucket: a filter dropped too late costs lookups only
+        if rows.num_rows:  # in the latest bucket: a late drop costs only lookups
             self._filters.add(self._bucket(max(at)), ids.take(passes))
         self._count(int(stand_for.sum()), looked_up, passes)
         if passes.all():

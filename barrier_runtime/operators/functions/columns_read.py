@@ -121,7 +121,7 @@ def _variables(instruction: dis.Instruction) -> list[str]:
 
 
 def _name_read(after: Sequence[dis.Instruction]) -> str | None:
-    """Column read after the row; None if the row is not taken off the stack at once."""
+    """Column read after the row; None if the row stays on the stack."""
     if after and after[0].opname in ("LOAD_METHOD", "LOAD_ATTR"):
         return _name_got(after[1:]) if after[0].argval == "get" else None
     if len(after) < 2 or not _is_subscript(after[1]):

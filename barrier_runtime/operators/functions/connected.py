@@ -228,7 +228,7 @@ class ConnectedOperator(ProcessOperator):
         self.switch(emit)
 
     def switch(self, emit: Emit) -> bool:
-        """Processes broadcast rows that arrived before the last barrier; returns whether there were any."""
+        """Processes broadcast rows from before the last barrier; returns whether there were any."""
         if not self._waiting.due:
             return False
         due, self._waiting.due = self._waiting.due, []

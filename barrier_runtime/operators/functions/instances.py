@@ -51,7 +51,7 @@ class Instances:
     rows: RowClass
 
     def each(self, batch: Batch) -> Iterator[Any]:
-        """Yields an instance per row. Raises at a row that is no instance, and continues with the next row."""
+        """Yields an instance per row. After an error continues with the next row."""
         fields = self.rows.fields
         columns = values_by_column(batch, [field.column for field in fields])
         make = self.rows.make

@@ -130,7 +130,7 @@ class ProcessOperator(KeyedOperator):
         self._reclaiming: Reclaiming | None = None
         self._reads: Reads = None
         self._rest: Batch | None = None  # of a batch within which a slice ended
-        self._came_by_timer_ms: int | None = None  # event time, if a timer of this time has advanced it there
+        self._came_by_timer_ms: int | None = None  # event time, if advanced by a timer of this time
         self._to_close: Any = None  # the user's object, once open() has returned
 
     def open(self, context: OperatorContext) -> None:
@@ -155,7 +155,7 @@ class ProcessOperator(KeyedOperator):
         elif self._on_error != "fail":
             self._guard(Failures(self._on_error, self.name, function_name(self._call)))
         self._target = target
-        self._replaceable: dict[str, KeyedState] = {}  # made in __init__: nothing refuses assignments to them
+        self._replaceable: dict[str, KeyedState] = {}  # made in __init__
         state, states = States(), declared_states(target, self._extra)
         check_event_time_of_states(states, self._event_time, self.where)
         timing = self._current.timing = self._timing = Timing(self.context.wall_ms, lambda: self._watermark_ms)
@@ -351,8 +351,10 @@ class ProcessOperator(KeyedOperator):
         self._flush_sides(emit, batch.emit_ns)
 
     def _process_in_time(self, batch: Batch, watermarks: npt.NDArray[np.int64] | None, emit: Emit) -> None:
-        """Processes rows as if each followed a watermark, independent of the cuts of batches.
-        `watermarks`: of each row's key group; timers follow the event time of the whole stream."""
+        """Processes rows as if each followed a watermark.
+
+        `watermarks`: of each row's key group; timers follow the event time of the whole stream.
+        """
         self._by_row = self._by_row or batch.reached is not None
         state_keys, user_keys = self.codec.keys(batch)
         reached: Iterable[int] = itertools.repeat(WATERMARK_MIN) if batch.reached is None else batch.reached.tolist()

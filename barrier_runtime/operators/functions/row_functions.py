@@ -88,7 +88,7 @@ class RowwiseOperator(Operator):
     def _fitting(
         self, results: list[list[Row]], batch: Batch, raised: dict[int, Exception]
     ) -> pa.RecordBatch | FewRows | None:
-        """Converts results. Leaves out those that do not fit a declared schema, with their error in `raised`."""
+        """Converts results. Omits misfits of a declared schema, with the error in `raised`."""
         try:
             return self._made(results, batch)
         except InvalidJob:
@@ -138,7 +138,7 @@ class MapOperator(RowwiseOperator):
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
         given = each_row_read(batch, self._reads)
         try:
-            # `map` holds no row: a returned input row has no other reference
+            # `map` holds no row
             for result in map(function, given):
                 append(result if references(result) == alone else taken(result))
         except Exception as error:
@@ -181,7 +181,7 @@ class FilterOperator(RowwiseOperator):
             self._failures.flush(emit, batch.emit_ns)
 
     def _refuse_others(self, keep: list[Any], batch: Batch) -> None:
-        """Raises `InvalidJob` for results other than bool: "no" is truthy, None may be a forgotten return."""
+        """Raises `InvalidJob` for results other than bool."""
         row = next(at for at, kept in enumerate(keep) if type(kept) not in (bool, np.bool_))
         raise InvalidJob(
             f"{function_name(self._function)} of operator {self._name!r} gave {cut(repr(keep[row]))} where True or "

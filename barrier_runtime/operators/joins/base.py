@@ -280,7 +280,7 @@ class JoinOperator(KeyedLife):
         return True
 
     def _without_tombstones(self, batch: Batch, port: int) -> Batch:
-        """Removes rows without time and key, such as tombstones: these match nothing."""
+        """Removes rows without time and key, such as tombstones."""
         column = self._sides[port].event_time
         if self._keeps_unmatched(port) or column not in batch.schema.names or not batch.column(column).null_count:
             return batch
@@ -315,7 +315,8 @@ class JoinOperator(KeyedLife):
 
     def _in_time(self, batch: Batch, port: int, emit: Emit) -> tuple[pa.RecordBatch, Ints] | None:
         """Returns the rows in time, with their times; None: no rows.
-        Raises `InvalidJob` for a time out of range, even of a late row, as windows do."""
+        Raises `InvalidJob` for a time out of range, even of a late row.
+        """
         batch = self._without_tombstones(batch, port)
         rows, times_ms = self._rows_of(batch, port)
         if not len(rows):

@@ -17,7 +17,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 How = Literal["left", "inner"]
 
-_DICT_PAYS = 4  # a kernel call hashes the whole table: a dict wins while rows * this < the table's rows
+_DICT_PAYS = 4  # a dict wins while rows * this < the table's rows
 
 
 def check_small_table(table: pa.Table, on: Sequence[str], where: str) -> None:
@@ -37,7 +37,7 @@ def check_small_table(table: pa.Table, on: Sequence[str], where: str) -> None:
 
 
 def small_keys(table: pa.Table, on: Sequence[str], schema: pa.Schema, where: str) -> list[pa.Array]:
-    """Returns the table's key columns in the types of rows of `schema`, plain (`_plain`) and still unique."""
+    """Returns the table's key columns in the types of `schema`, plain (`_plain`) and still unique."""
     keys = []
     for column in on:
         mine, theirs = one_array(table.column(column)), schema.field(column).type

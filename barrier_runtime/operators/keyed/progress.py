@@ -119,7 +119,7 @@ def restored_progress(
         whole = (first_group, last_group) if keyed is None else (keyed.key_group_first, keyed.key_group_last)
         if whole[0] <= last_group and first_group <= whole[1]:
             found.append(progress)
-            # The time to which event time was advancing, so the remaining due results are not late.
+            # The time to which event time was advancing.
             told_ms = max(progress.watermark_ms, progress.going_to_ms or progress.watermark_ms)
             floors += [Floor(*whole, told_ms), *progress.floors]
     if not found:

@@ -30,7 +30,7 @@ TABLE = "@timers"  # no name of a class attribute
 _FEW_DEAD = 64  # to rebuild the heap
 _HELD = 8_192  # least number of stored timers in memory, after a trim too
 _HELD_OF_GROUP = 4
-_OUTSIDE_SHARE = 8  # a search visits all waiting timers, so the first eighth outside is held at once
+_OUTSIDE_SHARE = 8  # a search holds the first eighth of waiting timers outside
 _NEVER = WATERMARK_MAX + 1
 SLICE_S = 0.002
 _SLICE_TIMERS = 1_000  # ends a turn even if the clock stands still
@@ -73,7 +73,7 @@ class Timers:
         first, last = table.key_groups
         self._fewest = max(_HELD if held is None else held, _HELD_OF_GROUP * (last - first + 1))
         self._read_at_once = max(1, self._fewest // (last - first + 1))
-        # for a read of each key group and a mark, or trims could drop the same timers for ever
+        # for a read of each key group and a mark, or trims could repeat for ever
         self._room = max(self._fewest, (self._read_at_once + 1) * (last - first + 1))
         self._most = self._fewest + self._room
         self.next_ms = _NEVER  # no timer is due before
@@ -226,7 +226,7 @@ class Timers:
             self._trim()
 
     def _hold_outside(self, until_ms: int) -> None:
-        """Holds waiting timers up to `until_ms`, and some later, to delay the next search."""
+        """Holds waiting timers up to `until_ms`, and some later timers."""
         held = self._held
         waiting = [timer for timer in self._table.waiting() if timer not in held]
         waiting.sort(key=_time_of)

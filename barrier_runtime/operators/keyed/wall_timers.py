@@ -14,7 +14,7 @@ from barrier_runtime.operators.keyed.timers import Slice, StateKey, Timers, whol
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.values.timer_table import TimerTable
 
-_LOOK_MS = 1_000  # between two looks while work is scheduled, since the wall clock may be set
+_LOOK_MS = 1_000  # between two looks, since the wall clock may be set
 _CATCHING_UP = 0.5  # ms per ms, while the wall clock is behind a time already returned
 
 
@@ -37,7 +37,7 @@ class WallClock:
 
 
 class WakeUps:
-    """Wake-ups of the slot, never cancelled: an early wake-up finds no work, and sets the next."""
+    """Wake-ups of the slot, never cancelled: an early wake-up sets the next."""
 
     def __init__(self, call_later: Callable[[float, Callable[[], None]], None], wake: Callable[[], None]) -> None:
         self._call_later = call_later

@@ -185,7 +185,7 @@ class Book:
             return
         is_next = not self._replies
         taken = results if isinstance(results, deque) else deque(results)
-        self._replies.append((keys, taken))  # freed by parts: a million keys at once take 100 ms
+        self._replies.append((keys, taken))  # freed by parts
         if is_next:
             self._finish_part(now_s)
 

@@ -138,7 +138,7 @@ class CoroutineCalls:
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_S)  # a daemon: a coroutine that never awaits does not keep the process alive
+        self._thread.join(_CLOSE_S)  # a daemon
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -141,7 +141,7 @@ class EmittedByCall:
 
 
 def send(emit: Emit, name: str, batch: Batch, metrics: MetricGroup) -> None:
-    """Sends rows to a side output; drops and counts them if there is no reader."""
+    """Sends rows to a side output; without a reader drops and counts the rows."""
     if not emit.to(name, batch):
         metrics.count(UNREAD_SIDE_ROWS, len(batch))
 

@@ -25,7 +25,7 @@ _CHUNK_ENTRIES = 1_024  # encoded at once
 
 class StoredCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: str  # value of subtask 0 with the content
-    # absent from at-least-once checkpoints, where all subtasks must have the same summary
+    # absent from at-least-once checkpoints
     entries: int = 0
     sha256: str = ""
 

@@ -140,7 +140,7 @@ _PLAIN: dict[type[inspect.Type], str] = {
 }
 
 
-# msgspec describes a type at its first use: other threads must not see a half-built description
+# other threads must not see msgspec's half-built description of a type
 BUILDING = threading.Lock()
 
 

@@ -108,7 +108,7 @@ class KeyedState:
         raise NotImplementedError
 
     def _bound(self: Self, name: str, current: CurrentKey, holder: str, kind: type[Self] | None = None) -> Self:
-        """Copies this handle for an operator. `kind`: class of the copy, without further attributes."""
+        """Copies this handle for an operator. `kind`: class of the copy."""
         kind = type(self) if kind is None else kind
         bound = kind.__new__(kind)
         for each in type(self).__mro__:
@@ -132,7 +132,7 @@ class States:
 
 
 class Unbound:
-    """Stand-in for the table of a handle that no operator has opened, and for its methods."""
+    """Stand-in for the table, and methods, of an unopened handle."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

@@ -46,7 +46,7 @@ def is_kept(value: Any, read: Any) -> bool:
     if type(value) is type(read) and not isinstance(value, decimal.Decimal) and value == read:
         return True
     if isinstance(value, datetime.datetime) and isinstance(read, datetime.datetime):
-        # clock changes
+        # `datetime` compares wrongly around clock changes
         return _moment(value) == _moment(read)
     if isinstance(value, decimal.Decimal):
         return isinstance(read, decimal.Decimal) and value.as_tuple() == read.as_tuple()
@@ -90,7 +90,7 @@ def _tag(value: Any) -> dict[str, Any]:
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """Fields of a dataclass, Struct or model, which need not compare its fields."""
+    """Fields of a dataclass, Struct or model."""
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         return {stored: getattr(value, name) for stored, name in names}
@@ -262,7 +262,7 @@ class StoredType:
 
 
 def in_utc(value: Any) -> Any:
-    """Returns a datetime as it will be read: MessagePack keeps the moment, not the zone."""
+    """Returns a datetime as it will be read, in UTC."""
     if isinstance(value, datetime.datetime) and value.tzinfo not in (None, datetime.timezone.utc):
         return value.astimezone(datetime.timezone.utc)
     return value

@@ -151,5 +151,5 @@ def opened_expiry(
 
 
 def _going_on(watermark_ms: int) -> int:
-    """Watermark for expiry: at the end of input nothing expires, since the job may continue."""
+    """Watermark for expiry: at the end of input nothing expires."""
     return watermark_ms if watermark_ms < WATERMARK_MAX else WATERMARK_MIN

@@ -152,7 +152,7 @@ class ValueState(KeyedState, Generic[T]):
 
 
 class _IntState(ValueState[int]):
-    """Refuses a number that is too large at once, not at the next checkpoint."""
+    """Refuses too large a number at once, not at the next checkpoint."""
 
     __slots__ = ()
 

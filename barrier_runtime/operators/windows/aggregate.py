@@ -137,7 +137,7 @@ class Windows(WindowEntries):
             return
 
     def _ordered_by_group(self, batch: Batch) -> Batch:
-        """Orders rows by key group if results allow: a turn then reads few parts of the store's files."""
+        """Orders rows by key group if results allow, for reads of few parts of files."""
         if not self._rule.any_order or self._lateness_ms or batch.reached is not None:
             return batch
         keys = self.codec.int64(self.codec.arrays(batch.rows))

@@ -59,7 +59,7 @@ class WindowAssigner(ABC):
 
     @abstractmethod
     def holds(self, lowest_ms: int, highest_ms: int) -> bool:
-        """Returns whether windows of these times lie within 64 bits and end before the end of time."""
+        """Returns whether windows of these times lie within 64 bits."""
 
     def covers(self, inner: "WindowAssigner") -> bool:
         """Returns whether each `inner` window surely lies within all windows that hold its start."""

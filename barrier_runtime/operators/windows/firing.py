@@ -55,7 +55,7 @@ def told_of_windows(
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 FEW = 16_384  # row ids ordered at once
-FEW_TUPLES = 4_096  # for keys other than ints, which take several times as long
+FEW_TUPLES = 4_096  # for keys other than ints, which are slower
 PART = 8_192  # approximate row ids of a part
 PART_TUPLES = 2_048
 _SAMPLED = 8
@@ -132,7 +132,7 @@ def ints_in_order(
     splitters = sample[_SAMPLED // 2 :: _SAMPLED]  # each is the last of its part
     shift = max(0, sum(widths) - 16)
     alike = distinct_ints(splitters >> shift)
-    by_counting = 2 * len(alike) > len(splitters)  # parts differ in the highest 16 bits, which are sorted by counting
+    by_counting = 2 * len(alike) > len(splitters)  # sorts the highest 16 bits by counting
     splitters = alike if by_counting else splitters
     parted: list[tuple[Ints, Ints, list[int]]] = []
     for at, chunk in enumerate(chunks):

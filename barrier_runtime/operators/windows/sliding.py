@@ -168,7 +168,7 @@ class Slices(Windows):
         return cut
 
     def _first_over(self, batch: Batch, slices: Ints) -> tuple[int, int] | None:
-        """Returns the first row, by time, after the end of one of its windows that is not yet emitted."""
+        """Returns the first row, by time, after the end of an unemitted window of the row."""
         reached = batch.reached
         if reached is None or reached[-1] <= self.operator.watermark_ms:
             return None

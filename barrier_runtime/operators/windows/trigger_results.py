@@ -6,7 +6,7 @@ from typing import Any
 
 
 class TriggerResult(enum.Flag):
-    """Action of a window: emit a result, forget its rows, both (`FIRE | PURGE`), or neither."""
+    """Action of a window: emit a result, forget the rows, both (`FIRE | PURGE`), or neither."""
 
     NOTHING = 0
     FIRE = enum.auto()

@@ -100,7 +100,7 @@ class CommitLog:
         self._read_head: int | None = None
         self._durable = 0  # records up to this number are durable
         self._highest = (0, 0)  # checkpoint and token of the head and all earlier records
-        # Files that a later call may repeat, with the checkpoint of the record that names them.
+        # Files that a later call may repeat, with the checkpoint of the record.
         self._named: dict[str, int] = {}
 
     def record(self, sequence: int) -> CommitRecord | None:
@@ -114,7 +114,7 @@ class CommitLog:
         return self._summaries.read(number)
 
     def look_ahead(self) -> None:
-        """Searches the head before the first `append`, in any thread. `append` repeats a failed search."""
+        """Searches the head before the first `append`, in any thread."""
         with self._looking:
             if self._head is None and self._read_head is None:
                 with contextlib.suppress(BarrierRuntimeError, OSError):

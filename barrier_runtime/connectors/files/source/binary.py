@@ -73,7 +73,7 @@ class BinaryFiles(Files):
 
 
 class WholeFileReader(FileReader):
-    """Reads a step per turn, so that a large file does not block its slot."""
+    """Reads a step of a file per turn."""
 
     def __init__(self, where: str, file: FoundFile, schema: pa.Schema, rows_per_second: float | None) -> None:
         super().__init__(where, file, schema, rows_per_second)

@@ -295,7 +295,7 @@ class CsvReader(LinesReader):
         super().__init__(where, file, schema, rows_per_second, make_rows, grows=grows)
         self._form = form
         self._by_quotes = False
-        self._skips_blank = False  # positions of earlier releases do not count empty lines
+        self._skips_blank = False  # as positions of earlier releases
         self._parsed: tuple[bytes, pa.RecordBatch] | None = None
 
     def read_header(self, text: Text) -> tuple[bytes, int]:
@@ -320,10 +320,7 @@ class CsvReader(LinesReader):
         return data
 
     def _is_whole(self, data: bytes) -> bool:
-        """True if each line is a row and the last row is complete.
-
-        With as many rows as lines, only the last line end can be in quotes.
-        """
+        """True if each line is a row and the last row is complete."""
         assert self._parse is not None
         try:
             rows = self._parse(data)

@@ -92,7 +92,7 @@ class Files:
 
     @property
     def checked_in_driver(self) -> Sequence[FoundFile]:
-        """Local files to check; a remote file takes a request, which a slot makes."""
+        """Local files to check; a slot checks remote files."""
         return [file for file in self.files[:_CHECKED_IN_DRIVER] if not is_remote(file.url)]
 
     @property
@@ -135,7 +135,7 @@ class Files:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raises `InvalidJob` for files that do not fit the schema, as far as a quick check shows."""
+        """Raises `InvalidJob` for files that, by a quick check, do not fit the schema."""
 
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
         raise NotImplementedError

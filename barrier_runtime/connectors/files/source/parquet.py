@@ -27,7 +27,7 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _READ_BYTES = 1 << 16  # of a read of a local column
 _CHUNK_BYTES = 8 << 20
-_LARGE_BYTES = 16 << 20  # of a column chunk, which may be a single page: decoded on a thread
+_LARGE_BYTES = 16 << 20  # of a column chunk; decoded on a thread
 _LOOKED_AT = 8
 _WINDOW_BYTES = 4 << 20  # least size of row groups fetched together
 _PART_BYTES = 4 << 20  # of a request
@@ -165,7 +165,7 @@ class ParquetReader(FileReader):
         return chunk
 
     def _check_that_all_came(self) -> None:
-        """Detects a truncated file: Arrow reads nothing, without an error, from row groups beyond the end."""
+        """Detects a truncated file, of which Arrow reads nothing, without an error."""
         if self._decoded < self._rows:
             raise InvalidJob(
                 f"{self.where}: it had {self._rows} rows and ends after row {self._decoded} now: files must not change "
@@ -301,7 +301,7 @@ def _sample(groups: list[int]) -> list[int]:
 
 
 def _joined(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Joins near column chunks (start, end) up to `_PART_BYTES`: Arrow copies chunks that span requests."""
+    """Joins near column chunks (start, end) up to `_PART_BYTES`."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(places):
         if found and (
@@ -332,7 +332,7 @@ def _footer_schema(file: FoundFile, where: str) -> pa.Schema:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Omits metadata, dictionary types and views of text, which depend on how a file was written."""
+    """Omits metadata, dictionary types and views of text."""
     return plain_rows.plain_schema(pa.schema([(field.name, field.type) for field in schema]))
 
 

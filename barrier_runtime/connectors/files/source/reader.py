@@ -1,7 +1,7 @@
 """Base of file readers: decodes chunks, returns slices, perhaps at a pace; detects changed files.
 
-Refused: a file of another size, and a file with another time of change whose first or last 64 kB differ. A completely
-read file leaves only a mark of 24 bits: one change in about 2,000 is missed. Design:
+A file of another size is refused, and a file with another time of change if the first or last 64 kB differ. A
+completely read file leaves only a mark of 24 bits: a change in about 2,000 is missed. Design:
 docs/design/splits-and-discovery.md.
 """
 

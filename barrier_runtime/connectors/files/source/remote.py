@@ -202,7 +202,7 @@ _CONNECTING = threading.Lock()
 
 @cache
 def _connected(host_and_port: str) -> Any:
-    """Connects for the life of the process: a dropped object closes libhdfs's only connection.
+    """Connects for the life of the process: libhdfs has a single connection.
     Raises `OSError`.
     """
     host, _, port = host_and_port.partition(":")

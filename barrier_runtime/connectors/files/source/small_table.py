@@ -68,7 +68,7 @@ def _is_pandas(table: object) -> bool:
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    """Arrow's kernels do not support text views, which Polars uses."""
+    """Replaces text views, as of Polars, which Arrow's kernels do not support."""
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     fields = [field.with_type(plain.get(field.type, field.type)) for field in table.schema]
     return table.cast(pa.schema(fields))

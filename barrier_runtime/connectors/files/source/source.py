@@ -43,7 +43,7 @@ class FileSource(SourceOf[Rows], ABC):
         """Returns the existing files as a source of their format."""
 
     def named(self, name: str) -> Source:
-        """Source with the listed files. Raises `InvalidJob` for missing paths and damaged or unfitting files."""
+        """Source with the listed files. Raises `InvalidJob` for missing or unfitting files."""
         schema = as_schema(self.schema, f"source {name!r}") if self.schema is not None else None
         files = self.files(name, schema, watched=self.watch is not None)
         return files if self.watch is None else WatchedFiles(files, _period_s(self.watch, name))
@@ -120,7 +120,7 @@ class WatchedFiles:
 
 
 class _Arrivals:
-    """Lists new files, and grown files if they may grow. The listing thread adds them to `seen`."""
+    """Lists new and grown files. The listing thread adds them to `seen`."""
 
     def __init__(self, source: Files, seen: NameSet) -> None:
         self._source = source

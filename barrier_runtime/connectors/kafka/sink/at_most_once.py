@@ -24,7 +24,7 @@ from barrier_runtime.state.errors import Fenced, InvalidJob
 from barrier_runtime.state.threads import Threads
 
 _GROUP_SUFFIX = ".positions"
-_MOST_WAITING = 1 << 20  # bytes of rows that wait for the transaction under way; above, the sink takes no rows
+_MOST_WAITING = 1 << 20  # bytes of waiting rows; above, the sink takes no rows
 _MOST_METADATA = 4_000  # characters; the brokers' default limit is 4,096 (offset.metadata.max.bytes)
 _WRITERS = Threads(math.inf, "kafka-at-most-once")  # a hanging transaction must not block another sink
 _POSITIONS = msgspec.json.Decoder(dict[str, tuple[int, msgspec.Raw]])

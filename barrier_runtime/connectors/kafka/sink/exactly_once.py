@@ -62,7 +62,7 @@ class KafkaWriteAhead(WriteAheadSink):
             if known is None:
                 raise
             self._limits = known
-        # Staged rows cannot expire, but their marker can: brokers keep markers at least this long.
+        # Staged rows cannot expire; brokers keep markers at least this long.
         self.transaction_timeout_ms = _MARKER_KEPT * self._limits.refresh_marker_s * 1000
         check_waiting(self._limits, self._where, self._topic, self._format.timestamp)
         self._format.open(self._where, self._limits, self._limits_of)
@@ -145,7 +145,7 @@ class KafkaWriteAhead(WriteAheadSink):
 
     def recover(self, decided: Sequence[bytes]) -> None:
         super().recover(decided)
-        # All decided rows are written, so no transaction is in doubt if the marker is missing now.
+        # All decided rows are written: no transaction is in doubt.
         self._connected(*self._own, None)
         for origin in [origin for origin in self._producers if origin != self._own]:
             self._producers.pop(origin).close()
@@ -207,7 +207,7 @@ class KafkaWriteAhead(WriteAheadSink):
             self._noted.add((lineage, subtask))
 
 
-_A_PERSON = 0  # in place of the staging generation: an operator reported that the rows are in the topic
+_A_PERSON = 0  # in place of the generation: an operator reported the rows
 _ALL_ROWS = 2**62
 _CHUNK_ROWS = 4_096
 _MARKER_KEPT = 4  # times `refresh_marker_s`: see `topic_limits`

@@ -84,7 +84,7 @@ class _Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _FORMAT = Format("{}", NOTE_VERSION, damaged="restore it from a backup", oldest=NOTE_VERSION)
 _NOTE = VersionedDecoder(_FORMAT, msgspec.json.Decoder(_Note))
-_NO_GENERATION = 0  # in names, which must be known without the generation; unused by earlier builds
+_NO_GENERATION = 0  # in names; unused by earlier builds
 _LIMITS = 0  # instead of a note's number
 
 

@@ -59,7 +59,7 @@ def decode_limits(data: bytes, key: str) -> KafkaLimits | None:
 
 
 def read_limits(cluster: KafkaCluster, topic: str, config: Mapping[str, Any]) -> KafkaLimits:
-    """Raises `InvalidJob` for impossible settings and lasting refusals, `Unavailable` without an answer."""
+    """Raises `InvalidJob` for impossible settings and lasting refusals, else `Unavailable`."""
     while True:
         try:
             return _limits(cluster, cluster.admin(), topic, config)

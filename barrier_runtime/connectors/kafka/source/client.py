@@ -77,7 +77,7 @@ _READING = {
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
     "fetch.error.backoff.ms": 500,
-    "fetch.queue.backoff.ms": 5,  # the default of a second pauses reading whenever the client's queue is full
+    "fetch.queue.backoff.ms": 5,  # pause when the client's queue is full
     "queued.max.messages.kbytes": 16_384,  # in the client; `PartitionQueue` has another bound
 }
 
@@ -114,7 +114,7 @@ class KafkaClient:
         return self._make(kafka.Consumer, {"group.id": self.group, **_READING, **given, **callbacks})
 
     def admin(self) -> Any:
-        """Admin client without a log: the log would need polls, and answers contain the errors."""
+        """Admin client without a log, which would need polls."""
         load_client(self.where)
         from confluent_kafka.admin import AdminClient
 

@@ -263,7 +263,7 @@ class Fetcher:
         return [(event.topic(), event.partition()) for event in events if event.error().code() == ended]
 
     def _not_sure_of(self, consumer: Any, partitions: Sequence[Partition]) -> set[Partition]:
-        """Partitions of possibly recreated topics: their messages are dropped and fetched again."""
+        """Partitions of possibly recreated topics, whose messages are fetched again."""
         queues = {self._queues[partition] for partition in partitions if partition in self._queues}
         doubtful = self._ids.judge([queue for queue in queues if not queue.over])
         for queue in doubtful:

@@ -30,7 +30,7 @@ class KafkaPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int
     end: int | None = None
     topic_id: str = ""
-    epoch: int | None = None  # of the leader that wrote the previous record: reveals lost records at the log's end
+    epoch: int | None = None  # of the previous record's leader: reveals lost records
 
 
 POSITION = msgspec.json.Decoder(KafkaPosition)

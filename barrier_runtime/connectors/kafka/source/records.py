@@ -1,7 +1,6 @@
 """Converts Kafka records to rows, and treats bad records.
 
-Few good records become lists (`data/few_rows`), at a fraction of Arrow's cost; the Arrow path finds bad records and
-reasons.
+Few good records become lists (`data/few_rows`); the Arrow path finds bad records and reasons.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +54,7 @@ class RecordColumns:
 
     @property
     def nulls_are_told(self) -> bool:
-        """Returns whether a row of nulls is a surprise, because other values become rows of columns."""
+        """Returns whether rows of nulls are reported."""
         decoded = self.value.format_name not in ("bytes", "string") and self.value.debezium is None
         return decoded and self.null_values == "row"
 

@@ -76,7 +76,7 @@ class ChangeFeed:
         self.at = at  # after the last buffered item
         self._tell = wake
         self.where = where
-        self._name = f"barrier-runtime {staging.slot}"[:_NAME]  # cut as the server cuts it: names are compared
+        self._name = f"barrier-runtime {staging.slot}"[:_NAME]  # as the server cuts it
         self.ids: dict[int, str] = {}
         self.tables = {table.name: at for at, table in enumerate(layout.tables)}
         self._items: deque[Item] = deque()
@@ -317,7 +317,7 @@ class ChangeFeed:
                 "snapshot, and raise max_slot_wal_keep_size if the server removed it"
             )
         if code == _ENDED_BY_SUCCESSOR:
-            self._closing.wait(_LONGEST_PAUSE_S)  # a newer generation, which goes first, may have ended this session
+            self._closing.wait(_LONGEST_PAUSE_S)  # a newer generation, which goes first
         if code == "55006":
             return Unavailable(f"{failure}: {text}")
         if isinstance(error, Exception):

@@ -269,7 +269,7 @@ class PostgresChanges:
 
 
 def _end_of_log(connection: Any) -> int:
-    """Position after all commits so far; a message in the log makes a reader pass it at once."""
+    """Position after all commits so far. Adds a message, by which a reader passes this position."""
     (end,) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
     connection.execute("select pg_logical_emit_message(true, 'barrier-runtime', 'end')")
     return parsed_lsn(end)

@@ -224,7 +224,7 @@ def in_microseconds(kind: pa.DataType) -> Convert:
 def by_value(
     values: pa.Array, spelled: Callable[[Any], str], python: Callable[[pa.Array], list[Any]] = pa.Array.to_pylist
 ) -> pa.Array:
-    """Makes text in Python, in small chunks: a long hold of the GIL delays every arriving record."""
+    """Makes text in Python, in small chunks that release the GIL."""
     texts: list[str | None] = []
     for start in range(0, len(values), _PYTHON_ROWS):
         chunk = python(values.slice(start, _PYTHON_ROWS))

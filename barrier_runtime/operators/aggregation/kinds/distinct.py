@@ -27,7 +27,7 @@ _WORD_BYTES = 8
 _GAP = bytes(_WORD_BYTES - COUNT.size)
 _NONE = COUNT.pack(0)
 _LOOKED_THROUGH = 1 << 15
-_MARK_BITS = 5  # places per word, as a power of two: the table rules out 31 of 32 other words
+_MARK_BITS = 5  # places per word, as a power of two
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # as in `row_index`
 
 

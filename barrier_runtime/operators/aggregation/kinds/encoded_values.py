@@ -42,7 +42,7 @@ class EncodedValues:
 
     def coded(self, batch: BatchValues, column: str) -> tuple[Ints, Ints]:
         """Returns a number per row, -1 for null, rising by one at each new value, and the word of each number."""
-        if pa.types.is_signed_integer(self.kind):  # the values are the words, so only distinct values are converted
+        if pa.types.is_signed_integer(self.kind):  # the values are the words
             encoded = batch.encoded(column)
             return codes_of(encoded), to_words(encoded.dictionary)[0]
         (word,), valid = batch.words(column), batch.valid(column)

@@ -25,7 +25,7 @@ from barrier_runtime.state.versioned import Format
 _LAYOUT = Format("the state of {}", 1, damaged="restore from another checkpoint")
 _VERSION = bytes([_LAYOUT.version])
 _LG_REGISTERS = 12
-# with more counters, evictions would depend on how the sketch was stored
+# more would make evictions depend on the storage
 _LG_COUNTERS = 10
 _COMPRESSION = 200
 _CHUNK = 512

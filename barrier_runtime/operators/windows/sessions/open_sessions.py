@@ -154,7 +154,7 @@ class OpenSessions:
 
     @property
     def next_ms(self) -> int | None:
-        """Watermark before which no session is over, except those begun by a row behind it; None: no sessions."""
+        """Watermark before which no session is over, except sessions begun by a row behind it; None: none."""
         first = self._by_due.first
         if first is None:
             return None

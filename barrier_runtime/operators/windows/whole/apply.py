@@ -253,7 +253,7 @@ class AppliedWindows(HeldWindows):
         return list(self._results_for(key, window, given))
 
     def _failed_window(self, failures: Failures, error: Exception, row_id: int, state_key: StateKey) -> None:
-        """Records only the number of rows: the rows of a window may exceed memory."""
+        """Records only the number of rows."""
         *keys, start_ms = state_key
         end_ms, told = self.window.last_ms(start_ms) + 1, dict[str, Any]({"rows": self._held_rows.count_of(row_id)})
         if self.window.bounded:
