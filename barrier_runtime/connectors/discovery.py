@@ -16,8 +16,8 @@ class ListingThread:
     """Lists splits periodically in a thread, from the first moment on.
 
     `list_splits` returns all existing splits in the best order for reading, and may block. `Unavailable` leads to a
-    retry; any other error ends the job or the generation. `known` is extended. With `again`, `list_splits` itself omits
-    earlier splits, and may return a split once more.
+    retry; any other error ends the job or the generation. With `again`, `list_splits` itself omits earlier splits, and
+    may return a split once more.
     """
 
     def __init__(

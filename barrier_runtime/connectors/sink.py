@@ -118,8 +118,8 @@ class TwoPhaseCommitSink:
     """Base class of sinks; each subtask of a sink has an instance.
 
     `begin_transaction`, `write`, `stage_early`, `stage_now` and `encode_early` run on the loop and must not block.
-    Methods without a note run off the loop: `pre_commit` in one thread, `commit`, `abort` and `recover` in another.
-    Commits of older transactions may run in parallel with a newer pre-commit.
+    Methods without a note run off the loop: `pre_commit` in one thread, `commit`, `abort` and `recover` in another, in
+    parallel.
     """
 
     guarantee: Guarantee = "exactly_once"

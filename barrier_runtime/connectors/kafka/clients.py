@@ -1,6 +1,6 @@
 """Replaces Kafka clients whose answers are no longer reliable, and throttles the clients' log.
 
-After a broker's restart, librdkafka may report FENCED_LEADER_EPOCH for ever, while other clients get answers.
+Why: docs/design/targets-and-committables.md.
 """
 
 import logging

@@ -43,9 +43,7 @@ class RabbitMQSource(SourceOf[Rows]):
     the publisher's, in whole seconds, null if missing. `headers` is JSON text.
 
     `prefetch`: messages that a consumer may hold without acknowledgement (at most 65,535); then the stream waits for
-    the next checkpoint. So `prefetch` should cover the messages between two completed checkpoints. The time between
-    checkpoints must not exceed the broker's consumer_timeout (30 minutes). The delivery-limit of a quorum queue must
-    exceed the restarts of a job, or messages are lost.
+    the next checkpoint. docs/rabbitmq.md has limits of the broker.
 
     `bad_records`: "fail" stops the job at a message without id or with an unfitting body; "reject" sends the message to
     the queue's dead-letter exchange (without an exchange the message is lost). `until_idle`: end after the queue

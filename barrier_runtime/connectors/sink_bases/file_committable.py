@@ -1,8 +1,8 @@
 """Committable of a file sink: each staged file and its final name.
 
 The *incarnation* in a name is random, drawn when the sink opens, so runs never share a name. The incarnation begins
-with a tag of the decision log: jobs of the same name with different checkpoint locations may share a folder, and tokens
-of different logs cannot be compared.
+with a tag of the decision log: tokens of different logs, of jobs of the same name that share a folder, cannot be
+compared.
 
 | file of this job and sink, not listed by this subtask          | deleted by `Sweep`                           |
 |----------------------------------------------------------------|----------------------------------------------|

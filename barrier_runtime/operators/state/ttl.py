@@ -31,8 +31,7 @@ class TTL:
     separately. `refresh`: "on_write" counts from the last write, "on_read" from the last write or read. `clock`:
     "event" (event time; the step needs `event_time=` and watermarks) or "processing" (wall clock: a replay may see
     other state, so a sink that relies on a deterministic replay may only follow stored rows, see `Stream.stable`).
-    Expired entries are deleted in small steps, even if never accessed. `time`: a `timedelta`, or seconds. Raises
-    `InvalidJob` for a time below a millisecond.
+    `time`: a `timedelta`, or seconds. Raises `InvalidJob` for a time below a millisecond.
     """
 
     time: Duration

@@ -33,7 +33,7 @@ class CsvSource(GuessingSource[Rows]):
     such as `{"at": datetime}`, declares some columns.
 
     `delimiter` and `decimal_point` are single ASCII characters (in Germany ";" and ","). `encoding` must leave ASCII
-    unchanged, such as "latin-1" or "cp1252".
+    unchanged.
 
     `on_change="append"`: reads the whole lines that an uncompressed file gains.
     """

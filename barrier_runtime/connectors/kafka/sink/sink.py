@@ -36,11 +36,9 @@ class KafkaSink(TwoPhaseCommitSink):
       must not limit the age of rows (`message.timestamp.before.max.ms`).
     - `topic_column`: a text column with the topic of each row; null: `topic`. Each topic must exist and accept rows as
       large as `topic` does. `value=` may omit the column.
-    - `config`: client settings (librdkafka's names). Credentials are never shown or stored. `transaction.timeout.ms`
-      may be at most the brokers' `transaction.max.timeout.ms`.
+    - `config`: client settings (librdkafka's names). Credentials are never shown or stored.
     - `max_bytes_in_memory`: Arrow bytes per subtask above which rows of an open checkpoint are staged early.
-    - `lost_marker`: how far rows with a lost marker are in the topic; the error about the marker shows the value. An
-      answer is valid for that loss only, and may stay.
+    - `lost_marker`: how far rows with a lost marker are in the topic; the error about the marker shows the value.
     """
 
     kind: ClassVar[str] = "kafka"

@@ -109,7 +109,7 @@ class KafkaSource(SourceSettings):
     `source_with_dead_letters`.
 
     Records that are deleted before they were read end the job, after a warning. `config`: further settings of
-    librdkafka, or a function that returns them in driver and slots, so that secrets need not travel.
+    librdkafka, or a function that returns them in driver and slots.
 
     >>> bids = KafkaSource("broker:9092", "bids", group="billing", value="json", schema={"item": str, "price": float})
     >>> flow.source("bids", bids, event_time="timestamp")

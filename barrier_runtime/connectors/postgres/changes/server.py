@@ -1,7 +1,7 @@
 """Requirements on a PostgreSQL server whose changes are read, and its replication sessions.
 
-A *slot* makes the server keep the log until the source confirms it; a *publication* lists the tables in the log. A slot
-that cannot continue at the source's position would omit changes (docs/changes.md, "Slot and restarts").
+A *slot* makes the server keep the log until the source confirms it; a *publication* lists the tables in the log
+(docs/changes.md, "Slot and restarts").
 """
 
 from collections.abc import Mapping, Sequence
