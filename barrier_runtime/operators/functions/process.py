@@ -46,9 +46,9 @@ class ProcessContext(Context):
 
     `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time (ms)
     of the row (with `event_time=`; None if null) or of the timer; None in a wall-clock timer. `watermark`: event time
-    (ms) of the stream; in an event-time timer the time of the timer; without `event_time=` and timers it may lag by 10
-    ms. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`. `wall_timers`: the same by the wall
-    clock, and `after(timedelta)`. `emit(name, row)`: sends a row, as it is now, to a side output. `metrics`:
+    (ms) of the stream; in an event-time timer the time of the timer; without `event_time=` and timers the watermark may
+    lag by 10 ms. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`. `wall_timers`: the same by the
+    wall clock, and `after(timedelta)`. `emit(name, row)`: sends a row, as it is now, to a side output. `metrics`:
     `counter(name).inc()`, `gauge(name).set(value)` and `histogram(name).record(value)`, exported with the step's
     metrics. `operator`: the step's name; `subtask`: number of the subtask.
     """

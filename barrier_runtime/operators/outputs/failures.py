@@ -1,7 +1,7 @@
 """Rows whose function raised, in steps that do not fail then: skipped, or sent to the errors output.
 
-Wrong use of this package, failing storage, lack of memory, and except in `map` and `flat_map` with a declared schema an
-unfitting result, still end the job.
+Wrong use of this package, failing storage and lack of memory still end the job; so does a result that does not fit the
+schema, except in `map` and `flat_map` with a declared schema.
 """
 
 import warnings

@@ -54,10 +54,10 @@ class ValueState(KeyedState, Generic[T]):
     `kind` is any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
     `msgspec.Struct`. A value changed in place is kept only after `update(value)` (`check_state` detects such changes).
 
-    `value` is `default` (None unless given) if nothing is stored; use `default_factory=` for mutable objects.
-    `renamed`: fields of a class in earlier versions of the program, old name to new, or to None for a dropped field.
-    `migrate`: a function of an old value that returns the new value, or a list of functions, one for each change of the
-    type (docs/state.md).
+    `value` is `default` (None unless given) if nothing is stored; use `default_factory=` for mutable objects. `ttl`:
+    see `TTL`. `renamed`: fields of a class in earlier versions of the program, old name to new, or to None for a
+    dropped field. `migrate`: a function of an old value that returns the new value, or a list of functions, one for
+    each change of the type (docs/state.md).
     """
 
     __slots__ = ("_default", "_factory", "_get", "_put", "_remove", "_scalar", "_type")

@@ -122,7 +122,7 @@ class PartitionQueue:
             return
         chunks, self._gathered, self._gathered_rows, self._gathered_bytes = self._gathered, [], 0, 0
         self._items.append(chunks[0] if len(chunks) == 1 else _as_one(chunks))
-        if len(self._items) == 1:  # else the loop was woken before
+        if len(self._items) == 1:  # with earlier entries the loop was woken before, and takes all
             self._wake()
 
     def fail(self, trouble: Exception) -> None:
