@@ -77,12 +77,13 @@ def daemon(folder: Path) -> Iterator[tuple["subprocess.Popen[bytes]", str, str]]
 class FakeSlot:
     """A slot without rows: acknowledges and commits at once."""
 
-    def __init__(self, slot: int, parallelism: int, files: int) -> None:
+    def __init__(self, slot: int, parallelism: int, files: int, store: Path) -> None:
         self.slot = slot
         self.uuid = secrets.token_hex(16)
         self.started = False
         self.completed = 0
         self._parallelism = parallelism
+        self._store = store
         self._files = [self._file() for _ in range(files)]
         self._token = 0
         self._phase: Literal["idle", "running"] = "idle"
@@ -147,8 +148,13 @@ class FakeSlot:
         return source, OperatorSnapshot(_SINK, self.slot, self._parallelism, {"pending": os.urandom(300)}, keyed)
 
     def _file(self) -> FileRef:
+        """Stored without its bytes, for the daemon to delete."""
         name = secrets.token_hex(16)
-        return FileRef(name=f"{name[:6]}.sst", size=100_000, sha256=name * 2, key=f"{_JOB}/data/1/{self.uuid}/{name}")
+        file = FileRef(f"{name[:6]}.sst", 100_000, name * 2, f"{_JOB}/data/1/{self.uuid}/{name}")
+        stored = self._store / str(file.key)
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        stored.touch()
+        return file
 
 
 def description(parallelism: int, interval_s: float) -> JobSpec:
@@ -176,7 +182,8 @@ async def measured(parallelism: int, arguments: argparse.Namespace) -> str:
                 reply = await asyncio.to_thread(client.submit, description(parallelism, arguments.interval))
                 break
             await asyncio.sleep(0.1)
-        slots = [FakeSlot(slot, parallelism, arguments.files) for slot in range(parallelism)]
+        store = Path(folder) / "store"
+        slots = [FakeSlot(slot, parallelism, arguments.files, store) for slot in range(parallelism)]
         began, usage = time.monotonic(), psutil.Process(process.pid)
         address, secret = (reply.control_host, reply.control_port), bytes.fromhex(reply.secret)
         tasks = [slot.connect(address, secret, "run1") for slot in slots]

@@ -170,8 +170,9 @@ class CommitTracker:
         self._newest = 0  # checkpoint of the newest manifest
         self._pending_bytes = 0
 
-    def committed(self, message: Committed) -> None:
-        self._advance(sink_key(message.operator, message.subtask), message.checkpoint)
+    def committed(self, message: Committed) -> bool:
+        """Returns whether the lowest commit of the sink's subtasks rose, or a global commit."""
+        return self._advance(sink_key(message.operator, message.subtask), message.checkpoint)
 
     def reconcile(self, slot: int, committed: dict[str, int]) -> None:
         own = (slot, GLOBAL_COMMITTER) if slot == 0 else (slot,)
@@ -358,26 +359,31 @@ class CommitTracker:
         while self._open and (through is None or self._open[0][0] <= through):
             self._open.popleft()
 
-    def _advance(self, sink: str, checkpoint: int) -> None:
-        if sink in self._through and checkpoint > self._through[sink]:
-            before, self._through[sink] = self._through[sink], checkpoint
-            if sink in self._subtasks:
-                self._rise(self._subtasks[sink], before)
-            self.last_through = sink
-            if sink in self._held_members:
-                self._held.committed(self._held_members[sink], checkpoint)
+    def _advance(self, sink: str, checkpoint: int) -> bool:
+        before = self._through.get(sink)
+        if before is None or checkpoint <= before:
+            return False
+        self._through[sink] = checkpoint
+        self.last_through = sink
+        rose = sink not in self._subtasks or self._rise(self._subtasks[sink], before)
+        if sink in self._held_members:
+            self._held.committed(self._held_members[sink], checkpoint)
+        if rose:
             self._close()
-            trouble = self._failing.get(sink)
-            if trouble is not None and trouble.checkpoint <= checkpoint:
-                del self._failing[sink]
+        trouble = self._failing.get(sink)
+        if trouble is not None and trouble.checkpoint <= checkpoint:
+            del self._failing[sink]
+        return rose
 
-    def _rise(self, sink: str, before: int) -> None:
+    def _rise(self, sink: str, before: int) -> bool:
         lowest = self._lowest[sink]
         lowest.there -= before == lowest.checkpoint
-        if not lowest.there:
-            all_of_sink = [self._through[sink_key(sink, subtask)] for subtask in range(self._parallelism)]
-            lowest.checkpoint = min(all_of_sink)
-            lowest.there = all_of_sink.count(lowest.checkpoint)
+        if lowest.there:
+            return False
+        all_of_sink = [self._through[sink_key(sink, subtask)] for subtask in range(self._parallelism)]
+        lowest.checkpoint = min(all_of_sink)
+        lowest.there = all_of_sink.count(lowest.checkpoint)
+        return True
 
 
 def _value_bytes(snapshot: OperatorSnapshot) -> int:

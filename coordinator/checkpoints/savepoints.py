@@ -169,4 +169,4 @@ class Savepoints:
         return tuple(self._entries.values())
 
     def _in(self, state: SavepointState) -> tuple[SavepointEntry, ...]:
-        return tuple(entry for entry in self._entries.values() if entry.state is state)
+        return tuple(entry for entry in self._entries.values() if entry.state is state) if self._entries else ()

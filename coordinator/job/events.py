@@ -1,5 +1,6 @@
 """Events of a job: facts for `JobProtocol.handle`."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -119,6 +120,13 @@ class SlotMessage:
 
 
 @dataclass(frozen=True)
+class SlotMessages:
+    """Messages that arrived together, in the order of arrival."""
+
+    messages: tuple[SlotMessage, ...]
+
+
+@dataclass(frozen=True)
 class SlotLost:
     """The connection is lost; the process may live."""
 
@@ -216,7 +224,7 @@ Event: TypeAlias = (
     | StoreRetried
     | StoreAnswered
     | SlotRegistered
-    | SlotMessage
+    | SlotMessages
     | SlotLost
     | Listed
     | Deleted
@@ -238,12 +246,15 @@ _HEALS: dict[State, type] = {"WAITING_SINK": Committed, "WAITING_SERVER": Restor
 
 
 def may_change_progress(event: Event, state: State, *, slow_commits: bool) -> bool:
-    if not isinstance(event, SlotMessage):
+    if not isinstance(event, SlotMessages):
         return isinstance(event, _KINDS)
-    message = event.message
+    kinds = {CommitFailing, Waiting, _HEALS.get(state)}
+    if slow_commits:
+        kinds.add(Committed)
+    return any(_tells(each.message, kinds, state) for each in event.messages)
+
+
+def _tells(message: ToJob, kinds: Container[type | None], state: State) -> bool:
     if isinstance(message, Heartbeat):
         return bool(message.opening or message.blocked or message.unheard) or state == "WAITING_NETWORK"
-    if isinstance(message, Committed) and slow_commits:
-        return True
-    heals = _HEALS.get(state)
-    return isinstance(message, CommitFailing | Waiting) or (heals is not None and isinstance(message, heals))
+    return type(message) in kinds

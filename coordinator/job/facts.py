@@ -340,15 +340,16 @@ class Job:
         own = (subtask for subtask in subtasks if subtask in self._subtasks and subtask.index == slot.index)
         self.generation.ended.update(own)
 
-    def mark_committed(self, slot: RegisteredSlot, message: Committed) -> None:
-        """Global commits count only from slot 0."""
+    def mark_committed(self, slot: RegisteredSlot, message: Committed) -> bool:
+        """As `CommitTracker.committed`. Global commits count only from slot 0."""
         by_global = message.subtask == GLOBAL_COMMITTER and slot.index == 0
         if message.subtask != slot.index and not by_global:
             self.record.ignored["commit of another slot's sink"] += 1
-            return
-        self.commits.committed(message)
+            return False
+        rose = self.commits.committed(message)
         if by_global and self.leads:
             self.outbox.broadcast(Visible(self.led.token, message.checkpoint, message.operator))
+        return rose
 
     def reconcile_commits(self, register: Register) -> None:
         """Ignores reports made under another number of slots."""

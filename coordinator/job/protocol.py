@@ -32,6 +32,7 @@ from barrier_runtime.coordinator.job.events import (
     SavepointNotCopied,
     SlotLost,
     SlotMessage,
+    SlotMessages,
     SlotRegistered,
     SlotsStarting,
     StoreAnswered,
@@ -225,11 +226,16 @@ class JobProtocol:
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         job = self._job
-        if not isinstance(event, SlotMessage) or (self._event_ms is not None and now_ms - self._event_ms > _TURN_MS):
+        if not isinstance(event, SlotMessages) or (self._event_ms is not None and now_ms - self._event_ms > _TURN_MS):
             self.next_deadline()
         before = (self._phase, self._phase.name)
         try:
-            self._follow(self._dispatch(event, now_ms), now_ms)
+            if isinstance(event, SlotMessages):
+                self._forgive_if_late(now_ms)
+                for message in event.messages:
+                    self._follow(self._on_message(message, now_ms), now_ms)
+            else:
+                self._follow(self._dispatch(event, now_ms), now_ms)
         except (Corrupt, InvalidJob) as error:
             self._follow(EndJob("failed", str(error)), now_ms)
         changes = may_change_progress(event, self.condition.state, slow_commits=self._watch.slow.any)
@@ -250,11 +256,7 @@ class JobProtocol:
         job, phase = self._job, self._phase
         if isinstance(event, Tick):
             return self._on_tick(now_ms)
-        if not self._forgave and self._is_late(now_ms):
-            self._forgave = True
-            job.slots.forgive(now_ms)
-        if isinstance(event, SlotMessage):
-            return self._on_message(event, now_ms)
+        self._forgive_if_late(now_ms)
         if isinstance(event, SlotRegistered):
             return self._on_registered(event.link, event.register, now_ms)
         if isinstance(event, SlotLost):
@@ -313,6 +315,11 @@ class JobProtocol:
             self._polling = True
             self._job.outbox.put(ReadRecord(self._job.log.next_position))
         return self._phase.on_tick(self._job, now_ms)
+
+    def _forgive_if_late(self, now_ms: int) -> None:
+        if not self._forgave and self._is_late(now_ms):
+            self._forgave = True
+            self._job.slots.forgive(now_ms)
 
     def _is_late(self, now_ms: int) -> bool:
         """Whether this process stalled: messages may be unread, so no slot counts as silent yet."""

@@ -9,11 +9,13 @@ import contextlib
 import logging
 import os
 import socket
+from typing import cast
 
 import msgspec
 
 from barrier_runtime.coordinator.option_table import DAEMON_OPTIONS
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
+from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, encode_to_slot
 from barrier_runtime.coordinator.wire.framing import Framing
 from barrier_runtime.coordinator.wire.handshake import (
@@ -45,7 +47,6 @@ log = logging.getLogger("coordinator.control")
 HANDSHAKE_TIMEOUT_S: float = DAEMON_OPTIONS["handshake_timeout"].default
 MAX_UNPROVEN = 1_280  # more than a job has slots: slots that connect together must not evict each other
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
-_READ_BYTES = 256 * 1024
 _CLAIMS = msgspec.msgpack.Decoder(SlotClaims)
 
 
@@ -60,15 +61,16 @@ class ControlServer:
         tls: PeerTls | None = None,
     ) -> None:
         """`tls`: of every connection, instead of encryption by `encrypts`."""
-        self._directory = directory
+        self.directory = directory
+        self.timeout_s = handshake_timeout_s
+        self.encrypts = encrypts if tls is None else never
         self._listening = listening
-        self._timeout_s = handshake_timeout_s
-        self._encrypts = encrypts if tls is None else never
         self._tls = tls
         self._lines = LineLimit()
-        self._unproven: dict[asyncio.StreamWriter, None] = {}  # oldest first
+        self._unproven: dict[_Connection, None] = {}  # oldest first
         self._server: asyncio.Server | TlsListener | None = None
-        self._writers: dict[asyncio.StreamWriter, None] = {}  # oldest first
+        self._connections: dict[_Connection, None] = {}  # oldest first
+        self._encoded: tuple[ToSlot, int, bytes | None] | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -77,141 +79,216 @@ class ControlServer:
 
     async def start(self) -> None:
         if self._tls is None:
-            self._server = await asyncio.start_server(
-                self._serve, sock=self._listening, limit=_READ_BYTES, backlog=MAX_UNPROVEN
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(
+                lambda: _Connection(self), sock=self._listening, backlog=MAX_UNPROVEN
             )
             return
-        loop = asyncio.get_running_loop()
-
-        def protocol() -> asyncio.StreamReaderProtocol:
-            return asyncio.StreamReaderProtocol(asyncio.StreamReader(_READ_BYTES, loop), self._serve, loop)
-
         self._server = TlsListener(
             self._listening,
             self._tls.accepting,
-            protocol,
-            self._log_unproven,
-            timeout_s=self._timeout_s,
+            lambda: _Connection(self),
+            self.log_unproven,
+            timeout_s=self.timeout_s,
             most=MAX_UNPROVEN,
         )
 
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for writer in list(self._writers):
-            writer.transport.abort()
+        for connection in list(self._connections):
+            connection.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers[writer] = None
-        peer = writer.get_extra_info("peername")
-        try:
-            _no_delay(writer)
-            self._make_room()
-            await self._speak(reader, writer)
-        except HandshakeFailed as error:
-            self._log_unproven(peer, str(error))
-        except BarrierRuntimeError as error:
-            log.warning("connection from %s closed: %s", peer, error)
-        except (ConnectionError, OSError) as error:
-            log.debug("connection from %s broke: %s", peer, error)
-        finally:
-            del self._writers[writer]
-            writer.close()
+    # ------------------------------------------------------------ called by connections
 
-    def _log_unproven(self, peer: object, reason: str) -> None:
+    def came(self, connection: "_Connection") -> None:
+        while len(self._unproven) >= MAX_UNPROVEN:
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.abort()
+        self._unproven[connection] = self._connections[connection] = None
+
+    def proved(self, connection: "_Connection") -> None:
+        self._unproven.pop(connection, None)
+
+    def left(self, connection: "_Connection") -> None:
+        self._unproven.pop(connection, None)
+        self._connections.pop(connection, None)
+
+    def log_unproven(self, peer: object, reason: str) -> None:
         line = self._lines.line(peer, reason, asyncio.get_running_loop().time())
         if line is not None:
             log.warning("%s", line)
 
-    def _make_room(self) -> None:
-        while len(self._unproven) >= MAX_UNPROVEN:
-            oldest = next(iter(self._unproven))
-            del self._unproven[oldest]
-            oldest.transport.abort()
-
-    async def _speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._unproven[writer] = None
+    def secret_of(self, hello: Hello) -> bytes | None:
         try:
-            session, framing, first = await asyncio.wait_for(self._prove(reader, writer), self._timeout_s)
-        except asyncio.TimeoutError as error:  # here, because ETIMEDOUT of a slot is a TimeoutError, too
-            raise HandshakeFailed("handshake took too long") from error
-        finally:
-            self._unproven.pop(writer, None)
-        register = _register(session, first[0]) if first else _of_other_protocol(session, writer)
-        hello = session.hello
-        link = TcpLink(writer, framing, hello.version if first else PROTOCOL_VERSION)
-        runner = await self._directory.for_slot(hello.job, hello.run_id)
-        if isinstance(runner, NotHere):
-            if not runner.fenced:  # ordinary if daemons stand by for each other
-                log.debug("slot %d of job %s sent elsewhere: %s", register.slot, hello.job, runner.reason)
-                link.send(TryElsewhere(runner.reason))
-                return
-            link.send(Shutdown("fenced", runner.reason))
-            raise InvalidJob(runner.reason)
-        end_when_unanswered(writer.get_extra_info("socket"), runner.spec.slot_timeout_ms)
-        runner.slot_connected(link, register)
-        try:
-            if not first:
-                return  # later messages cannot be read
-            payloads = first[1:]
-            while True:
-                for payload in payloads:
-                    runner.slot_message(link, decode_to_coordinator(payload, hello.version))
-                data = await reader.read(_READ_BYTES)
-                if not data:
-                    return
-                payloads = framing.feed(data)
-        finally:
-            runner.slot_disconnected(link)
-
-    async def _prove(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[PeerSession, Framing, list[bytes]]:
-        """Returns no payloads for another version of the protocol."""
-        acceptor = Acceptor(
-            nonce=os.urandom(NONCE_BYTES),
-            purpose="control",
-            secret_of=self._secret_of,
-            private=os.urandom(KEY_BYTES),
-            encrypted=self._encrypts(writer.get_extra_info("peername")),
-        )
-        while acceptor.session is None:
-            writer.write(acceptor.feed(await _some(reader)))
-        framing = acceptor.session.framing()
-        if acceptor.session.hello.version not in ACCEPTED_PROTOCOLS:
-            return acceptor.session, framing, []
-        payloads = framing.feed(acceptor.unread())
-        while not payloads:
-            payloads = framing.feed(await _some(reader))
-        return acceptor.session, framing, payloads
-
-    def _secret_of(self, hello: Hello) -> bytes | None:
-        try:
-            return self._directory.secret(check_job_id(hello.job), check_job_id(hello.run_id))
+            return self.directory.secret(check_job_id(hello.job), check_job_id(hello.run_id))
         except InvalidJob:
             return None
 
+    def encoded(self, message: ToSlot, version: int) -> bytes | None:
+        """As `encode_to_slot`. The same message often goes to all slots, one after the other."""
+        known = self._encoded
+        if known is None or known[0] is not message or known[1] != version:
+            known = self._encoded = (message, version, encode_to_slot(message, version))
+        return known[2]
+
+
+class _Connection(asyncio.Protocol):
+    """Handshake, Register, then messages of a slot."""
+
+    transport: asyncio.Transport
+    _acceptor: Acceptor
+    _timeout: asyncio.TimerHandle
+
+    def __init__(self, server: ControlServer) -> None:
+        self._server = server
+        self._framing: Framing | None = None
+        self._runner: JobRunner | None = None
+        self._link: TcpLink | None = None
+        self._version = PROTOCOL_VERSION
+        self._registering: asyncio.Task[None] | None = None
+        self._early: list[bytes] = []  # payloads until the job is found; none if they cannot be read
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        _no_delay(transport)
+        self._server.came(self)
+        self._acceptor = Acceptor(
+            nonce=os.urandom(NONCE_BYTES),
+            purpose="control",
+            secret_of=self._server.secret_of,
+            private=os.urandom(KEY_BYTES),
+            encrypted=self._server.encrypts(self._peer),
+        )
+        self._timeout = asyncio.get_running_loop().call_later(self._server.timeout_s, self._too_slow)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._runner is not None:
+                self._take(self._runner, self._proven.feed(data))
+            elif self._registering is None:
+                self._prove(data)
+            elif self._early:
+                self._early += self._proven.feed(data)
+        except HandshakeFailed as error:
+            self._server.log_unproven(self._peer, str(error))
+            self._end()
+        except BarrierRuntimeError as error:
+            self._refuse(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is not None:
+            log.debug("connection from %s broke: %s", self._peer, error)
+        self._end()
+        self._server.left(self)
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    @property
+    def _peer(self) -> object:
+        return self.transport.get_extra_info("peername")
+
+    @property
+    def _proven(self) -> Framing:
+        assert self._framing is not None
+        return self._framing
+
+    def _too_slow(self) -> None:
+        self._server.log_unproven(self._peer, "handshake took too long")
+        self._end()
+
+    def _prove(self, data: bytes) -> None:
+        if self._framing is None:
+            self.transport.write(self._acceptor.feed(data))
+            if self._acceptor.session is None:
+                return
+            self._framing = self._acceptor.session.framing()
+            data = self._acceptor.unread()
+        session = self._acceptor.session
+        assert session is not None
+        if session.hello.version in ACCEPTED_PROTOCOLS:
+            self._early = self._framing.feed(data)
+            if not self._early:
+                return
+            self._version, register = session.hello.version, _register(session, self._early[0])
+        else:
+            register = _of_other_protocol(session, self._peer)
+        self._timeout.cancel()
+        self._server.proved(self)
+        self.transport.pause_reading()
+        self._registering = asyncio.get_running_loop().create_task(self._register(session.hello, register))
+
+    async def _register(self, hello: Hello, register: Register) -> None:
+        served = False
+        try:
+            link = TcpLink(self._server, self.transport, self._proven, self._version)
+            runner = await self._server.directory.for_slot(hello.job, hello.run_id)
+            if isinstance(runner, NotHere):
+                if runner.fenced:
+                    link.send(Shutdown("fenced", runner.reason))
+                    raise InvalidJob(runner.reason)
+                # ordinary if daemons stand by for each other
+                log.debug("slot %d of job %s sent elsewhere: %s", register.slot, hello.job, runner.reason)
+                link.send(TryElsewhere(runner.reason))
+                return
+            if self.transport.is_closing():
+                return
+            end_when_unanswered(self.transport.get_extra_info("socket"), runner.spec.slot_timeout_ms)
+            self._runner, self._link = runner, link
+            runner.slot_connected(link, register)
+            if self._early:
+                served = True
+                self._take(runner, self._early[1:])
+                self.transport.resume_reading()
+        except BarrierRuntimeError as error:
+            self._refuse(error)
+        except OSError as error:
+            log.debug("connection from %s broke: %s", self._peer, error)
+        finally:
+            if not served:
+                self._end()
+
+    def _take(self, runner: JobRunner, payloads: list[bytes]) -> None:
+        assert self._link is not None
+        for payload in payloads:
+            runner.slot_message(self._link, decode_to_coordinator(payload, self._version))
+
+    def _refuse(self, error: BarrierRuntimeError) -> None:
+        log.warning("connection from %s closed: %s", self._peer, error)
+        self._end()
+
+    def _end(self) -> None:
+        """May be called repeatedly."""
+        self._timeout.cancel()
+        self._server.proved(self)
+        if self._runner is not None and self._link is not None:
+            self._runner.slot_disconnected(self._link)
+        self.transport.close()
+
 
 class TcpLink:
-    def __init__(self, writer: asyncio.StreamWriter, framing: Framing, version: int) -> None:
+    def __init__(self, server: ControlServer, transport: asyncio.Transport, framing: Framing, version: int) -> None:
+        self._server = server
         self._version = version
-        self._writer = writer
+        self._transport = transport
         self._framing = framing
 
     def send(self, message: ToSlot) -> None:
-        if self._writer.is_closing():
+        if self._transport.is_closing():
             return
-        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             log.warning("a slot does not read what it is sent: connection closed")
-            self._writer.transport.abort()
+            self._transport.abort()
             return
-        data = encode_to_slot(message, self._version)
+        data = self._server.encoded(message, self._version)
         if data is not None:
-            self._writer.write(self._framing.frame(data))
+            self._transport.write(self._framing.frame(data))
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop may be closing
-            self._writer.close()
+            self._transport.close()
 
 
 def _register(session: PeerSession, payload: bytes) -> Register:
@@ -235,21 +312,14 @@ def _claims(session: PeerSession) -> SlotClaims:
         raise ProtocolViolation(f"the handshake's claims are unreadable ({error}): connection closed") from error
 
 
-def _of_other_protocol(session: PeerSession, writer: asyncio.StreamWriter) -> Register:
+def _of_other_protocol(session: PeerSession, peer: object) -> Register:
     """Returns a Register, to be refused, of a slot that proved the secret in another version."""
-    claims, host = _claims(session), str((writer.get_extra_info("peername") or ("unknown",))[0])
+    claims, host = _claims(session), str(peer[0] if isinstance(peer, tuple) else "unknown")
     versions = {PROTOCOL: str(session.hello.version)}
     return Register(claims.slot, claims.uuid, 0, host, 0, "", 0, 0, "idle", versions=versions)
 
 
-async def _some(reader: asyncio.StreamReader) -> bytes:
-    data = await reader.read(_READ_BYTES)
-    if not data:
-        raise ConnectionResetError("closed during the handshake")
-    return data
-
-
-def _no_delay(writer: asyncio.StreamWriter) -> None:
-    raw = writer.get_extra_info("socket")
+def _no_delay(transport: asyncio.BaseTransport) -> None:
+    raw = transport.get_extra_info("socket")
     if raw is not None:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -24,6 +24,7 @@ from barrier_runtime.coordinator.job.events import (
     ProgramLoaded,
     SlotLost,
     SlotMessage,
+    SlotMessages,
     SlotRegistered,
     SlotsStarting,
     Tick,
@@ -99,7 +100,7 @@ class JobRunner:
         self._next_link = 1
         self._events: deque[Event] = deque()
         self._handling = False
-        self._turn_ends = False  # `_end_turn` is scheduled
+        self._arrived: list[SlotMessage] = []  # handled in the next turn of the loop
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -273,10 +274,9 @@ class JobRunner:
         if isinstance(message, SlotAnswer):
             self.questions.answered(number, message)
         else:
-            self._take(SlotMessage(number, message))
-            if not self._turn_ends:
-                self._turn_ends = True
-                asyncio.get_running_loop().call_soon(self._end_turn)
+            self._arrived.append(SlotMessage(number, message))
+            if len(self._arrived) == 1:
+                asyncio.get_running_loop().call_soon(self._turn)
 
     def slot_disconnected(self, link: SlotLink) -> None:
         """May be called repeatedly."""
@@ -291,11 +291,17 @@ class JobRunner:
         if not self._handling:
             self._end_turn()
 
-    def _take(self, event: Event) -> None:
-        """Handles an event; `_end_turn` must follow."""
+    def _turn(self) -> None:
+        """Messages of all slots that arrived together are a single event."""
+        self._take()
+        self._end_turn()
+
+    def _take(self, *events: Event) -> None:
+        """Handles arrived messages, then `events`; `_end_turn` must follow."""
+        arrived, self._arrived = self._arrived, []
         if self._left:
             return
-        self._events.append(event)
+        self._events.extend([SlotMessages(tuple(arrived)), *events] if arrived else events)
         if self._handling:
             return
         self._handling = True
@@ -306,8 +312,6 @@ class JobRunner:
             self._handling = False
 
     def _end_turn(self) -> None:
-        """Messages of many slots that arrive together are a single turn."""
-        self._turn_ends = False
         if self._left:
             return
         try:

@@ -10,7 +10,7 @@ Bounds: the `MOST` slowest subtasks of a checkpoint; `MOST_TOGETHER` of a job's 
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from itertools import chain
 from operator import attrgetter
@@ -26,7 +26,7 @@ _TENTHS = ("start_delay_ms", "alignment_ms", "sync_ms", "async_ms", "precommit_m
 _FIELDS = ("chain", "subtask", "ack_ms", *_TENTHS, "rows", "new_bytes")
 _FORMAT = Format("phase times of subtasks", _VERSION, damaged="they are shown to people; nothing else depends on them")
 _COUNT = struct.Struct("<I")
-_TOP = 2.0**32 - 1
+_TOP = (2.0**32 - 1) / 10  # ms
 
 
 def packed(acks: Mapping[SubtaskId, Ack], acked_ms: Mapping[SubtaskId, int], triggered_ms: int) -> bytes:
@@ -35,18 +35,22 @@ def packed(acks: Mapping[SubtaskId, Ack], acked_ms: Mapping[SubtaskId, int], tri
     ids: Sequence[SubtaskId] = list(acks)
     if len(ids) > MOST:
         ids = nlargest(MOST, ids, key=acked_ms.__getitem__)
-    ids = sorted(ids, key=lambda each: (each.chain, each.index))
+    ids = sorted(ids)
     times = [acks[each].times for each in ids]
     columns: list[list[int]] = [
         [each.chain for each in ids],
         [each.index for each in ids],
         [max(0, acked_ms[each] - triggered_ms) for each in ids],
-        *([round(min(_TOP, max(0.0, 10 * value))) for value in map(attrgetter(name), times)] for name in _TENTHS),
+        *(_tenths(map(attrgetter(name), times)) for name in _TENTHS),
         [each.rows for each in times],
         [new_bytes(acks[each]) for each in ids],
     ]
     flat = chain.from_iterable(columns)
     return bytes((_VERSION,)) + zlib.compress(_COUNT.pack(len(ids)) + _layout(len(ids)).pack(*flat), 1)
+
+
+def _tenths(values: Iterable[float]) -> list[int]:
+    return [round(10 * value) if 0.0 < value < _TOP else round(10 * _TOP) if value >= _TOP else 0 for value in values]
 
 
 def unpacked(data: bytes, most: int = MOST) -> list[SubtaskPhases]:

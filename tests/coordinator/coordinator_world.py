@@ -46,6 +46,7 @@ from barrier_runtime.coordinator.job.events import (
     SavepointNotCopied,
     SlotLost,
     SlotMessage,
+    SlotMessages,
     SlotRegistered,
     StoreRefused,
     Tick,
@@ -173,7 +174,7 @@ class FakeSlot:
         self.coordinator.post(SlotLost(self.link))
 
     def say(self, message: object) -> None:
-        self.coordinator.post(SlotMessage(self.link, message))
+        self.coordinator.post(SlotMessages((SlotMessage(self.link, message),)))
 
     def receive(self, message: ToSlot) -> None:
         self.inbox.append(message)

@@ -46,18 +46,19 @@ def _trigger(job: Job, now_ms: int) -> None:
 
 
 def announce(job: Job, slots: Sequence[RegisteredSlot], checkpoint: Checkpoint) -> None:
+    stops = job.stop_checkpoint is not None and checkpoint.id >= job.stop_checkpoint
+    trigger = Trigger(
+        checkpoint.token,
+        checkpoint.id,
+        checkpoint.triggered_ms,
+        checkpoint.aligned_timeout_ms,
+        stops,
+        stops or job.rescales.pauses(checkpoint.id),
+        checkpoint.overtakes_timers,
+    )
     for slot in slots:
-        stops = job.stop_checkpoint is not None and checkpoint.id >= job.stop_checkpoint
-        trigger = Trigger(
-            checkpoint.token,
-            checkpoint.id,
-            checkpoint.triggered_ms,
-            checkpoint.aligned_timeout_ms,
-            stops,
-            stops or job.rescales.pauses(checkpoint.id),
-            checkpoint.overtakes_timers,
-        )
         job.outbox.send(slot, trigger)
+    if slots:
         job.generation.highest_announced = max(job.generation.highest_announced, checkpoint.id)
 
 

@@ -156,10 +156,9 @@ class Running(Phase):
         if isinstance(message, Ack):
             return self._on_ack(job, slot, message, now_ms)
         if isinstance(message, Committed):
-            held = job.held
-            job.mark_committed(slot, message)
-            if job.held != held:
-                let_go(job)
+            if not job.mark_committed(slot, message):
+                return None
+            let_go(job)
             after_commit(job, now_ms)
             return end_if_done(job) or moving.follow_rescale(job, now_ms)
         if isinstance(message, CommitFailing):

@@ -6,7 +6,7 @@ import pytest
 from coordinator_world import spec
 from test_job_runner import JOB, LocalSlot, lead
 
-from barrier_runtime.coordinator.job.events import SlotMessage
+from barrier_runtime.coordinator.job.events import SlotMessages
 from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity
@@ -30,7 +30,8 @@ def broken_at_second_ack(runner):
     handle = runner._protocol.handle
 
     def raising(event, now_ms):
-        if isinstance(event, SlotMessage) and isinstance(event.message, Ack) and event.message.checkpoint == 2:
+        messages = event.messages if isinstance(event, SlotMessages) else ()
+        if any(isinstance(each.message, Ack) and each.message.checkpoint == 2 for each in messages):
             raise RuntimeError("a bug of ours")
         return handle(event, now_ms)
 
