@@ -36,9 +36,9 @@ async def test_a_slot_whose_network_times_out_is_no_stranger(caplog):
     slot = TcpSlot("flights", "run-1", directory.secret("flights", "run-1"), 0)
     await asyncio.to_thread(slot.connect, server.address)
     await eventually(lambda: runner.connected_slots, "the slot is served")
-    [writer] = server._writers
-    writer.transport.get_protocol().connection_lost(TimeoutError(errno.ETIMEDOUT, "the network is gone"))
-    await eventually(lambda: not server._writers, "the connection ended")
+    [connection] = server._connections
+    connection.connection_lost(TimeoutError(errno.ETIMEDOUT, "the network is gone"))
+    await eventually(lambda: not server._connections, "the connection ended")
     [record] = [each for each in caplog.records if "the network is gone" in each.getMessage()]
     assert record.levelno == logging.DEBUG
     assert "broke" in record.getMessage()
@@ -59,7 +59,7 @@ async def test_a_crowd_of_malformed_hellos_writes_few_lines(caplog, monkeypatch)
         writer.write(b"\x00\x04GET ")
         assert await reader.read() == b"", "closed without a word"
         writer.close()
-    await eventually(lambda: not server._writers, "the last connection ended")
+    await eventually(lambda: not server._connections, "the last connection ended")
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) == LINES
     assert all("not a handshake of barrier-runtime" in line for line in lines)
