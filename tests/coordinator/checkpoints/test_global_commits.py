@@ -192,6 +192,15 @@ def test_only_the_first_slot_tells_what_the_global_committer_has_done() -> None:
     assert tracker.through == told
 
 
+def test_only_a_commit_that_raises_the_lowest_one_or_a_global_one_counts_as_a_rise() -> None:
+    tracker = CommitTracker(JOB)
+    rises = [
+        tracker.committed(Committed(1, checkpoint, "out", subtask))
+        for checkpoint, subtask in ((1, 0), (2, 0), (2, 0), (1, 1), (1, 1), (3, 1), (1, GLOBAL_COMMITTER), (9, 7))
+    ]
+    assert rises == [False, False, False, True, False, True, True, False]
+
+
 def test_a_sink_that_stays_far_behind_becomes_visible_all_the_same() -> None:
     tracker = CommitTracker(JOB)
     asked: list[int] = []

@@ -7,12 +7,15 @@ import threading
 import pytest
 from coordinator_world import options, spec
 
+from barrier_runtime.coordinator.job.events import SlotLost, SlotMessages
+from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.messages import (
     Ack,
     CheckpointComplete,
     Committed,
     Deploy,
+    Heartbeat,
     Register,
     RestartOptions,
     Restored,
@@ -33,13 +36,15 @@ JOB = spec(checkpoints=options(interval_ms=20), parallelism=1)
 class LocalSlot:
     """A slot in the same process, as in local mode, that answers at once."""
 
-    def __init__(self, runner, checkpoints=3, attempt=0):
+    def __init__(self, runner, checkpoints=3, attempt=0, index=0):
         self.runner = runner
         self.left = checkpoints
         self.inbox = []
         self.token = 0
         self.closed = asyncio.Event()
-        runner.slot_connected(self, Register(0, f"local{attempt or ''}", 1, "h", attempt, "", 0, 0, "idle"))
+        runner.slot_connected(
+            self, Register(index, f"local{attempt or index or ''}", 1, "h", attempt, "", 0, 0, "idle")
+        )
 
     def close(self):
         self.closed.set()
@@ -265,3 +270,28 @@ def test_a_bug_in_one_job_ends_that_job_visibly():
     assert outcome.outcome == "failed"
     assert "broken link" in outcome.reason
     assert (status.outcome, status.error) == ("failed", outcome.reason)
+
+
+async def test_messages_of_all_slots_in_a_turn_are_one_event_before_later_events(monkeypatch):
+    handled = []
+    handle = JobProtocol.handle
+
+    def kept(protocol, event, now_ms):
+        handled.append(event)
+        return handle(protocol, event, now_ms)
+
+    runner = JobRunner(spec(parallelism=2), MemoryStore(), leader="a", host="h")
+    running = asyncio.create_task(runner.run())
+    await eventually(lambda: runner.phase == "waiting", "slots are awaited")
+    first, second = LocalSlot(runner), LocalSlot(runner, index=1)
+    monkeypatch.setattr(JobProtocol, "handle", kept)
+    for slot in (first, second, first):
+        slot.say(Heartbeat(0))
+    runner.slot_disconnected(first)
+    messages, lost = (event for event in handled if isinstance(event, SlotMessages | SlotLost))
+    assert [each.link for each in messages.messages] == [1, 2, 1]
+    assert lost == SlotLost(1)
+    second.say(Heartbeat(0))
+    await eventually(lambda: sum(isinstance(event, SlotMessages) for event in handled) == 2, "the next turn")
+    running.cancel()
+    await asyncio.wait([running])
