@@ -33,11 +33,14 @@ class Afterwards:
         """
         if at_once:
             with self._lock:
-                done = None if self._thread is None or self._closed else self._thread.submit(work)
-            if done is None:
-                work()
-            else:
+                thread = self._thread
+                done = None if thread is None or self._closed else thread.submit(self._alone, work)
+            if done is not None:
                 done.result()
+                return
+            if thread is not None:  # closed, but not yet done with waiting work
+                thread.shutdown(wait=True)
+            self._alone(work)
             return
         with self._lock:
             later = self._waiting < _MOST and not self._closed
@@ -62,9 +65,12 @@ class Afterwards:
             with self._lock:
                 self._waiting -= 1
 
+    def _alone(self, work: Callable[[], None]) -> None:
+        with self._working:
+            work()
+
     def _try(self, work: Callable[[], None]) -> None:
         try:
-            with self._working:
-                work()
+            self._alone(work)
         except (BarrierRuntimeError, OSError) as error:
             log.warning("%s: work behind a commit is left for the next start: %s", self._where, error)

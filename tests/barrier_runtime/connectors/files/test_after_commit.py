@@ -174,6 +174,24 @@ def test_work_behind_commits_is_bounded_and_done_in_order() -> None:
     assert done[-1] == 99
 
 
+def test_work_at_once_waits_for_earlier_work_after_the_sink_is_closed() -> None:
+    go, done, afterwards = threading.Event(), list[int](), Afterwards("sink 'out'")
+
+    def work(number: int) -> None:
+        assert go.wait(60)
+        done.append(number)
+
+    for number in range(3):
+        afterwards.do(partial(work, number))
+    afterwards.close()
+    last = threading.Thread(target=lambda: afterwards.do(lambda: done.append(99), at_once=True))
+    last.start()
+    last.join(0.2)  # a wrong order would show now
+    go.set()
+    last.join()
+    assert done == [0, 1, 2, 99]
+
+
 def test_work_that_fails_is_logged_and_leaves_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     done, afterwards = threading.Event(), Afterwards("sink 'out'")
 
