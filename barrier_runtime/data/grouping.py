@@ -131,7 +131,6 @@ def _encoded_together(columns: Sequence[pa.DictionaryArray]) -> pa.DictionaryArr
 
 
 def _encode(column: pa.Array) -> pa.DictionaryArray:
-    """Encodes a column, a constant column quickly."""
     first = column[0]
     if not column.null_count and first == column[-1] and pc.all(pc.equal(column, first)).as_py():
         return pa.DictionaryArray.from_arrays(np.zeros(len(column), np.int32), column.slice(0, 1))

@@ -300,7 +300,6 @@ def _collected(dataframe: Any, where: str) -> list[Any]:
 
 
 def _hopeless(context: Any, tag: str) -> str:
-    """Spark's message about a task that failed too often, or ""."""
     spark = context._jsc.sc()
     for job in spark.statusTracker().getJobIdsForTag(tag):
         info = context.statusTracker().getJobInfo(job)

@@ -194,7 +194,6 @@ def local_root(run_id: str) -> Path:
 
 
 def _check_private(root: Path) -> None:
-    """Raises `InvalidJob` unless the folder is private: another user may have made it."""
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InvalidJob(

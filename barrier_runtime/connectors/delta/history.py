@@ -141,7 +141,6 @@ class DeltaHistory:
             ) from error
 
     def _added(self, version: int) -> set[str]:
-        """Raises `InvalidJob` for a version that changes rows."""
         actions = self._actions(version)
         changed = [each.remove.path for each in actions if each.remove is not None and each.remove.dataChange]
         changed += [each.add.path for each in actions if each.add is not None and each.add.deletionVector is not None]

@@ -155,7 +155,6 @@ class IcebergHistory:
         return [fit(batch.select(schema.names), schema, self._where) for batch in batches]
 
     def _refuse_far_times(self, task: FileScanTask, schema: pa.Schema) -> None:
-        """Raises `InvalidJob` for INT96 times out of range, which the library would read wrongly."""
         has_times = any("timestamp" in str(field.type) for field in schema)
         if not has_times or task.file.file_format != FileFormat.PARQUET:
             return

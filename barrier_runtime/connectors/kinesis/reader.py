@@ -118,7 +118,6 @@ class ShardFetcher:
         self._wake()
 
     def _check_retained(self) -> None:
-        """Raises `InvalidJob` for a position older than the stream's retention."""
         complete_ms = self._begin.complete_ms
         now_ms = time.time_ns() // 1_000_000
         if complete_ms is None or now_ms - complete_ms < _SHORTEST_RETENTION_MS:

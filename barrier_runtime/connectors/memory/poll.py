@@ -248,7 +248,6 @@ class PollReader:
         )
 
     def _fetched(self, cursor: Any) -> tuple[Iterable[AnyRow], Any] | None:
-        """Returns None at the end, or if the reader is closed."""
         failed = 0
         while True:
             try:

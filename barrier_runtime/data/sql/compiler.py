@@ -161,7 +161,6 @@ class Compiler:
         return made
 
     def _beside(self, one: Argument, other: Argument) -> Made:
-        """Converts a number to the wider of the two types."""
         if pa.types.is_null(one.type):
             return pc.scalar(pa.scalar(None, pa.int32() if pa.types.is_null(other.type) else other.type))
         if is_number(other.type) and one.is_constant and isinstance(one.value, str):

@@ -20,7 +20,6 @@ def _double(function: Callable[..., Made]) -> Callable[..., Made]:
 
 
 def _logarithm(function: Callable[[Made], Made], value: Made, above: float = 0.0) -> Made:
-    """Null, as in Spark, if there is no logarithm."""
     return pc.if_else(value > pc.scalar(above), function(value), _NOTHING)
 
 

@@ -79,7 +79,6 @@ def _carry_groups(
 
 
 def _refuse(plan: AggregationPlan, accumulator: Accumulator, carries: Values, rows: "RunningOrder", left: Left) -> None:
-    """Looks at the sum after each row."""
     if accumulator.column in plan.within_64_bits and carries.any():
         raise left(accumulator.column, rows.row_id_at(np.argmax(carries != 0)))
 
@@ -166,7 +165,6 @@ def _carry_running(
 
 
 def _running_rounds(ufunc: np.ufunc, values: Values, before: Values, rows: RunningOrder) -> Values:
-    """Round r takes the r-th row of every short group."""
     result = np.empty_like(values)
     short = rows.lengths <= _ROUNDS
     for group in np.flatnonzero(~short).tolist():

@@ -199,7 +199,6 @@ def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _modulo(whole: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
-    """Returns whole numbers from -2^63 to 2^64, modulo 2^64."""
     upper = np.where(whole >= _SIGN, whole - _SIGN, whole)
     lower = np.where(upper >= _SIGN, 0.0, upper).astype(np.int64).astype(np.uint64)
     lower[(whole >= _SIGN) & (upper < _SIGN)] += np.uint64(_SIGN)

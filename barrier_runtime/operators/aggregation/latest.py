@@ -127,7 +127,6 @@ class LatestAggregateOperator(RunningAggregateOperator):
         self._send(batch.only(results, last), lambda: np.arange(len(last)), emit)
 
     def _row_ids(self, rows: pa.RecordBatch) -> Ints:
-        """Partial rows of a batch have different keys."""
         keys = self.codec.arrays(rows)
         ints = self.codec.int64(keys)
         if ints is not None:

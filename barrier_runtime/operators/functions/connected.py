@@ -120,7 +120,6 @@ class ConnectedOperator(ProcessOperator):
         side: Mapping[str, pa.Schema | RowClass] | None = None,
         on_error: OnError | Retry = "fail",
     ) -> None:
-        """`function`: a class (or object) with a handler for each input."""
         self._keyed = [_Port(input) for input in inputs if input.keys]
         self._broadcast = [_Port(input) for input in inputs if not input.keys]
         self._waits = any(port.input.switch == "barrier" for port in self._broadcast)
@@ -215,7 +214,6 @@ class ConnectedOperator(ProcessOperator):
         return super().toward(watermark_ms, emit)
 
     def _before(self, watermark_ms: int, emit: Emit) -> bool:
-        """Processes due broadcast rows; at the end of event time all waiting rows."""
         if watermark_ms == WATERMARK_MAX:
             self._waiting.ended()
         return self.switch(emit)

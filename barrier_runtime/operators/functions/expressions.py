@@ -71,7 +71,6 @@ class FilterExpressionOperator(Operator):
 
 class SelectExpressionsOperator(Operator):
     def __init__(self, name: str, columns: "Mapping[str, str | Compiled | SqlExpression]") -> None:
-        """Texts in `columns` are names of columns."""
         self._where = f"select {name!r}"
         self._columns = dict(columns)
         expressions = [value for value in self._columns.values() if not isinstance(value, str)]

@@ -113,7 +113,6 @@ class ProcessOperator(KeyedOperator):
         on_error: OnError | Retry = "fail",
         rows: RowClass | None = None,
     ) -> None:
-        """`function`: a class (or object) with `process(self, key, row, ctx)`, or a function of (key, row, ctx)."""
         super().__init__(name, keys, keys, schema)
         self._function = function
         self._extra = dict(states or {})

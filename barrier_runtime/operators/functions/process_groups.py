@@ -129,7 +129,6 @@ class ProcessGroupsOperator(KeyedOperator):
         on_error: OnError | Retry = "fail",
         event_times: frozenset[str] = frozenset(),
     ) -> None:
-        """`function`: a class (or object) with `process_groups(self, keys, batch, state)`, or such a function."""
         super().__init__(name, keys, keys, schema)
         self._times = KeptTimes(event_times, f"{function_name(function)} of {self.where}")
         self._function = function

@@ -76,7 +76,6 @@ class ProcessRowsOperator(Operator):
         on_error: OnError | Retry = "fail",
         rows: RowClass | None = None,
     ) -> None:
-        """`function`: a class (or object) with `process(self, row, ctx)`, or a function of (row, ctx)."""
         self._name = name
         self._where = f"process {name!r}"
         self._function = function

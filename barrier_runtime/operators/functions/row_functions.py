@@ -116,7 +116,6 @@ class RowwiseOperator(Operator):
         )
 
     def _check_all(self, called: int, batch: Batch) -> None:
-        """Raises if a StopIteration of the function ended `map`."""
         if called < len(batch):
             error = StopIteration(
                 "the iterator that its next() asks has ended: give it a default, as in next(it, None)"
@@ -181,7 +180,6 @@ class FilterOperator(RowwiseOperator):
             self._failures.flush(emit, batch.emit_ns)
 
     def _refuse_others(self, keep: list[Any], batch: Batch) -> None:
-        """Raises `InvalidJob` for results other than bool."""
         row = next(at for at, kept in enumerate(keep) if type(kept) not in (bool, np.bool_))
         raise InvalidJob(
             f"{function_name(self._function)} of operator {self._name!r} gave {cut(repr(keep[row]))} where True or "

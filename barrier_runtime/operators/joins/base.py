@@ -280,7 +280,6 @@ class JoinOperator(KeyedLife):
         return True
 
     def _without_tombstones(self, batch: Batch, port: int) -> Batch:
-        """Removes rows without time and key, such as tombstones."""
         column = self._sides[port].event_time
         if self._keeps_unmatched(port) or column not in batch.schema.names or not batch.column(column).null_count:
             return batch

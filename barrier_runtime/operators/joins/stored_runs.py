@@ -277,7 +277,6 @@ _PARTS = 8  # of the share: larger runs are not merged
 
 class RunsOnDisk:
     def __init__(self, directory: Path, held_bytes: Callable[[], int], where: str) -> None:
-        """`held_bytes`: returns the current share."""
         self._directory = directory
         self._held_bytes = held_bytes
         self._where = where

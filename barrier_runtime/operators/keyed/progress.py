@@ -143,7 +143,6 @@ def restored_progress(
 
 
 def _begun_again(progress: Progress) -> Progress:
-    """Drops watermarks of the end of input."""
     if progress.watermark_ms != WATERMARK_MAX:
         return progress
     floors = tuple(floor for floor in progress.floors if floor.watermark_ms != WATERMARK_MAX)

@@ -168,5 +168,4 @@ def _json(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """Text that Arrow can store."""
     return text.encode(errors="backslashreplace").decode()

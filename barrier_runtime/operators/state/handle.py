@@ -108,7 +108,6 @@ class KeyedState:
         raise NotImplementedError
 
     def _bound(self: Self, name: str, current: CurrentKey, holder: str, kind: type[Self] | None = None) -> Self:
-        """Copies this handle for an operator. `kind`: class of the copy."""
         kind = type(self) if kind is None else kind
         bound = kind.__new__(kind)
         for each in type(self).__mro__:

@@ -90,7 +90,6 @@ def _tag(value: Any) -> dict[str, Any]:
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """Fields of a dataclass, Struct or model."""
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         return {stored: getattr(value, name) for stored, name in names}

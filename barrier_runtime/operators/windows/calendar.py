@@ -142,7 +142,6 @@ class _Begins:
         return known.starts[behind - 1], known.starts[behind]
 
     def _with(self, known: _Known, times_ms: Ints) -> _Known:
-        """Adds the years of these times and the neighbouring years."""
         found = distinct_ints(times_ms.astype("datetime64[ms]").astype("datetime64[Y]").astype(np.int64)) + 1970
         asked = {year + beside for year in found.tolist() for beside in (-1, 0, 1)} - known.years
         if not asked:

@@ -168,7 +168,7 @@ class Slices(Windows):
         return cut
 
     def _first_over(self, batch: Batch, slices: Ints) -> tuple[int, int] | None:
-        """Returns the first row, by time, after the end of an unemitted window of the row."""
+        """Returns the first row at which an unemitted window of that row is over, and event time there."""
         reached = batch.reached
         if reached is None or reached[-1] <= self.operator.watermark_ms:
             return None

@@ -169,7 +169,6 @@ class LinesReader(FileReader):
         return f"line {1 + lines}"
 
     def _lines_before(self, offset: int) -> int:
-        """Reads the file again: for errors only."""
         lines = at = 0
         with closing(open_text(self.file, self.where, grows=self.grows)) as text:
             while at < offset and (data := text.read_at(at, min(BLOCK_BYTES, offset - at))):

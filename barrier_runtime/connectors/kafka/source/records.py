@@ -274,7 +274,6 @@ def _offsets(messages: Sequence[Any]) -> list[Any]:
 
 
 def _timestamps(messages: Sequence[Any]) -> list[Any]:
-    """Milliseconds; None for a record without time (type 0)."""
     return [ms if kind else None for kind, ms in (message.timestamp() for message in messages)]
 
 

@@ -109,7 +109,6 @@ def _is_one_word(low: Ints, high: Ints) -> bool:
 
 
 def _running_sums(low: Ints, high: Ints, held_low: Ints, held_high: Ints, rows: RunningOrder) -> tuple[Ints, Ints]:
-    """Adds modulo 2**128: four sums of 32 bits each, with carries."""
     summed = []
     carry = np.zeros(1, np.int64)
     for values, held in ((low, held_low), (high, held_high)):

@@ -30,7 +30,6 @@ class Early(OnClose):
     any_order = False
 
     def __init__(self, windows: RuledWindows, accumulate: bool) -> None:
-        """`accumulate`: a result covers all rows of the window; otherwise those since the last result."""
         super().__init__(windows)
         self._accumulate = accumulate
 

@@ -224,7 +224,6 @@ class AppliedWindows(HeldWindows):
             results.add_all(self._applied(row_id, state_key, given), state_key)
 
     def _applied(self, row_id: int, state_key: StateKey, given: Callable[[], Any]) -> Iterator[Part]:
-        """`given` returns the window's rows."""
         keys, start_ms = state_key[:-1], state_key[-1]
         key = self.codec.user_key(keys) if keys else None
         span = (start_ms, self.window.last_ms(start_ms) + 1) if self.window.bounded else (None, None)
@@ -253,7 +252,6 @@ class AppliedWindows(HeldWindows):
         return list(self._results_for(key, window, given))
 
     def _failed_window(self, failures: Failures, error: Exception, row_id: int, state_key: StateKey) -> None:
-        """Records only the number of rows."""
         *keys, start_ms = state_key
         end_ms, told = self.window.last_ms(start_ms) + 1, dict[str, Any]({"rows": self._held_rows.count_of(row_id)})
         if self.window.bounded:
