@@ -42,7 +42,6 @@ def encode_delta_committable(committable: DeltaCommittable) -> bytes:
 
 
 def decode_delta_committable(data: bytes, job: str, sink: str, where: str) -> DeltaCommittable:
-    """Raises `InvalidJob` for another version, `Corrupt` for a committable of another sink."""
     committable = _DECODER.decode(data, where)
     strange = [each.file.final for each in committable.files if not is_name_of(each.file, job, sink)]
     if (committable.job, committable.sink) != (job, sink) or strange:

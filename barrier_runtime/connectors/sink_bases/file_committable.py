@@ -174,7 +174,6 @@ def _final_match(file: StagedFile) -> re.Match[str]:
 
 
 def check_names(committable: FileCommittable, job: str, sink: str, where: str) -> FileCommittable:
-    """Raises `Corrupt` unless this sink of this job makes every name in `committable`."""
     for file in committable.files:
         if not is_name_of(file, job, sink):
             raise Corrupt(

@@ -54,7 +54,6 @@ def _of_column(name: str, make: Callable[[pa.Array], _Made], column: pa.Array) -
 
 
 def json_values(array: pa.Array) -> list[Any]:
-    """Raises `InvalidJob` for a map that has a key twice."""
     kind = array.type
     if types.is_map(kind):
         pairs = array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
@@ -145,7 +144,6 @@ def _days(array: pa.Array) -> list[Any]:
 
 
 def refuse_far_times(array: pa.Array, column: str = "") -> None:
-    """Raises `InvalidJob` for years that Arrow cannot write as text."""
     kind = array.type
     if not types.is_date(kind) and not types.is_timestamp(kind):
         return

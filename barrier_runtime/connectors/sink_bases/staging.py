@@ -39,7 +39,6 @@ def example_of(url: str, suffix: str, partition_by: Sequence[str] = ()) -> str:
 
 
 def check_folder(folder: str, store: ObjectStore, names: FileNames, where: str) -> None:
-    """Raises `InvalidJob` if file names in `folder` (`k=v/…/`) are too long for the store."""
     trouble = too_long(names.longest_final(folder), store) if folder else ""
     if trouble:
         longest = max(folder.split("/"), key=lambda segment: len(segment.encode()))

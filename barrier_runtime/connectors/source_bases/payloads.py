@@ -19,7 +19,6 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def checked_start(start: Any, words: Sequence[str], where: str) -> Any:
-    """Raises `InvalidJob` unless `start` is an element of `words`, or a time with a zone."""
     if isinstance(start, datetime.datetime):
         if start.tzinfo is None:
             raise InvalidJob(
@@ -117,7 +116,6 @@ def _spread(columns: Sequence[pa.Array], indices: Sequence[int], count: int) -> 
 
 
 def columns_of(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> list[pa.Array]:
-    """Raises `UnkeptValue` for a value that a column cannot keep exactly."""
     return [
         column_of_records(values, field.type, field.name, field.nullable)
         for values, field in zip(columns, schema, strict=True)
@@ -192,7 +190,6 @@ def _json_type(kind: pa.DataType, column: str, where: str) -> Any:
 
 
 def json_row(schema: pa.Schema, where: str) -> type[msgspec.Struct]:
-    """Raises `InvalidJob` for an unsupported column type."""
     fields: list[Any] = []
     for number, field in enumerate(schema):
         kind = _json_type(field.type, field.name, where)

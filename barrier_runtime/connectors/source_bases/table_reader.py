@@ -24,7 +24,6 @@ from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 
 def check_kept(now: pa.Schema, wanted: pa.Schema, table: str, where: str) -> None:
-    """Raises `InvalidJob` for a column of `wanted` that the table lost or gave another kind of type."""
     for field in wanted:
         if field.name not in now.names:
             raise InvalidJob(

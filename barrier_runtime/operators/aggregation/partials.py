@@ -169,7 +169,6 @@ def rows_of(rows: pa.RecordBatch) -> Ints:
 
 
 def refuse_partial_rows(schema: pa.Schema, where: str) -> None:
-    """Raises `InvalidJob` for stored partial rows at a step that does not merge them."""
     if is_partial(schema):
         raise InvalidJob(
             f"{where}: the checkpoint has rows in flight that are aggregated in part, which this step does not take: "

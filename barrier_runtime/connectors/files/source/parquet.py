@@ -337,7 +337,6 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def check_columns(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
-    """Raises `InvalidJob` unless the file has every wanted column, with the same or a narrower type."""
     for field in wanted:
         if field.name not in found.names:
             raise InvalidJob(

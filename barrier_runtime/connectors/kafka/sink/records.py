@@ -96,7 +96,6 @@ class RecordFormat:
                 )
 
     def records(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Raises `InvalidJob` for a row that the topic would refuse."""
         together = _together(batches)
         if self._topic_column is not None:
             for batch in together:

@@ -175,7 +175,6 @@ class ChangeRowLayout:
         return self._together(parts, places, len(order)), counts
 
     def of_snapshot(self, table: int, rows: pa.RecordBatch, taken_us: int, lsn: int) -> pa.RecordBatch:
-        """Raises `InvalidJob` if the type of a column has changed since."""
         where = f"{self._where}, table {self.tables[table].name}"
         columns = [
             as_stored(rows.column(column.name), column, where)
