@@ -52,7 +52,7 @@ def kinds_checked(made: _T) -> _T:
         try:
             given = signature.bind(self, *positional, **named).arguments
         except TypeError:
-            return  # Python's error names them
+            return
         hints.update(hints or get_type_hints(init))
         wrong = wrong_argument(given, hints)
         if wrong:

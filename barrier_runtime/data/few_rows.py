@@ -261,7 +261,7 @@ def _arrow(values: list[Any], kind: pa.DataType, code: str) -> pa.Array:
     if code:
         try:
             numbers = array(code, values)
-        except (TypeError, OverflowError):  # nulls, or values that Arrow refuses
+        except (TypeError, OverflowError):
             pass
         else:
             return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(numbers)])

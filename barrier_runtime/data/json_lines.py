@@ -285,7 +285,7 @@ def guessed_schema(data: bytes, declared: pa.Schema) -> pa.Schema:
     """Types that some lines suggest, or their `declared` types. Raises `LineError`."""
     _refuse_other_bytes(data)
     if _begins_with_null(data) or _NULL_ROW.search(data) is not None:
-        columns_of_lines(data, pa.schema([]))  # raises with the line
+        columns_of_lines(data, pa.schema([]))
     try:
         schema = _arrows_guess(data, declared)
     except pa.ArrowInvalid as error:

@@ -62,7 +62,7 @@ def values_of(array: pa.Array) -> list[Any]:
             array = array.cast(pa.timestamp("us", kind.tz), safe=kind.unit != "ns")
         except pa.ArrowInvalid as error:
             raise _no_time(array) from error
-        if _beyond_years(stored := array.to_numpy(zero_copy_only=False)):  # numpy would return numbers
+        if _beyond_years(stored := array.to_numpy(zero_copy_only=False)):
             raise _no_time(array)
         values = stored.tolist()
         if kind.tz is None:
@@ -146,7 +146,7 @@ def preview(batch: pa.RecordBatch, row: int) -> str:
     one = batch.slice(row, 1)
     try:
         return cut(repr(rows_of(one)[0]))
-    except InvalidJob:  # a time beyond Python's range
+    except InvalidJob:
         return cut(" ".join(one.to_string().split()))
 
 

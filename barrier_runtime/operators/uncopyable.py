@@ -20,7 +20,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 _DATA = ("numpy", "pyarrow", "pandas", "polars", "datetime", "decimal")
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type(...), range, slice)
 _BY_CLOUDPICKLE = (ModuleType, CodeType, GetSetDescriptorType, TypeVar, WeakSet, memoryview, property)
-_MADE_ANEW = ("__", "_abc_impl")  # made again with the class
+_MADE_ANEW = ("__", "_abc_impl")
 _ELEMENTS = 100
 _OBJECTS = 10_000
 
@@ -37,7 +37,7 @@ def own_copy(value: Kept, what: str) -> Kept:
         return copy.deepcopy(value)
     except (BarrierRuntimeError, MemoryError):
         raise
-    except Exception as error:  # every object may refuse with an error of its own
+    except Exception as error:
         found = uncopyable(value)
         which = f" ({found})" if found else ""
         raise InvalidJob(
@@ -69,7 +69,7 @@ def uncopyable(value: Any) -> str:
     """Returns the first uncopyable variable, as in "`lock` of label(), a _thread.lock"; "": none."""
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [("", value)]
-    kept = []  # so no id is reused
+    kept = []
     while todo and len(seen) < _OBJECTS:
         path, found = todo.pop()
         if id(found) in seen or isinstance(found, _ATOMS + _BY_CLOUDPICKLE):
@@ -79,8 +79,8 @@ def uncopyable(value: Any) -> str:
         try:
             todo += reversed(list(_parts(path, found)))
         except BarrierRuntimeError:
-            continue  # our error gives its own reason
-        except Exception:  # every object may refuse with an error of its own
+            continue
+        except Exception:
             return f"{path}, a {type(found).__module__}.{type(found).__qualname__}".replace(" builtins.", " ")
     return ""
 

@@ -45,7 +45,7 @@ def user_error(
         return error
     if not_awaited := _not_awaited(error):
         error = InvalidJob(not_awaited)
-    if wrong := isinstance(error, InvalidJob):  # the message already ends with the remedy
+    if wrong := isinstance(error, InvalidJob):
         message = f"{error}\n  in {function} of operator {operator!r}, subtask {subtask}"
     else:
         told = f"{type(error).__name__}: {said(error)}"
@@ -72,7 +72,7 @@ def _not_awaited(error: Exception) -> str:
     ):
         return ""
     frames = traceback.extract_tb(error.__traceback__)
-    if frames and not frames[-1].filename.startswith(_OURS):  # raised by the user's own code
+    if frames and not frames[-1].filename.startswith(_OURS):
         return ""
     return (
         f"it gave {'a coroutine' if 'coroutine' in str(error) else 'an async generator'}, and nobody awaits it here: "
@@ -131,7 +131,7 @@ def said(error: BaseException) -> str:
 def user_traceback(error: BaseException) -> str:
     summary = traceback.TracebackException.from_exception(error)
     seen: traceback.TracebackException | None = summary
-    for _ in range(100):  # causes may form a long chain
+    for _ in range(100):
         if seen is None:
             break
         own = [frame for frame in seen.stack if not frame.filename.startswith(_OURS)]

@@ -200,7 +200,7 @@ def _failed_tasks(spark: Any, job: Any) -> Iterator[FailedTask]:
         except Py4JJavaError as error:
             if "NoSuchElement" not in error.java_exception.getClass().getName():
                 raise
-            continue  # Spark drops the oldest of many stages
+            continue
         tasks = store.taskList(number, attempt, _NEWEST_TASKS)
         for task in (tasks.apply(index) for index in range(tasks.size())):
             if task.status() == "FAILED" and task.errorMessage().isDefined():
@@ -225,7 +225,7 @@ def cluster_of(master: str, ui_port: int, application: str) -> "tuple[int, Count
         return int(told["cores"]), Counter(
             {_name(each["name"]): int(each["cores"]) for each in others if each["cores"]}
         )
-    except (OSError, ValueError, LookupError, TypeError):  # no master's page, or a page of another form
+    except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
@@ -239,9 +239,9 @@ _REMEDY = (
     "or spark.archives)"
 )
 _OF_THE_JVM = re.compile(r"\n\s*at [\w.$]+[\w.$/<>]*\(")
-_DAEMON = "Error from python worker:"  # before the output of a Python that ended at the start
+_DAEMON = "Error from python worker:"
 _DAEMON_ENDS = "PYTHONPATH was:"
-_CLASS = "SQLSTATE:"  # after the output of Python
+_CLASS = "SQLSTATE:"
 _ORDERED = "leaves its job to another process"  # of `task.result_of`
 
 

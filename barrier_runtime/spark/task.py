@@ -299,7 +299,7 @@ async def _run(
     )
     watchdog.start()
     linking = loop.create_task(link.run())
-    workers.submit(partial(remove_what_the_dead_left, directory.parent), _removed)  # replacements do not wait for this
+    workers.submit(partial(remove_what_the_dead_left, directory.parent), _removed)
     try:
         linking.add_done_callback(partial(_link_broke, this.left))
         shutdown = await this.left
@@ -367,7 +367,7 @@ def slot_facts(directory: Path) -> SlotFacts | None:
     """Facts of this host for the coordinator's preflight; None if the disk is inaccessible."""
     try:
         free_bytes = shutil.disk_usage(directory).free
-    except OSError as error:  # the job finds out whether the folder can be used
+    except OSError as error:
         log.warning("free space in %s is unknown to the preflight: %s", directory, error)
         return None
     return SlotFacts(time.time_ns() // 1_000_000, open_files(), free_bytes, str(directory.parent))
@@ -417,6 +417,6 @@ def remove_what_the_dead_left(run_directory: Path) -> None:
         try:
             with (entry / _LIFE).open() as life:
                 fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # the slot lives, or its folder is being made
+        except OSError:
             continue
         shutil.rmtree(entry, ignore_errors=True)

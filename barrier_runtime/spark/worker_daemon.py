@@ -61,7 +61,7 @@ def _preload_s3() -> None:
         for name in ("obstore.store", "barrier_runtime.state.store.s3.by_obstore"):
             importlib.import_module(name)
         importlib.import_module("barrier_runtime.state.store.s3.aws").read_descriptions()
-    except (ImportError, InvalidJob):  # the slot reports this error
+    except (ImportError, InvalidJob):
         return
 
 

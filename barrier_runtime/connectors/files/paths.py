@@ -210,7 +210,7 @@ def _entries(folder: str, where: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             return list(found)
-    except (FileNotFoundError, NotADirectoryError):  # removed since the listing
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except PermissionError as error:
         raise InvalidJob(f"{where}: the folder {folder} may not be listed ({error}): grant access to it") from error

@@ -135,7 +135,7 @@ class BatchQueue:
 
     def read(self, batch: DecidedBatch) -> pa.Table:
         """Raises `ObjectNotFound`, and `Corrupt` for an object with another hash."""
-        import pyarrow.parquet as pq  # takes 20 ms
+        import pyarrow.parquet as pq
 
         def table(staged: StagedRows) -> pa.Table:
             return pq.read_table(pa.BufferReader(self._checked(staged)))

@@ -123,7 +123,7 @@ _JSON_ROWS = 256
 
 
 def parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
-    import pyarrow.parquet as pq  # the import takes 20 ms
+    import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_batches(batches).combine_chunks(), sink)

@@ -174,7 +174,7 @@ class Compiler:
                 return pc.scalar(pa.scalar(one.value, pa.decimal128(len(str(abs(one.value))))))
             kinds = one.type, other.type
             if any(map(pa.types.is_decimal, kinds)) and not any(map(pa.types.is_floating, kinds)):
-                return one.made  # Arrow knows the result's type
+                return one.made
             return as_number(one, one_type([one, other]))
         return one.made
 

@@ -149,7 +149,7 @@ def _fmod(context: Any, left: pa.Array | pa.Scalar, right: pa.Array | pa.Scalar)
     values = divisor.fill_null(1.0).to_numpy(zero_copy_only=False)
     if not values[valid].all():
         raise pa.ArrowInvalid("divide by zero")
-    with np.errstate(invalid="ignore"):  # NaN for infinity
+    with np.errstate(invalid="ignore"):
         found = np.fmod(divided.fill_null(0.0).to_numpy(zero_copy_only=False), np.where(valid, values, 1.0))
     return pa.array(found, mask=~valid)
 

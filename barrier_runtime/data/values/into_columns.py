@@ -122,7 +122,7 @@ class StructDoor(NestedDoor):
     def _row(self, value: Any) -> Mapping[str, Any]:
         if isinstance(value, Mapping):
             return value
-        names = getattr(value, "_fields", self._names)  # of a named tuple
+        names = getattr(value, "_fields", self._names)
         if isinstance(value, tuple) and len(value) == len(names):
             return dict(zip(names, value, strict=True))
         if isinstance(value, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
@@ -318,7 +318,7 @@ _NONE = type(None)
 class _TextTimeDoor(doors.TimeDoor):
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
-        if not pa.types.is_date(kind):  # dates were decoded already
+        if not pa.types.is_date(kind):
             self.exact = frozenset({str, _NONE})
 
     def quick(self, values: Sequence[Any]) -> pa.Array:

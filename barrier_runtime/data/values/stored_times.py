@@ -26,7 +26,7 @@ _FIRST_DAY = datetime.date(1970, 1, 1).toordinal()
 _DAYS_OF_CYCLE = 146_097  # 400 years
 _DATE = r"(\d{4,6})-(\d\d)-(\d\d)"
 _CLOCK = r"(\d\d):(\d\d):(\d\d)(?:\.(\d+))?"
-_SHORT_CLOCK = r"(\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?"  # Arrow reads short forms
+_SHORT_CLOCK = r"(\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?"
 _ZONE = r"([Zz]|[+-]\d\d(?::?\d\d)?)?"
 _MOMENT_TEXT = re.compile(f"{_DATE}[Tt ]{_SHORT_CLOCK}{_ZONE}", re.ASCII)
 _DATE_TEXT = re.compile(_DATE, re.ASCII)
@@ -165,7 +165,7 @@ def _duration_ns(text: str) -> int:
 
 
 def _days(text: str, year: str, month: str, day: str) -> int:
-    cycles = max(0, (int(year) - 1) // 400)  # the calendar repeats: Python's years end at 9999
+    cycles = max(0, (int(year) - 1) // 400)
     try:
         day_of_cycle = datetime.date(int(year) - 400 * cycles, int(month), int(day)).toordinal()
         return day_of_cycle + _DAYS_OF_CYCLE * cycles - _FIRST_DAY
@@ -245,7 +245,7 @@ def _time_of_day(value: Any, kind: pa.DataType) -> int | None:
 
 def _duration(value: Any, kind: pa.DataType) -> int | None:
     if isinstance(value, datetime.timedelta):
-        rest = getattr(value, "nanoseconds", 0)  # of pandas
+        rest = getattr(value, "nanoseconds", 0)
         return value // _MICROSECOND * 1_000 + rest
     return _of_numpy(value) if isinstance(value, np.timedelta64) else _number(value, kind)
 

@@ -191,7 +191,7 @@ class RunningOrder:
 
 def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
     bits = array.buffers()[0]
-    if bits is None:  # some types, such as null, have no bits
+    if bits is None:
         return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
     first, begin = divmod(array.offset, 8)
     found = np.unpackbits(np.frombuffer(bits, np.uint8)[first:], count=begin + len(array), bitorder="little")

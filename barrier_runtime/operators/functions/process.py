@@ -134,7 +134,7 @@ class ProcessOperator(KeyedOperator):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        if self._going_to_ms is not None:  # timers of the same time may remain
+        if self._going_to_ms is not None:
             self._came_by_timer_ms = self._watermark_ms
 
     def _made_current(self) -> CurrentKey:
@@ -154,7 +154,7 @@ class ProcessOperator(KeyedOperator):
         elif self._on_error != "fail":
             self._guard(Failures(self._on_error, self.name, function_name(self._call)))
         self._target = target
-        self._replaceable: dict[str, KeyedState] = {}  # made in __init__
+        self._replaceable: dict[str, KeyedState] = {}
         state, states = States(), declared_states(target, self._extra)
         check_event_time_of_states(states, self._event_time, self.where)
         timing = self._current.timing = self._timing = Timing(self.context.wall_ms, lambda: self._watermark_ms)
@@ -404,7 +404,7 @@ class ProcessOperator(KeyedOperator):
                 if timers.next_ms <= watermark_ms:
                     self._advance(watermark_ms, given)  # for timers that this row registered for the past
         except UserCodeError:
-            raise  # of a timer
+            raise
         except Exception as error:
             self._check_handles()
             at = max(0, len(batch) - length_hint(coming) - 1)
@@ -450,7 +450,7 @@ class ProcessOperator(KeyedOperator):
             watermark_ms = max(watermark_ms, self._going_to_ms)
         elif watermark_ms <= self._watermark_ms:
             return True
-        if self._bound is None:  # no row, so no timer
+        if self._bound is None:
             self._watermark_ms, self._going_to_ms = watermark_ms, None
             return True
         if self._reclaiming is not None:

@@ -102,7 +102,7 @@ class AsOfJoinOperator(JoinOperator):
             starts, ends = run.ranges(keys, lowest, highest)
             last = ends - 1
             found = np.flatnonzero(ends > starts)
-            found = found[run.times[last[found]] >= newest[found]]  # of equal times the last arrival
+            found = found[run.times[last[found]] >= newest[found]]
             of_run[found], position[found], newest[found] = number, last[found], run.times[last[found]]
         return of_run, position
 
@@ -148,7 +148,7 @@ def _remove_superseded(versions: JoinBuffer, before: int) -> list[tuple[RowRun, 
         newest[newer], newest_run[newer] = run.times[last[newer]], number
         found.append((number, run, starts, ends))
     for number, run, starts, ends in found:
-        kept = ends - (newest_run == number)  # the last position is the newest
+        kept = ends - (newest_run == number)
         for _, positions in pairs(starts, kept, _PAIRS):
             versions.kill(run, run.living(positions))
     return [(run, ends[newest_run == number] - 1) for number, run, _, ends in found]

@@ -56,7 +56,7 @@ class Failed:
 
     error: Exception
     attempts: int
-    is_transient: bool  # a repetition may succeed
+    is_transient: bool
 
 
 class NoReply(TimeoutError):
@@ -185,7 +185,7 @@ class Book:
             return
         is_next = not self._replies
         taken = results if isinstance(results, deque) else deque(results)
-        self._replies.append((keys, taken))  # freed by parts
+        self._replies.append((keys, taken))
         if is_next:
             self._finish_part(now_s)
 

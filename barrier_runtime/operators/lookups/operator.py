@@ -100,7 +100,6 @@ class LookupOperator(Operator):
         for snapshot in own:
             where = f"{self._where}, state of subtask {snapshot.subtask}"
             for batch in decode_batches(snapshot.values[HELD_VALUE], where):
-                # event time of another subtask
                 self._take_in_time(batch if len(own) == 1 and self.is_followed else batch.reaching(None))
 
     def _connect(self) -> Calls:
@@ -162,7 +161,7 @@ class LookupOperator(Operator):
                 assert results is not None
                 self._book.replied(request, results, now_s)
             elif isinstance(error, BarrierRuntimeError | MemoryError):
-                raise error  # a wrong reply, or an error of this package
+                raise error
             else:
                 self._book.failed(request, error, now_s)
         if heard or self.unfinished:

@@ -179,7 +179,7 @@ class BroadcastState(KeyedState, Generic[K, V]):
     def _check_changeable(self) -> None:
         access = self._access
         if access is None:
-            self._copy.size()  # raises
+            self._copy.size()
         elif not access.changes:
             raise InvalidJob(
                 f"{self._said} is a BroadcastState, which only handlers of broadcast inputs may change, because every "

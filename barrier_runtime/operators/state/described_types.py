@@ -109,7 +109,7 @@ def _is_inner(name: Any, fields: tuple[str, ...]) -> bool:
 
 
 def by_new_names(decode: Callable[[bytes], Any], renamed: Renamed) -> Callable[[bytes], Any]:
-    if not any(renamed.values()):  # dropped fields (None) are ignored anyway
+    if not any(renamed.values()):
         return decode
     changed = {old: new for old, new in renamed.items() if new is not None}
 

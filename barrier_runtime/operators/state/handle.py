@@ -137,7 +137,7 @@ class Unbound:
         self._kind = kind
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # by copy and pickle
+        if name.startswith("__"):
             raise AttributeError(name)
         raise self._outside()
 

@@ -294,8 +294,7 @@ def as_scalar(kind: Any, value: Any, declared: Callable[[], str], given: str) ->
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return _as_float(value, declared)
     if isinstance(value, kind) and not isinstance(value, bool):
-        return kind(value)  # such as an IntEnum
-    # numpy's times are excluded
+        return kind(value)
     if isinstance(value, np.generic) and type(value.item()) is kind and value.dtype.kind not in "mM":
         return value.item()
     raise InvalidJob(

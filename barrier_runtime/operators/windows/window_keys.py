@@ -33,7 +33,7 @@ class WindowKeys:
         return numbers
 
     def of_tuples(self, keys: Sequence[Key]) -> Ints:
-        self._keys = tuple_keys(self._keys)  # present keys keep their numbers
+        self._keys = tuple_keys(self._keys)
         numbers, made = self._keys.place(keys)
         self._made(made)
         return numbers

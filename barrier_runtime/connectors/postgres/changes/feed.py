@@ -169,7 +169,7 @@ class ChangeFeed:
         with self._room:
             self._bytes += size_of(item)
         self._items.append(item)
-        if len(self._items) == 1:  # else the event loop knows of items
+        if len(self._items) == 1:
             self._tell()
 
     @property
@@ -221,7 +221,7 @@ class ChangeFeed:
             raise self._told(error, getattr(error, "sqlstate", None)) from error
         finally:
             if connection is not None:
-                with contextlib.suppress(Exception):  # only the release of the slot matters
+                with contextlib.suppress(Exception):
                     connection.close()
 
     def _check(self, connection: Any) -> None:

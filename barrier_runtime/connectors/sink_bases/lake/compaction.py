@@ -64,7 +64,7 @@ def to_compact(
     for some in small.values():
         group: list[T] = []
         filled = 0
-        for file in sorted(some, key=lambda each: size(each).bit_length() // 3):  # stable among similar sizes
+        for file in sorted(some, key=lambda each: size(each).bit_length() // 3):
             group.append(file)
             filled += size(file)
             if filled >= target:

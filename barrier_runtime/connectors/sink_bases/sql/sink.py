@@ -207,7 +207,7 @@ class SqlSink(BatchingSink):
                     self._look_up(mark, what, make=True)
                 elif self._written(mark, due, what):
                     self._marks[mark] = checkpoint
-                else:  # another process has committed
+                else:
                     self._look_up(mark, what)
             except ObjectNotFound as error:
                 # A successor may have written the rows and deleted the objects.

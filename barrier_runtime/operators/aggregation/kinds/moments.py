@@ -52,7 +52,7 @@ class Moments(RowByRow):
         begins = (held[0][its_group] == 0) & (np.diff(its_group, prepend=-1) != 0)
         shift[its_group[begins]] = values[begins]
         shifts = shift[its_group]
-        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are valid
+        with np.errstate(invalid="ignore", over="ignore"):
             apart = batch.apart(self.column, rows.order[positions], values, shifts)
             found = _welford(apart, its_group, held)
         after = {}

@@ -123,7 +123,7 @@ class OpenSessions:
         going_on: list[Ints] = []
         for row_ids, dues in self._due_by(limit):
             row_ids = _distinct(row_ids[self._due[row_ids] == dues])
-            self._due[row_ids] = _NEVER  # a reused row id may occur twice
+            self._due[row_ids] = _NEVER
             ends = last_ms[row_ids] <= watermark_ms - self._gap_ms
             going_on.append(row_ids[~ends])
             over = row_ids[ends]
@@ -131,7 +131,7 @@ class OpenSessions:
                 self._unlink(over)
                 yield over
         self._looked_ms, soonest_ms = watermark_ms, (limit + 1) * self._step_ms
-        for row_ids in going_on:  # possibly in the last step again
+        for row_ids in going_on:
             self._look_again(row_ids, last_ms[row_ids])
             if len(row_ids):
                 soonest_ms = min(soonest_ms, int(last_ms[row_ids].min()) + self._gap_ms)
