@@ -29,7 +29,7 @@ def log_id(context: SinkContext) -> str:
             break
         try:
             decode_record(key, first)
-        except Corrupt:
+        except Corrupt:  # perhaps only this read is damaged
             if not left:
                 raise
         else:

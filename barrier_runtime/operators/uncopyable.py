@@ -37,7 +37,7 @@ def own_copy(value: Kept, what: str) -> Kept:
         return copy.deepcopy(value)
     except (BarrierRuntimeError, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # every object may refuse with an error of its own
         found = uncopyable(value)
         which = f" ({found})" if found else ""
         raise InvalidJob(
@@ -69,7 +69,7 @@ def uncopyable(value: Any) -> str:
     """Returns the first uncopyable variable, as in "`lock` of label(), a _thread.lock"; "": none."""
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [("", value)]
-    kept = []
+    kept = []  # so no id is reused
     while todo and len(seen) < _OBJECTS:
         path, found = todo.pop()
         if id(found) in seen or isinstance(found, _ATOMS + _BY_CLOUDPICKLE):
@@ -80,7 +80,7 @@ def uncopyable(value: Any) -> str:
             todo += reversed(list(_parts(path, found)))
         except BarrierRuntimeError:
             continue
-        except Exception:
+        except Exception:  # every object may refuse with an error of its own
             return f"{path}, a {type(found).__module__}.{type(found).__qualname__}".replace(" builtins.", " ")
     return ""
 

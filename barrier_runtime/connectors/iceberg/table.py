@@ -380,7 +380,7 @@ def opened_catalog(catalog: str, properties: Mapping[str, str], where: str, who:
         return _opened(catalog, properties)
     except (*NO_ANSWER, *database_errors()) as error:
         raise trouble(error, f"{where}: the Iceberg catalog {catalog!r} does not answer") from error
-    except Exception as error:
+    except Exception as error:  # many kinds, from the catalog's own client
         raise InvalidJob(
             f"{where}: the Iceberg catalog {catalog!r} cannot be opened ({type(error).__name__}: {error}): give "
             f"{who} the catalog's properties, or set PYICEBERG_CATALOG__<NAME>__URI and the others"

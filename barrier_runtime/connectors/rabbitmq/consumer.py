@@ -104,7 +104,7 @@ class Consumer:
     def _wake(self) -> None:
         connection = self._pika
         if connection is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # just closed: the thread knows
                 connection.add_callback_threadsafe(_nothing)
 
     # ------------------------------------------------------------ on the thread
@@ -160,7 +160,7 @@ class Consumer:
             self._pika = None
             self._messages.clear()
             if pika_connection.is_open:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # closing only releases the messages
                     pika_connection.close()
 
     def _carry_out(self, channel: Any, number: int) -> None:

@@ -148,7 +148,7 @@ def _remove_superseded(versions: JoinBuffer, before: int) -> list[tuple[RowRun, 
         newest[newer], newest_run[newer] = run.times[last[newer]], number
         found.append((number, run, starts, ends))
     for number, run, starts, ends in found:
-        kept = ends - (newest_run == number)
+        kept = ends - (newest_run == number)  # the last position is the newest
         for _, positions in pairs(starts, kept, _PAIRS):
             versions.kill(run, run.living(positions))
     return [(run, ends[newest_run == number] - 1) for number, run, _, ends in found]

@@ -221,6 +221,6 @@ def _encoded_summary(summary: Summary) -> bytes:
 def _decoded_summary(data: bytes) -> Summary | None:
     try:
         summary = _SUMMARY.decode(data, "")
-    except Corrupt:
+    except Corrupt:  # also for another version
         return None
     return summary if summary.check == stamp_of(data, summary.check) else None

@@ -161,7 +161,7 @@ class Fetcher:
 
     def _replace(self, silent: Any, why: str) -> Any:
         log.warning("%s: it is replaced", why)
-        threading.Thread(target=silent.close, name=f"close-{self._where}", daemon=True).start()
+        threading.Thread(target=silent.close, name=f"close-{self._where}", daemon=True).start()  # may never return
         self._replaced += 1
         consumer = self._new_consumer()
         for queue in self._queues.values():

@@ -221,7 +221,7 @@ class ChangeFeed:
             raise self._told(error, getattr(error, "sqlstate", None)) from error
         finally:
             if connection is not None:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # only the release of the slot matters
                     connection.close()
 
     def _check(self, connection: Any) -> None:

@@ -131,7 +131,7 @@ class OpenSessions:
                 self._unlink(over)
                 yield over
         self._looked_ms, soonest_ms = watermark_ms, (limit + 1) * self._step_ms
-        for row_ids in going_on:
+        for row_ids in going_on:  # possibly in the last step again
             self._look_again(row_ids, last_ms[row_ids])
             if len(row_ids):
                 soonest_ms = min(soonest_ms, int(last_ms[row_ids].min()) + self._gap_ms)
