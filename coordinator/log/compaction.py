@@ -1,10 +1,10 @@
 """Deletable records of the decision log. Pure.
 
 A COMPLETE record may raise `base`, a position that all later records repeat. Any process may delete records below
-`base`, in any order, but not milestones, FENCE and LEAD records, and kept decisions. A new log after a deleted job uses
+`base`, in any order, except milestones, FENCE and LEAD records, and kept decisions. A new log after a deleted job uses
 the positions again, so the first record is compared before each deletion.
 
-Reasons, crash points and interleavings: docs/design/log-compaction.md.
+Design: docs/design/log-compaction.md.
 """
 
 from collections.abc import Container
@@ -32,7 +32,7 @@ def is_due(base: int, position: int) -> bool:
 
 
 def base_after(base: int, position: int, committed: int) -> int:
-    """`committed`: position of the last decision that all sinks have committed. Sinks read later decisions."""
+    """`committed`: position of the last decision that all sinks have committed."""
     return max(base, min(position - STEP, committed) // STEP * STEP)
 
 

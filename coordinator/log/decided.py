@@ -11,12 +11,9 @@ manifest's hash. FENCE and COMPLETE list the positions of kept decisions (`kept`
 | dropped               | that record does not list n's position   | nobody      | deleted once no slot can use them   |
 | discarded             | FINISH with `discarded`                  | nobody      | deleted at once                     |
 
-A list only loses positions and gains the record's own: a dropped checkpoint never comes back. A put with an unknown
-outcome drops nothing yet (I9). A reader that pinned a checkpoint (`pins`) may read on after the drop. Moves and crash
-points: docs/design/leadership.md.
+A put with an unknown outcome drops nothing yet (I9). Crash points: docs/design/leadership.md.
 
-Records of earlier releases list nothing: their checkpoints are kept while the manifests are stored. No such record
-follows a list.
+Records of earlier releases list nothing: their checkpoints are kept while the manifests are stored.
 """
 
 import zlib
@@ -60,10 +57,7 @@ def _damaged(record: Complete, why: str) -> Corrupt:
 
 
 def manifest_data(record: Complete, read: Callable[[str], bytes | None]) -> bytes | None:
-    """Unverified bytes; None if `read` finds none.
-
-    The checkpoint may have been dropped: see `is_kept`.
-    """
+    """Unverified bytes; None if `read` finds none, because the checkpoint may have been dropped."""
     inside = inline_data(record)
     return read(record.manifest) if inside is None else inside
 
@@ -82,10 +76,7 @@ def decided_data(record: Complete, read: Callable[[str], bytes | None]) -> tuple
 
 
 def kept_after(position: int, record: Record) -> tuple[int, ...] | None:
-    """Positions kept after `record`, the last FENCE or COMPLETE.
-
-    None: by an earlier release; the store shows which manifests exist.
-    """
+    """Positions kept after `record`, the last FENCE or COMPLETE; None: unknown, by an earlier release."""
     if not record.lists_kept:
         return None
     if isinstance(record, Complete):
@@ -98,10 +89,7 @@ def is_kept(position: int, kept: Container[int] | None) -> bool:
 
 
 def kept_by_fence(known: Sequence[int], restored: int, retained: int) -> tuple[int, ...]:
-    """The last positions of `known`, then `restored`.
-
-    The newest decision is always kept: a later start may need it.
-    """
+    """The last positions of `known`, then `restored`."""
     others = [position for position in known if position != restored]
     room = retained if restored == NO_RECORD else retained - 1
     kept = others[len(others) - min(len(others), room) :]

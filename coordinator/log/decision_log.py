@@ -5,8 +5,7 @@
                   → EXISTS → read it: own put_id → Appended · other put_id → Foreign · gone → Repeat
 
 `Foreign`: another writer owns the position. A leader is then fenced and stops; a process about to start a generation
-reads the log again. Invariants: I1 positions are contiguous, I3 tokens never decrease, I9 an unknown outcome blocks
-deciding.
+reads the log again.
 """
 
 from dataclasses import dataclass
@@ -51,10 +50,7 @@ class LogView:
 
     @property
     def kept(self) -> tuple[int, ...] | None:
-        """Positions of the decisions that may be restored, the first to be dropped first.
-
-        None: an earlier release wrote the log; the store shows which manifests exist.
-        """
+        """Positions of the decisions that may be restored, the first to be dropped first; None as in `kept_after`."""
         if self.head is None or is_discarded(self.head.record):
             return ()
         listing = [entry for entry in (self.fence, *self.completes[:1]) if entry is not None]
@@ -82,8 +78,6 @@ class Permit:
 
 @dataclass(frozen=True)
 class Appended:
-    """`compacts`: the record raised the base."""
-
     entry: LogEntry
     permit: Permit
     compacts: bool = False
@@ -91,7 +85,7 @@ class Appended:
 
 @dataclass(frozen=True)
 class Foreign:
-    """Another writer's record, at the position, or far beyond a compacted position."""
+    """Another writer's record at the position, or far beyond a compacted position."""
 
     entry: LogEntry
 
@@ -205,7 +199,6 @@ class DecisionLog:
         return base_of(None if self._head is None else self._head.record)
 
     def next_base(self, committed: int) -> int:
-        """`committed`: every sink has committed this checkpoint."""
         if not is_due(self.base, self.next_position):
             return self.base
         positions = [position for checkpoint, position in self._decisions.items() if checkpoint <= committed]
@@ -223,7 +216,6 @@ class DecisionLog:
         return max(floors)
 
     def propose(self, record: Record) -> Repeat:
-        """Put the returned bytes, then report the outcome."""
         if self._in_flight is not None:
             raise ProtocolViolation(
                 f"job {self._job}: append of {type(record).__name__} while position {self._in_flight.position} is "
@@ -289,7 +281,7 @@ class DecisionLog:
         return Foreign(LogEntry(position, record, sha256_hex(data)))
 
     def accept(self, foreign: Foreign) -> None:
-        """A faster predecessor's record becomes the head. Not for the leader."""
+        """Makes a faster predecessor's record the head. Not for the leader."""
         if foreign.entry.position != self.next_position or self._in_flight is not None:
             raise ProtocolViolation(
                 f"job {self._job}: log record {foreign.entry.position} is not the next one: file a bug"
@@ -366,7 +358,6 @@ class DecisionLog:
         self._check_parent(position, record)
 
     def _check_foreign(self, position: int, record: Record) -> None:
-        """Parent first: a removed record raises `Corrupt`, and is no bug of the other writer."""
         self._check_parent(position, record)
         self._check(position, record)
 

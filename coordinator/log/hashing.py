@@ -10,15 +10,11 @@ def sha256_hex(data: bytes) -> str:
 
 
 def stamp_of(data: bytes, stamp: str) -> str:
-    """Returns the sha256 of a record's bytes without `stamp`, the value of the field `check`.
-
-    A release with fewer fields may have written `data`.
-    """
+    """Returns the sha256 of a record's bytes without `stamp`, the value of the field `check`."""
     return sha256_hex(data.replace(f'"check":"{stamp}"'.encode(), b'"check":""', 1))
 
 
 def check_sha256(name: str, data: bytes, expected: str) -> None:
-    """Raises `Corrupt` unless `data` hashes to `expected`."""
     found = sha256_hex(data)
     if found != expected:
         raise Corrupt(

@@ -32,8 +32,8 @@ from barrier_runtime.state.snapshots.snapshot import (
 
 SOURCE, SINK = "source", "sink"
 _JOINS = frozenset(("join", "window_join", "asof_join", "table_join"))
-# Values and tables that identify the kind in earlier releases' snapshots. Users' functions have tables of any name,
-# always with timers.
+# Values and tables that identify the kind in earlier releases' snapshots. Tables of users' functions have any name, and
+# always timers.
 _BY_VALUE = {
     "splits": frozenset((SOURCE,)),
     "lookup-rows": frozenset(("lookup",)),
@@ -49,7 +49,6 @@ _SINK_VALUES = ("sink", PENDING)
 
 
 def with_kinds(chains: Sequence[ChainSpec], snapshots: Iterable[OperatorSnapshot]) -> Iterator[OperatorSnapshot]:
-    """Adds kinds, targets and column types to snapshots with state."""
     said = {name: {KIND: kind.encode()} for chain in chains for name, kind in chain.kinds.items()}
     for chain in chains:
         for name, target in chain.targets.items():
@@ -67,7 +66,7 @@ def _has_state(snapshot: OperatorSnapshot) -> bool:
 
 @dataclass(frozen=True)
 class ChangedKind:
-    """For people. `pending`: refused because of possibly invisible transactions."""
+    """`pending`: refused because of possibly invisible transactions."""
 
     before: str
     now: str
@@ -123,10 +122,7 @@ def _changed_target(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, set
 
 
 def changed_column(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot) -> tuple[str, str, str] | None:
-    """Returns a changed column, and the types before and now.
-
-    State without rows depends on no column.
-    """
+    """Returns a changed column, and the types before and now. State without rows depends on no column."""
     before = snapshot.values.get(COLUMN_TYPES)
     if before is None or KEYS not in snapshot.values:
         return None

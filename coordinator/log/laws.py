@@ -1,7 +1,6 @@
 """Required content of a log record, given the records before. Pure.
 
-`DecisionLog` refuses to write a record that breaks a law; `fsck` reports broken laws. A law is not judged if its facts
-are unknown. The hash chain is checked elsewhere.
+`DecisionLog` refuses to write a record that breaks a law; `fsck` reports broken laws.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,7 +58,6 @@ def broken_laws(before: Before, record: Record) -> Iterator[BrokenLaw]:
 
 
 def next_prior_complete(position: int, record: Record) -> int:
-    """Discarded checkpoints stay out of reach."""
     if isinstance(record, Complete):
         return position
     return NO_RECORD if isinstance(record, Finish) and record.discarded else record.prior_complete
@@ -96,7 +94,6 @@ def _complete_laws(before: Before, record: Complete) -> Iterator[BrokenLaw]:
 
 
 def _kept_laws(before: Before, record: Fence | Complete) -> Iterator[BrokenLaw]:
-    """A list only loses positions: a dropped checkpoint never comes back."""
     for each in record.kept:
         if not FIRST_POSITION <= each < before.position or before.checkpoint_at(each) == 0:
             yield BrokenLaw("positions of decisions as kept", str(each))

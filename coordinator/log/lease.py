@@ -1,7 +1,7 @@
 """Lease of a job, judged without comparing clocks. For liveness only.
 
 The lease protects a healthy leader when a slot loses the connection. A missing, damaged or wrong lease costs time,
-never state. A daemon measures silence with a steady clock, from the first sight of the content.
+never state.
 
 Judgement of a lease (`LeaseWatch`)
 
@@ -18,7 +18,7 @@ Work of a leader every third of the term (`LeaseKeeper`)
 
 | found                                             | slots                       | move        |
 |---------------------------------------------------|-----------------------------|-------------|
-| FREE, OURS, or HELD with a lower log position     | some, or none came ever yet | write       |
+| FREE, OURS, or HELD with a lower log position     | some, or none ever came     | write       |
 | HELD with the same or a higher log position       | any                         | leave       |
 | OURS, of another run with a higher position       | any                         | leave       |
 | any                                               | none for a whole term       | let lapse   |
@@ -69,7 +69,6 @@ def encode_lease(lease: Lease) -> bytes:
 
 
 def decode_lease(name: str, data: bytes) -> Lease:
-    """Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
     return _DECODER.decode(data, name)
 
 
@@ -95,7 +94,7 @@ class Judgement:
 
 
 class LeaseWatch:
-    """A daemon's view of a job's lease. Times are of the daemon's steady clock."""
+    """A daemon's view of a job's lease, by the daemon's steady clock."""
 
     def __init__(self, name: str, holder: Holder) -> None:
         self._name = name
@@ -128,10 +127,7 @@ class LeaseWatch:
         return Judgement(LeaseState.FREE if expired else LeaseState.HELD, lease, trouble)
 
     def may_take(self, found: Judgement, run_id: str, now_ms: int) -> bool:
-        """Whether the log's newest run, `run_id`, may be taken over.
-
-        A run without a lease may be starting at another daemon: wait a whole term.
-        """
+        """A run without a lease may be starting at another daemon, so wait a whole term."""
         if found.state is LeaseState.HELD:
             return False
         if found.lease is not None and found.lease.run_id == run_id:
@@ -162,7 +158,6 @@ class LeaseKeeper:
         return self._lease(found, position)
 
     def release(self, found: Judgement, position: int) -> Lease | None:
-        """Returns None if this daemon does not hold the lease."""
         if found.state is not LeaseState.OURS or self._overtaken(found, position):
             return None
         if found.lease is not None and found.lease.position > position:

@@ -52,7 +52,6 @@ class DecidedManifest:
     _own_files: dict[str, frozenset[str]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def own_files(self, data_prefix: str) -> frozenset[str]:
-        """Computed once: a wide job has thousands of files."""
         if data_prefix not in self._own_files:
             self._own_files[data_prefix] = own_files(self.manifest, data_prefix)
         return self._own_files[data_prefix]
@@ -73,21 +72,17 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(key: str, data: bytes) -> Manifest:
-    """Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
     return _DECODER.decode(data, key)
 
 
 def verified_manifest(key: str, data: bytes, sha256: str) -> Manifest:
-    """As `decode_manifest`, and raises `Corrupt` for another hash."""
+    """As `decode_manifest`; raises `Corrupt` for another hash."""
     check_sha256(key, data, sha256)
     return decode_manifest(key, data)
 
 
 def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
-    """Raises `Corrupt` if a file of the manifest has an invalid name or another owner.
-
-    A restore reads, links and opens only files inside the manifest and objects of this job.
-    """
+    """Raises `Corrupt` unless a restore opens only files inside the manifest and objects of this job."""
     for snapshot in manifest.operators:
         for ref, named in _with_names_checked(snapshot):
             own = ref.key is not None and _is_own(paths, ref.key) and ref.inline is None

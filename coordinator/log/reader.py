@@ -1,11 +1,9 @@
 """Reads only the head of a job's log, and records behind facts. Blocking.
 
-Galloping and bisecting over `get` finds the head, never LIST: from a known position, from the hint, or from the
-beginning (about 2·log2(n) reads). Below the base only milestones are certain (`compaction`).
+`get` calls find the head by galloping and bisecting from a known position, the hint, or the beginning (about 2·log2(n)
+reads). Below the base only milestones are certain (`compaction`).
 
 The hint is an object with a recent position and the FENCE. A missing, old or wrong hint only costs requests.
-
-A repeated read requests only new records: rereading all could never catch up with a fast leader.
 """
 
 import contextlib
@@ -74,9 +72,9 @@ def find_head(
 ) -> int:
     """Highest existing position, or `NO_RECORD`.
 
-    `known`: certainly existed. `hint`: may exist; from there on `at_once` positions are read in parallel. `exists_now`:
-    a new read of the next milestone; if missing, the position after the head was never written (else perhaps
-    compacted).
+    `known`: certainly existed. `hint`: may exist; the positions from there on are read, at most `at_once` in parallel.
+    `exists_now`: a new read of the next milestone; if missing, the position after the head was never written (else
+    perhaps compacted).
     """
     head = known
     if hint > known:
@@ -114,7 +112,6 @@ def _gallop(exists: Callable[[int], bool], low: int, unit: int = 1) -> int:
 
 
 def _bisect(exists: Callable[[int], bool], low: int, high: int, unit: int = 1) -> int:
-    """As `_gallop`, up to `high`, which does not exist."""
     while high - low > unit:
         middle = low + (high - low) // unit // 2 * unit
         if exists(middle):
@@ -139,8 +136,6 @@ def read_log(
 
 
 class LogReader:
-    """Not thread-safe."""
-
     def __init__(self, store: ObjectStore, paths: Paths) -> None:
         self._store = store
         self._paths = paths
@@ -157,9 +152,7 @@ class LogReader:
         kept: bool = False,
         dropped: bool = False,
     ) -> LogView:
-        """Raises `Corrupt` for an unreadable or inconsistent log.
-
-        Reads the `completes` newest decisions, checkpoint `restore` if kept (with `dropped` also if dropped), and
+        """Reads the `completes` newest decisions, checkpoint `restore` if kept (with `dropped` also if dropped), and
         earlier runs' fences back to `run_id`; with `kept` also every kept decision and the hash of the first record.
         """
         wanted = _Wanted(completes, restore, dropped)
@@ -174,7 +167,7 @@ class LogReader:
         self._known = {}  # a failed reading is no basis for the next
         hint = self._hint.found() if known == NO_RECORD else NO_HINT
         if hint.position > known:
-            first = hint.position - 1  # the head's predecessor, too
+            first = hint.position - 1
             beginning = (FIRST_POSITION,) if kept else ()
             reading.fetch((*beginning, hint.token, *range(first, hint.position + READ_AHEAD)), READ_AHEAD + 3)
         at_once = side_by_side(self._store, READ_AHEAD)
@@ -249,13 +242,12 @@ def _earlier(fence: LogEntry, run_id: str) -> tuple[int, ...]:
 
 
 def _listed(fence: LogEntry, newest: LogEntry) -> tuple[int, ...] | None:
-    """Returns None for a log of an earlier release."""
     listing = max(fence, newest, key=lambda each: each.position)
     return kept_after(listing.position, listing.record)
 
 
 class _Reading:
-    """Reads each position at most once. `used`: the records behind the facts."""
+    """Reads each position at most once. `used`: the records that the result needs."""
 
     def __init__(self, store: ObjectStore, key_of: Callable[[int], str], known: dict[int, LogEntry]) -> None:
         self._store = store
@@ -290,7 +282,7 @@ class _Reading:
         return self._found[position]
 
     def first_sha256(self) -> str:
-        """Hash of the log's first record; empty if unread or damaged: no fact depends on the record."""
+        """Hash of the log's first record; empty if unread or damaged."""
         data = self._found.get(FIRST_POSITION)
         if data is None:
             return ""

@@ -29,7 +29,7 @@ from barrier_runtime.state.errors import ProtocolViolation
 
 @dataclass(frozen=True)
 class Predecessor:
-    """Replaced process. `ended`: as "process 71 died of SIGKILL"."""
+    """`ended`: as "process 71 died of SIGKILL"."""
 
     ended: str
     ended_ms: int

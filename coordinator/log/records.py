@@ -6,7 +6,6 @@ last FENCE of an earlier run. `check` is the sha256 of the bytes without `check`
 record's hash yet.
 
 While a job is to stop with a savepoint, every record says so (`stop`); a record without `stop` revokes the request.
-`kept` and `inline`: see `decided`; `base`: see `compaction`.
 """
 
 from typing import Literal, TypeAlias
@@ -129,7 +128,6 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(name: str, data: bytes) -> Record:
-    """Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
     try:
         record = _DECODER.decode(data, name)
     except InvalidJob:  # a misread version field must raise Corrupt

@@ -1,7 +1,7 @@
 """Choice of a generation's restore point, and checks of user consent and job. Pure.
 
-"No state" requires an empty log or the user's request. A start older than the last decision would show rows twice, and
-needs `allow_replay`.
+Starting without state requires a log without decisions, or the user's request. A start older than the last decision
+would show rows twice, and needs `allow_replay`.
 
 Meaning of `restore=<savepoint>`:
 
@@ -69,7 +69,6 @@ def continue_run(log: DecisionLog) -> RestoreFrom:
 
 
 def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
-    """Raises `InvalidJob` if the requested start is impossible."""
     newest = view.completes[0] if view.completes else None
     if newest is None:
         if spec.restore not in ("latest", "none"):
@@ -114,7 +113,7 @@ def not_kept(job: str, checkpoint: int, view: LogView | None = None) -> str:
 
 
 def shown_kept(view: LogView | None) -> str:
-    """Newest kept checkpoints in brackets; "" if not all kept decisions were read."""
+    """Newest kept checkpoints in brackets; "" if `view` lacks some."""
     entries = () if view is None else view.kept_entries
     if view is None or not entries or len(entries) < len(view.kept or ()):
         return ""
@@ -123,7 +122,6 @@ def shown_kept(view: LogView | None) -> str:
 
 
 def _check_program(spec: JobSpec, view: LogView) -> None:
-    """Refuses a program that was replaced while the job ran."""
     fence = None if view.fence is None else view.fence.record
     if isinstance(fence, Fence) and spec.fingerprint in outdated_after(fence.spec, spec):
         raise InvalidJob(
@@ -160,7 +158,6 @@ def _is_settled(view: LogView) -> bool:
 def check_manifest(
     spec: JobSpec, record: Complete, manifest: Manifest, *, settled: bool = False
 ) -> tuple[OperatorSnapshot, ...]:
-    """Raises `Corrupt` or `InvalidJob` if manifest or job do not fit."""
     if (manifest.job, manifest.checkpoint, manifest.token) != (spec.job, record.checkpoint, record.token):
         raise Corrupt(
             f"manifest {record.manifest} is of job {manifest.job} checkpoint {manifest.checkpoint} generation "
@@ -171,10 +168,7 @@ def check_manifest(
 
 
 def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> tuple[OperatorSnapshot, ...]:
-    """Raises `InvalidJob` if the job does not fit.
-
-    `what`: for messages. `settled`: all transactions of the checkpoint are visible.
-    """
+    """`what`: for messages. `settled`: all transactions of the checkpoint are visible."""
     if manifest.max_parallelism != spec.max_parallelism:
         raise InvalidJob(
             f"{what} was taken with max_parallelism "
@@ -208,7 +202,6 @@ def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = 
 
 
 def _check_definitions(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
-    """Older releases recorded no definitions."""
     for snapshot in restored:
         changed = changed_definition(spec, snapshot)
         if changed is not None:
@@ -330,12 +323,11 @@ class GoOn:
 
 
 def import_run_id(savepoint_id: str) -> str:
-    """Id of the run that only imports the savepoint."""
     return f"{_IMPORT}{savepoint_id}"
 
 
 def import_leader(savepoint_id: str, random: str) -> str:
-    """Importing process's id, which names the new lineage. `random`: unique hex."""
+    """Id of the importing process, which names the new lineage. `random`: unique hex."""
     return _mark_of(savepoint_id) + random[:_MARK]
 
 
@@ -353,7 +345,6 @@ def grew_from(view: LogView, savepoint_id: str) -> bool:
 
 
 def grew_from_any(view: LogView) -> bool:
-    """As `grew_from`, for claims that name no savepoint."""
     newest = _newest(view)
     return newest is not None and any(
         fence.spec.run_id.startswith(_IMPORT) and fence.lineage == newest.lineage for fence in _fences(view)
@@ -361,10 +352,7 @@ def grew_from_any(view: LogView) -> bool:
 
 
 def savepoint_choice(spec: JobSpec, savepoint: Savepoint, view: LogView) -> Import | GoOn:
-    """Chooses by the module's table. Raises `InvalidJob` if rows would be written again.
-
-    `view`: as in `grew_from`.
-    """
+    """Chooses by the module's table. `view`: as in `grew_from`."""
     taken = savepoint.taken
     newest = _newest(view)
     as_next = Import(max(taken.checkpoint, DecisionLog(spec.job, view).checkpoint_floor + 1))

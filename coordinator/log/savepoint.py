@@ -39,10 +39,7 @@ class Savepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Owner of a savepoint; `store`: of the owner's checkpoints.
-
-    `savepoint`: id; the job's log shows whether the job began with that savepoint.
-    """
+    """Owner of a savepoint. `store`: of the owner's checkpoints. `savepoint`: id."""
 
     version: int = 1
     job: str
@@ -91,7 +88,6 @@ def encode_savepoint(savepoint: Savepoint) -> bytes:
 
 
 def decode_savepoint(where: str, data: bytes) -> Savepoint:
-    """Raises `InvalidJob` for a newer release's savepoint, `Corrupt` for invalid bytes."""
     savepoint = _DECODER.decode(data, where)
     MANIFEST_FORMAT.check(savepoint.taken.version, where)
     if savepoint.drained is True and not savepoint.taken.drained_by:
@@ -163,7 +159,7 @@ def files_by_object(manifest: Manifest) -> dict[str, set[FileRef]]:
 
 
 def object_sizes(manifest: Manifest) -> dict[str, int]:
-    """Minimum size of each object in bytes."""
+    """Returns each object's minimum size in bytes."""
     sizes: dict[str, int] = {}
     for snapshot in manifest.operators:
         for ref in snapshot.files:
