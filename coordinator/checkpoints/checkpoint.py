@@ -7,7 +7,7 @@
     DECLINED (a subtask refused) · EXPIRED (timed out) · ABORTED (the generation ended, or the manifest could not be
     written) · SUBSUMED (a newer one completed first)
 
-An illegal move raises `ProtocolViolation`. Late, duplicate and unknown acks are only counted.
+An illegal move raises `ProtocolViolation`.
 """
 
 import enum
@@ -180,7 +180,7 @@ class PendingCheckpoints:
         return tuple(self._open.values())
 
     def request(self) -> int:
-        """Returns the future id. The limit may delay the trigger."""
+        """Returns the future id."""
         self._requested = True
         return self._next_id
 
@@ -201,10 +201,7 @@ class PendingCheckpoints:
         return min(moments, default=None)
 
     def _requested_at(self) -> int:
-        """The first retry of a failed checkpoint is due at once; pauses before later retries double.
-
-        The end of the input requests a checkpoint again after each tolerated failure.
-        """
+        """The first retry of a failed checkpoint is due at once; pauses before later retries double."""
         if self._failures < 2 or self._last_ended_ms is None:
             return self._last_triggered_ms
         return self._last_ended_ms + min(_RETRY_MS << min(self._failures - 2, 30), _LONGEST_RETRY_MS)
@@ -243,7 +240,6 @@ class PendingCheckpoints:
         return Acked(effect, checkpoint)
 
     def is_aborted(self, checkpoint: int) -> bool:
-        """Whether the checkpoint is among the last 256 that ended undecided."""
         return checkpoint in self._aborted
 
     def decline(self, checkpoint_id: int, subtask: SubtaskId, now_ms: int) -> Checkpoint | None:
@@ -260,7 +256,7 @@ class PendingCheckpoints:
         return any(checkpoint.phase in phases for checkpoint in self._open.values())
 
     def ready(self) -> Checkpoint | None:
-        """Newest checkpoint with all acks, unless another is being decided."""
+        """Returns the newest checkpoint with all acks, unless another is being decided."""
         if self.deciding:
             return None
         acked = [checkpoint for checkpoint in self._open.values() if checkpoint.all_acked]

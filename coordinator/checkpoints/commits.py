@@ -2,18 +2,16 @@
 
     checkpoint n complete → every subtask Committed(n) → CommitGlobally(n) to slot 0 → Committed(n, global) → Visible(n)
 
-Design: docs/design/targets-and-committables.md. A job is finished only when all commits are done (I10).
+Design: docs/design/targets-and-committables.md.
 
 A *failing commit* is known from the first failed attempt until the checkpoint is visible; a changed number of slots or
-program removes the failure, because everything before was visible. Failures are stored in the history: a successor
-would hear of them up to half a minute later.
+program removes the failure, because everything before was visible.
 
-A sink with `commit_every` *holds* global commits, so a lakehouse table gets one commit for many checkpoints. A commit
-up to the newest completed checkpoint is due when `commit_every` has passed since a commit was last due, also in a new
-generation. A commit is due at once for this process's first checkpoint (a crash loop commits once per start), a stop,
-drain, savepoint, rescale, replace or end of input, and above `HOLD_BYTES`. Held checkpoints do not count as behind. A
-due commit counts as one checkpoint behind; if the next commit becomes due meanwhile, each of its checkpoints counts as
-well.
+A sink with `commit_every` *holds* global commits. A commit up to the newest completed checkpoint is due when
+`commit_every` has passed since a commit was last due, also in a new generation. A commit is due at once for this
+process's first checkpoint (a crash loop commits once per start), a stop, drain, savepoint, rescale, replace or end of
+input, and above `HOLD_BYTES`. Held checkpoints do not count as behind. A due commit counts as one checkpoint behind; if
+the next commit becomes due meanwhile, each of its checkpoints counts as well.
 """
 
 from collections import deque
@@ -205,7 +203,7 @@ class CommitTracker:
         return all(through >= checkpoint for through in self._lowest_of(self._committers))
 
     def committed_by_all(self, newest: int) -> int:
-        """Newest checkpoint that every sink has committed, at most `newest`."""
+        """Newest checkpoint, up to `newest`, that every sink has committed."""
         return min((newest, *self._lowest_of(self._committers)))
 
     def _lowest_of(self, committers: Iterable[str]) -> Iterator[int]:
@@ -282,10 +280,7 @@ class CommitTracker:
 
     @property
     def noted(self) -> frozenset[tuple[str, int, int]]:
-        """Opaque version of the failures for the history.
-
-        A changed reason counts at most once in `NOTE_AGAIN_MS`, because reasons may contain times.
-        """
+        """Opaque version of the failures for the history; a changed reason counts at most once in `NOTE_AGAIN_MS`."""
         return frozenset((each.sink, each.since_ms, each.noted_ms) for each in self._failing.values())
 
     def decided(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...], manifest: ManifestRef) -> None:
@@ -316,10 +311,8 @@ class CommitTracker:
         return frozenset(number for number, each in self._decided.items() if each.in_store and number > done)
 
     def _forget(self) -> None:
-        """Forgets decisions that all global committers have committed; of too many others, the middle one.
-
-        A lagging sink needs the oldest decision first, a running commit its own. Others may go: manifests list
-        everything invisible.
+        """A lagging sink needs the oldest decision first, a running commit its own. Others may go, because each
+        manifest lists everything invisible.
         """
         done = min(self._through[sink_key(sink, GLOBAL_COMMITTER)] for sink in self._global_sinks)
         for old in [number for number in self._decided if number <= done and number != max(self._decided)]:
@@ -329,10 +322,7 @@ class CommitTracker:
             del self._decided[kept[len(kept) // 2]]
 
     def due_globally(self) -> tuple[GlobalCommit, ...]:
-        """Newest commit of each sink that the global committer can make.
-
-        Parts of a returned commit are kept until a newer commit is due.
-        """
+        """Newest commit of each sink that the global committer can make."""
         due = []
         for sink in self._global_sinks:
             reached = self._lowest[sink].checkpoint
@@ -350,7 +340,6 @@ class CommitTracker:
         return tuple(due)
 
     def visible(self) -> tuple[tuple[str, int], ...]:
-        """(sink, last visible checkpoint) of each global committer."""
         through = ((sink, self._through[sink_key(sink, GLOBAL_COMMITTER)]) for sink in self._global_sinks)
         return tuple((sink, checkpoint) for sink, checkpoint in through if checkpoint)
 

@@ -4,8 +4,7 @@
 once.
 
 `RestartPolicy` implements Flink's restart strategies, but the first restart of an exponential delay is immediate, and a
-series ends only when the job has run for `reset_after_ms` *and* completed a checkpoint. Each coordinator process counts
-for itself.
+series ends only when the job has run for `reset_after_ms` *and* completed a checkpoint.
 
 An unavailable server is no failure of the job: `exponential_delay` waits without limit, unless `max_attempts` is 0;
 other strategies wait as long as their restarts would last.
@@ -95,7 +94,7 @@ class RestartPolicy:
 
     @property
     def wait_limit_ms(self) -> int | None:
-        """Wait of a restoring generation for an unavailable server. None: no limit."""
+        """Wait of a restoring generation for an unavailable server; None: no limit."""
         options = self._options
         if options.strategy == "none" or options.max_attempts == 0:
             return 0

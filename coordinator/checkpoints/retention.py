@@ -10,8 +10,7 @@ checkpoint triggered after d was dropped has completed, and all others triggered
 **Files of undecided checkpoints** are useless after the checkpoint's end. Files named in acks are deleted at once
 (`abandoned`), unless needed elsewhere; the sweep deletes the others. Uploads follow the trigger. So if a decided
 checkpoint wrote an object before the first open trigger, objects that are older by more than the minimum age (both by
-the store's clock) belong to no open checkpoint. A new coordinator of the generation aborts open checkpoints, and sweeps
-only after a first decision.
+the store's clock) belong to no open checkpoint.
 """
 
 import enum
@@ -28,10 +27,7 @@ _UNSORTED_BOUND = 1_000
 
 @dataclass(frozen=True)
 class Kept:
-    """A decided checkpoint and the needed files of the job.
-
-    `inline`: the log's record holds the manifest, and `manifest_key` names no object.
-    """
+    """A decided checkpoint and the needed files of the job. `inline`: `manifest_key` names no object."""
 
     checkpoint: int
     manifest_key: str
@@ -41,7 +37,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Objects to delete, in this order: manifests, oldest first, then the files that only they needed.
+    """Objects to delete, in this order. `newest`: the newest dropped decision; 0: none, or unknown.
 
     `newest`: the newest dropped decision; 0: none, or unknown.
     """
@@ -68,14 +64,12 @@ class Unsorted:
     decided: list[Kept] = field(default_factory=list)
 
     def add(self, kept: Kept, retained: int) -> None:
-        """A later generation sweeps objects of forgotten decisions."""
+        """A later generation sweeps objects of decisions that this limit forgets."""
         self.decided.append(kept)
         del self.decided[: -max(_UNSORTED_BOUND, retained)]
 
 
 class RetentionVerdict(enum.Enum):
-    """Only ORPHAN objects are deleted."""
-
     NEEDED = "a kept checkpoint needs it"
     NEWEST_GENERATION = "it is of the newest generation or a later one: a checkpoint under way may need it"
     YOUNG = "it is younger than the minimum age"
@@ -158,7 +152,6 @@ class Retention:
         return plan
 
     def abandoned(self, files: Iterable[str], under_way: UnderWay) -> SweepPlan:
-        """Returns those `files` of an undecided checkpoint that nothing else needs."""
         in_reach = _files_of([*self.kept, *(dropped.kept for dropped in self._dropped)])
         gone = set(files) - in_reach - under_way.named - self._condemned.keys()
         plan = SweepPlan(files=tuple(sorted(gone)))
@@ -177,10 +170,7 @@ class Retention:
         under_way: UnderWay | None = None,
         min_age_ms: int = MIN_AGE_MS,
     ) -> Iterator[tuple[ObjectInfo, RetentionVerdict]]:
-        """Yields objects with verdicts; no other code judges objects.
-
-        `under_way`: needs of generation `token`; None: unknown, another process leads.
-        """
+        """`under_way`: needs of generation `token`; None: unknown, another process leads."""
         in_reach = [*self.kept, *(dropped.kept for dropped in self._dropped)]
         needed = _files_of(in_reach) | {kept.manifest_key for kept in in_reach}
         objects = list(objects)
@@ -207,7 +197,6 @@ class Retention:
         under_way: UnderWay | None = None,
         min_age_ms: int = MIN_AGE_MS,
     ) -> SweepPlan:
-        """All objects are classified before any deletion."""
         verdicts = self.classify(paths, objects, token, wall_ms, under_way, min_age_ms)
         plan = _in_order(paths, (found.key for found, verdict in verdicts if verdict is RetentionVerdict.ORPHAN))
         self._condemn(plan.keys)
@@ -244,7 +233,7 @@ def kept_after_restore(completes: Sequence[Kept], restored: Kept | None, retaine
 
 
 def discarded(paths: Paths, objects: Iterable[ObjectInfo], token: int) -> SweepPlan:
-    """Deletion of a discarded job's objects up to generation `token`.
+    """Deletes a discarded job's objects up to generation `token`.
 
     A later run may have begun before the deletion.
     """
@@ -254,16 +243,12 @@ def discarded(paths: Paths, objects: Iterable[ObjectInfo], token: int) -> SweepP
 
 
 def _owner(paths: Paths, key: str) -> int | None:
-    """Returns None for objects other than manifests and snapshot files."""
     checkpoint = paths.checkpoint_of(key)
     return checkpoint[1] if checkpoint is not None else paths.data_token(key)
 
 
 def _owner_of_rows(paths: Paths, key: str) -> int | None:
-    """Generation of a write-ahead sink's object; None: another object, or unknown.
-
-    The sink's own sweep deletes objects of unknown generations.
-    """
+    """Generation of a write-ahead sink's object; None: another object, or unknown."""
     staged, note = paths.staged_rows_origin(key), paths.delivery_of(key) or paths.asked_of(key)
     return staged[0] if staged is not None else (note[1] or None) if note is not None else None
 

@@ -4,8 +4,8 @@
     COPYING ─ copied ─► DONE
         └──────────────────────┴──────────────────────┴─ failed, or the job ended first ─► FAILED
 
-A savepoint that the job stops with is WAITING again after each end of a generation: the next generation reads on.
-Events by state: docs/design/savepoints.md.
+The end of a generation moves requests without a copy back to WAITING, and, because the next generation reads on, also a
+savepoint that the job stops with. Events by state: docs/design/savepoints.md.
 """
 
 import enum
@@ -84,7 +84,6 @@ class Savepoints:
         return ""
 
     def ask(self, request: SavepointRequest, first_checkpoint: int, now_ms: int) -> bool:
-        """Returns whether the request is new and not refused."""
         if request.id in self._entries or self.refusal(request):
             return False
         self._entries[request.id] = SavepointEntry(request, now_ms, first_checkpoint)
@@ -119,7 +118,6 @@ class Savepoints:
 
     @property
     def held(self) -> frozenset[int]:
-        """Checkpoints whose files are still to be copied."""
         busy = (*self._in(SavepointState.COVERED), *self._in(SavepointState.COPYING))
         return frozenset(entry.covered_by for entry in busy if entry.covered_by is not None)
 

@@ -2,8 +2,7 @@
 
 A *commit* is late if a checkpoint waits for more than `INTERVALS` checkpoint intervals and `REPORT_AFTER_MS`, since the
 decision or since the job runs again. A late sink is remembered until a commit in time, or until the sink has had
-nothing to commit for that long: a sink late every second time yields one report. The report is shown while a checkpoint
-waits.
+nothing to commit for that long.
 
 An *upload* (a subtask's work off the loop) is slow if longer than the checkpoint interval and `REPORT_AFTER_MS`. A slow
 chain is remembered until two checkpoints in a row were in time, and shown unless the newest was.
@@ -84,7 +83,6 @@ class SlowCommits:
 
 
 def slow_sink(slow: SlowCommit) -> str:
-    """Constant text while the sink is slow."""
     since = datetime.fromtimestamp(slow.since_ms / 1000, timezone.utc)
     return (
         f"sink {slow.sink} commits more slowly than checkpoints complete, since checkpoint {slow.checkpoint} at "
@@ -159,7 +157,6 @@ def _longest(uploads: Iterable[SubtaskUpload]) -> dict[int, SubtaskUpload]:
 
 
 def slow_upload(slow: SlowUpload) -> str:
-    """Constant text while uploads are slow."""
     since = datetime.fromtimestamp(slow.since_ms / 1000, timezone.utc)
     return (
         f"uploads of {slow.operator or 'a subtask'} in slot {slow.slot} take longer than the interval between "
