@@ -29,9 +29,7 @@ Unit: TypeAlias = Literal["", "rows", "rows/s", "generations", "takeovers", "che
 
 @dataclass(frozen=True)
 class Tile:
-    """Tile of the page; `name`: the figure's.
-    A tile with a `label` stands alone; `under`: label and name of the smaller figure below.
-    """
+    """`name`: the figure's. A tile with a `label` stands alone; `under`: label and name of the smaller figure below."""
 
     name: str
     label: str = ""
@@ -40,8 +38,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Figure:
-    """A row. `place`: path in the status. `exposed`: name in `/metrics`, with `labels` besides `job`.
-    `read`, if set, replaces `place`.
+    """`place`: path in the status. `exposed`: name in `/metrics`, with `labels` besides `job`. `read`, if
+    set, replaces `place`.
     """
 
     kind: Literal["counter", "gauge", "histogram"]
@@ -54,7 +52,6 @@ class Figure:
     tile: Tile | None = None
 
     def values(self, status: JobStatus) -> Iterator[tuple[Labels, float]]:
-        """Yields nothing while the figure is unknown."""
         if self.read is not None:
             yield from self.read(status)
         elif not self.place.startswith(_LAST) or status.checkpoints.last_completed is not None:
@@ -173,7 +170,6 @@ def _state(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _of_operators(status: JobStatus) -> list[tuple[str, str, float]]:
-    """Operator, metric and total over slots; late rows first."""
     found = totals(slot.metrics for slot in status.slots)
     parted = ((key.rpartition("."), found[key]) for key in sorted(found, key=lambda key: (not _late(key), key)))
     return [(name, metric, figure) for (name, _, metric), figure in parted if name and metric not in _SHOWN_OTHERWISE]
@@ -204,7 +200,6 @@ def _latency(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _behind(status: JobStatus) -> Iterator[tuple[str, list[int]]]:
-    """Sinks, and the decision times of their invisible checkpoints."""
     through: dict[str, int] = {}  # of all subtasks
     for key, checkpoint in status.commits.through.items():
         sink = key.rpartition("/")[0]
@@ -382,7 +377,7 @@ Sample: TypeAlias = tuple[Figure, Labels, float]
 
 @dataclass(frozen=True)
 class Buckets:
-    """Buckets of `DURATION`: (upper bound in seconds, cumulative count), and the sum in seconds."""
+    """`counts`: (upper bound in seconds, cumulative count)."""
 
     counts: tuple[tuple[float, int], ...]
     total: int
@@ -390,7 +385,7 @@ class Buckets:
 
 
 def is_exported(status: JobStatus, now_ms: int) -> bool:
-    """False for a replaced run, or an hour after the end."""
+    """False for a fenced or replaced run, and an hour after the end."""
     if status.outcome in ("fenced", "replaced"):
         return False
     return status.outcome is None or now_ms - status.condition_since_ms < FORGOTTEN_MS

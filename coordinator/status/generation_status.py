@@ -19,11 +19,10 @@ class RecoveryStatus(msgspec.Struct, frozen=True):
     slots_ready_ms: int | None  # all slots registered
     running_ms: int | None
     duration_ms: int | None
-    stored_kind: GenerationKind | None = msgspec.field(default=None, name="kind")  # None: of an earlier build
+    stored_kind: GenerationKind | None = msgspec.field(default=None, name="kind")  # None: of an earlier release
 
     @property
     def kind(self) -> GenerationKind:
-        """Kind, from the reason if an earlier build stored none."""
         if self.stored_kind is not None:
             return self.stored_kind
         return next((kind for text, kind in _PLANNED if self.reason.startswith(text)), "recovery")

@@ -73,7 +73,7 @@ TROUBLED: frozenset[State] = frozenset(
 
 HANGING_MS = 5_000  # without an answer of the store
 MISSING_MS = 10_000  # carriers replace a process in less
-BLOCKED_MS = 30_000  # then a blocked slot is not shown
+BLOCKED_MS = 30_000  # how long a blocked slot is shown
 STEP_REMEDY = (
     "let functions of the program in these steps return sooner; if the steps have none, barrier-runtime is at fault: "
     "report it"
@@ -94,7 +94,7 @@ ENDS: dict[str, State] = {
 
 
 def ended_in_words(outcome: str) -> str:
-    """Outcome for people; stored records and calls say "cancelled"."""
+    """Stored records and calls say "cancelled"."""
     return "stopped" if outcome == "cancelled" else outcome
 
 
@@ -123,8 +123,6 @@ def what_died(reason: str) -> str:
 
 @dataclass(frozen=True)
 class StoreRetry:
-    """`what`: operation and object."""
-
     what: str
     error: str
     attempts: int = 1
@@ -142,7 +140,7 @@ class Away:
 
 @dataclass(frozen=True)
 class OpenCheckpoint:
-    """Oldest pending checkpoint. `missing`: subtasks with operators."""
+    """`missing`: subtasks with operators."""
 
     checkpoint: int
     triggered_ms: int
@@ -151,7 +149,7 @@ class OpenCheckpoint:
 
 @dataclass(frozen=True)
 class StoreWait:
-    """Checkpoint with all acks whose write of `key` has no answer."""
+    """A checkpoint with all acks; the write of `key` has no answer."""
 
     checkpoint: int
     key: str
@@ -160,9 +158,7 @@ class StoreWait:
 
 @dataclass(frozen=True)
 class BlockedSlot:
-    """`by`: subtask with operators, and duration.
-    `reading`: mostly in a reader of this package, not in a function of the program.
-    """
+    """`by`: subtask with operators, and duration. `reading`: mostly in a reader of this package."""
 
     slot: int
     by: str
@@ -192,7 +188,7 @@ class Facts:
     start_error: str = ""  # of processes for missing slots
     behind: tuple[tuple[str, int], ...] = ()  # sinks behind `completed`, with last checkpoint
     blocked: tuple[BlockedSlot, ...] = ()
-    held_back: str = ""  # why no checkpoint is taken until sinks catch up
+    held_back: str = ""  # why no checkpoint is taken
     uncommitted: tuple[Uncommitted, ...] = ()
     uploaded: CheckpointUploads | None = None
     interval_ms: int = 0
@@ -246,7 +242,6 @@ class ProgressWatch:
             self._running_since_ms = None
 
     def _remember(self, facts: Facts, now_ms: int) -> None:
-        """Sinks' problems count only while the job runs."""
         known = [("store", retry.what, 0) for retry in facts.store]
         known += [("append", facts.appending, 0)] if facts.appending else []
         known += [("open", away.operator, 0) for away in facts.waiting]
@@ -258,7 +253,6 @@ class ProgressWatch:
         self._since = {trouble: self._since.get(trouble, now_ms) for trouble in known}
 
     def _over(self, since_ms: int, after_ms: int, now_ms: int) -> bool:
-        """If the time is not over, `next_ms` includes the end."""
         at_ms = since_ms + after_ms
         if at_ms > now_ms and (self.next_ms is None or at_ms < self.next_ms):
             self.next_ms = at_ms

@@ -82,7 +82,5 @@ def encode_history(history: History) -> bytes:
 
 
 def decode_history(name: str, data: bytes) -> History:
-    """Raises `InvalidJob` for another version, `Corrupt` for invalid bytes.
-    These errors must not stop a job.
-    """
+    """The errors of a bad history must not stop a job."""
     return _DECODER.decode(data, name)

@@ -1,11 +1,10 @@
 """Merged latency histograms of all slots. Pure.
 
-A slot sends the whole histogram of the process; a time span is the difference of two. Results are cached by inputs:
-clients request the status more often than slots send.
+A slot sends the whole histogram of the process; a time span is the difference of two. Results are cached by inputs,
+because clients request the status more often than slots send.
 
-Layout and encoding are HdrHistogram's (V2: compressed, base64): 1 µs to 1 h, three significant digits. HdrHistogram's
-Python library would install packages that no job needs. Value `v` has the index `(b << 10) + (v >> b)`, `b` being the
-bits of `v` above eleven; up to 2,047 the index is `v`.
+Layout and encoding are HdrHistogram's (V2: compressed, base64): 1 µs to 1 h, three significant digits. Value `v` has
+the index `(b << 10) + (v >> b)`, `b` being the bits of `v` above eleven; up to 2,047 the index is `v`.
 """
 
 import base64
@@ -44,7 +43,6 @@ def highest_of(index: int) -> int:
 
 
 def decode(text: str) -> Counts:
-    """Raises `ValueError` for text that is no encoded histogram."""
     try:
         data = base64.b64decode(text, validate=True)
         cookie, length = OUTER.unpack_from(data)
@@ -105,9 +103,7 @@ Encoded: TypeAlias = Mapping[str, str]  # "<sink>:processed" or "<sink>:visible"
 
 
 class ReportedHistograms:
-    """Newest histogram of a process, and a few of the last minute.
-    `began_empty`: known since before the first count; else the first report's counts are older than the last minute.
-    """
+    """`began_empty`: known since before the first count; else the first report's counts are older than a minute."""
 
     def __init__(self, began_empty: bool) -> None:
         self.newest: Encoded = {}
@@ -225,7 +221,6 @@ class LatencyHour:
         self._points = {name: deque(of, MINUTES) for name, of in points.items()}
 
     def look(self, processes: Iterable[ReportedHistograms], now_ms: int) -> None:
-        """Adds a point per name with rows, once a minute."""
         if self._looked_ms is None or now_ms < self._looked_ms:
             self._looked_ms = now_ms
             return
@@ -243,7 +238,7 @@ class LatencyHour:
         return max((each.p99 for each in newest if 0 <= now_ms - each.at_ms <= 2 * RECENT_MS), default=None)
 
     def points(self, now_ms: int | None = None) -> dict[str, tuple[LatencyPoint, ...]]:
-        """Points, oldest first; with `now_ms`, of the last hour."""
+        """Oldest first; with `now_ms`, of the last hour."""
         since_ms = 0 if now_ms is None else now_ms - MINUTES * RECENT_MS
         kept = {name: tuple(each for each in points if each.at_ms > since_ms) for name, points in self._points.items()}
         return {name: points for name, points in kept.items() if points}

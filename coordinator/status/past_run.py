@@ -48,7 +48,7 @@ def past_status(view: LogView, history: History | None, run_id: str | None) -> J
 
 
 def with_last_savepoint(known: tuple[SavepointStatus, ...], finish: Finish) -> tuple[SavepointStatus, ...]:
-    """Adds FINISH's savepoint, which the history may lack after a coordinator's death."""
+    """The history may lack FINISH's savepoint after a coordinator's death."""
     stop = finish.stops_with
     if stop is None:
         return known
@@ -66,7 +66,7 @@ def with_last_savepoint(known: tuple[SavepointStatus, ...], finish: Finish) -> t
 
 
 def led_elsewhere(view: LogView, history: History | None, reason: str) -> JobStatus | None:
-    """Status stored by a run's leader. None: missing, or the run has ended."""
+    """Status stored by a run's leader; None: missing, or the run has ended."""
     if view.head is None or view.fence is None or not isinstance(view.fence.record, Fence):
         return None
     if isinstance(view.head.record, Finish):

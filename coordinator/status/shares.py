@@ -1,6 +1,6 @@
 """Busy, backpressured and idle shares of operator chains in the last 10 s, from heartbeats. Pure.
 
-Slots report rising sums. A new generation starts sums at 0, so no difference spans the beginning of a generation.
+Slots report sums, which begin at 0 in each generation, so no difference spans the beginning of a generation.
 """
 
 from collections import deque
@@ -52,7 +52,7 @@ class ReportedFigures:
 
     @property
     def seconds(self) -> float:
-        """Time between the oldest kept report and the newest; 0 if too short."""
+        """0 if too short."""
         if self._newest is None or not self._kept:
             return 0.0
         length_ms = self._newest[0] - self._kept[0][0]
@@ -128,7 +128,7 @@ def _chain_status(chain: ChainSpec, reports: Mapping[int, ReportedFigures]) -> C
 
 
 class SubtaskWork(msgspec.Struct, frozen=True):
-    """Work of a chain's subtask in the last 10 s; None: unknown. Shares are of the slot's time, 0 to 1."""
+    """In the last 10 s; None: unknown. Shares are of the slot's time, 0 to 1."""
 
     slot: int
     rows_in_per_s: float | None
@@ -159,7 +159,7 @@ def subtask_work(chain: ChainSpec, reports: Mapping[int, ReportedFigures]) -> tu
 
 
 def _backlog(operator: str, reports: Mapping[int, ReportedFigures]) -> tuple[int | None, float | None]:
-    """Unread rows of a source in all slots, and seconds until caught up."""
+    """Unread rows of a source, and seconds until caught up."""
     key = BACKLOG_ROWS.key(operator)
     known = [figures for figures in reports.values() if key in figures.newest]
     if not known:
@@ -173,9 +173,7 @@ def _backlog(operator: str, reports: Mapping[int, ReportedFigures]) -> tuple[int
 
 
 def total_rate(key: str, reports: Iterable[ReportedFigures]) -> float | None:
-    """Rise per second in all slots together.
-    None while the rate of a slot that has the figure, or that has reported nothing yet, is unknown.
-    """
+    """None while the rate of a slot that has the figure, or that has reported nothing yet, is unknown."""
     rates = [each.per_second(key) for each in reports if key in each.newest or not each.newest]
     known = [rate for rate in rates if rate is not None]
     return sum(known) if known and len(known) == len(rates) else None

@@ -20,7 +20,7 @@ MOST_SUBTASKS = 160  # per look: five spans each, 25 µs a span, on the loop tha
 
 @dataclass(frozen=True)
 class Span:
-    """Times are wall-clock milliseconds. `parent_id` 0: the root of a trace."""
+    """`parent_id` 0: the root of a trace. Times are wall-clock milliseconds."""
 
     name: str
     trace_id: int  # 128 bits

@@ -1,7 +1,4 @@
-"""Statistics of a job. They decide nothing.
-
-`history` keeps statistics across coordinators; missing decisions are counted from the log.
-"""
+"""Statistics of a job. They decide nothing."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -53,7 +50,7 @@ class JobRecord:
         slots_during: Callable[[int, int], tuple[SlotDuring, ...]],
         slots_metrics: Callable[[], Iterable[tuple[str, Mapping[str, float]]]],
     ) -> None:
-        """`slots_during(since_ms, now_ms)`: observations. `slots_metrics`: (process uuid, last metrics)."""
+        """`slots_metrics`: (process uuid, last metrics)."""
         self._slots_during = slots_during
         self._slots_metrics = slots_metrics
         self._store_use = StoreUseBetween()
@@ -139,7 +136,7 @@ class JobRecord:
             _entry(checkpoint, reason, now_ms, self._slots_during(checkpoint.triggered_ms, now_ms)),
             store=self._store_use.since_last(),
         )
-        last = msgspec.structs.replace(entry, phases=b"")  # one copy is enough
+        last = msgspec.structs.replace(entry, phases=b"")
         self.history.append(entry)
         self.forget_phases()
         self.revision += 1
@@ -151,7 +148,6 @@ class JobRecord:
             self.failed += 1
 
     def completed_as(self, checkpoint: int) -> CheckpointStatus | None:
-        """Returns the figures of a completed checkpoint; None: forgotten."""
         complete = CheckpointPhase.COMPLETE.value
         known = (*self.history, *((self.last_completed,) if self.last_completed is not None else ()))
         return next((each for each in known if each.checkpoint == checkpoint and each.outcome == complete), None)
@@ -195,7 +191,6 @@ class JobRecord:
         self.recoveries.append(RecoveryStatus(token, reason, started_ms, None, None, None, kind))
 
     def subtask_failed(self, slot: int, failed: SubtaskFailed, now_ms: int) -> None:
-        """Slots report a failure on every connection."""
         known = [each for each in self.failures if each.token == failed.token]
         if len(known) >= _FAILURES_OF_A_GENERATION or any(each.slot == slot for each in known):
             return
@@ -236,7 +231,7 @@ class JobRecord:
 
 
 def shortened(text: str, most: int) -> str:
-    """Keeps both ends: a traceback begins with the call and ends with the error."""
+    """A traceback begins with the call and ends with the error, so both ends are kept."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -344,7 +339,7 @@ def totals(of_slots: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def over_slots(metric: CounterRow | Gauge, of_slots: Iterable[Mapping[str, float]]) -> float | None:
-    """Merges a figure over slots (an operator's also over operators); None without reports."""
+    """Merges an operator's figure also over operators; None without reports."""
     found: list[float] = []
     for metrics in of_slots:
         if metric.of == "operator":
@@ -355,7 +350,6 @@ def over_slots(metric: CounterRow | Gauge, of_slots: Iterable[Mapping[str, float
 
 
 def rows_by_step(status: JobStatus, *counters: CounterRow) -> dict[str, int]:
-    """Only steps with such rows."""
     names = {each.name for each in counters}
     found: dict[str, float] = {}
     for key, rows in totals(slot.metrics for slot in status.slots).items():
@@ -377,7 +371,7 @@ def late_rows_in_words(status: JobStatus) -> str:
 
 
 def repeated_in_words(status: JobStatus) -> str:
-    """Returns "at least 993 of the records were read after the last checkpoint", as of an ended job; empty if none."""
+    """Returns "at least 993 of the records were read after the last checkpoint"; empty if none."""
     rows = status.records_after_checkpoint
     were = "was" if rows == 1 else "were"
     return f"at least {rows:,} of the records {were} read after the last checkpoint" if rows else ""

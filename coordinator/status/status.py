@@ -24,8 +24,6 @@ class SlotStatus(msgspec.Struct, frozen=True):
 
 
 class AbsentSlot(msgspec.Struct, frozen=True):
-    """`ending`: task that still occupies a core after a request to end."""
-
     slot: int
     host: str  # of the last process; "": unknown
     since_ms: int
@@ -34,8 +32,6 @@ class AbsentSlot(msgspec.Struct, frozen=True):
 
 
 class SilentLink(msgspec.Struct, frozen=True):
-    """`slot` does not hear `peer`, although both reach the coordinator."""
-
     slot: int
     host: str
     peer: int
@@ -45,8 +41,8 @@ class SilentLink(msgspec.Struct, frozen=True):
 
 
 class KillRequest(msgspec.Struct, frozen=True):
-    """Asks the driver to end this Spark task; repeated until a replacement has registered.
-    `avoid`: host unsuitable for the replacement.
+    """The driver ends this Spark task; repeated until a replacement has registered. `avoid`: host unsuitable for the
+    replacement.
     """
 
     slot: int
@@ -68,19 +64,19 @@ class SubtaskPhases(msgspec.Struct, frozen=True, array_like=True):
     sync_ms: float = 0.0  # on the slot's loop
     async_ms: float = 0.0  # after that, until the ack was sent
     precommit_ms: float = 0.0  # of `async_ms`: longest blocking work of an operator
-    upload_ms: float = 0.0  # of `async_ms`: longest state write of an operator
+    upload_ms: float = 0.0  # of `async_ms`: longest state write
     slowest: str = ""  # operator with the longer of both
     new_bytes: int = 0  # with rows in flight
     full_bytes: int = 0
     in_flight_bytes: int = 0
     rows: int = 0
-    busy_ms: float = 0.0  # work on rows
+    busy_ms: float = 0.0
     blocked_ms: float = 0.0  # receivers gave no credit
     held_ms: float = 0.0  # an operator of the chain waited for a server
     step_ms: float = 0.0  # the slot's longest step
     step_chain: int = -1
     starved_ms: float = 0.0  # the slot's loop was ready and got no processor
-    step_reading: bool = False  # mostly a reader of this package
+    step_reading: bool = False
 
 
 class SlotDuring(msgspec.Struct, frozen=True, array_like=True):
@@ -102,8 +98,6 @@ class StoreUseStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Ended checkpoint, or the last complete checkpoint."""
-
     checkpoint: int
     token: int
     outcome: str  # `checkpoint.CheckpointPhase`
@@ -111,20 +105,20 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     triggered_ms: int
     duration_ms: int  # trigger to end
     ack_duration_ms: int | None = None  # trigger to the last ack
-    persist_duration_ms: int | None = None  # of the manifest
-    decide_duration_ms: int | None = None  # of the log record
+    persist_duration_ms: int | None = None
+    decide_duration_ms: int | None = None
     commit_duration_ms: int | None = None  # decision to the last sink's commit; None: commits are open
     start_delay_ms: float = 0.0  # of the worst subtask; also the next three
     alignment_ms: float = 0.0
     sync_ms: float = 0.0
     async_ms: float = 0.0
-    new_bytes: int = 0  # uploaded
+    new_bytes: int = 0
     full_bytes: int = 0
     in_flight_bytes: int = 0  # rows between subtasks
     parts: int = 0
     subtasks: tuple[SubtaskPhases, ...] = ()  # slowest first; see `statistics.SUBTASKS`
     phases: bytes = b""  # all subtasks, see `subtask_durations`
-    missing: tuple[str, ...] = ()  # first 64 subtasks ("chain/index") without an ack
+    missing: tuple[str, ...] = ()  # first 64 without an ack
     slots: tuple[SlotDuring, ...] = ()  # silent or stalled for long
     state_bytes: dict[str, int] = {}  # by operator
     chain_rows: dict[str, int] = {}  # chain -> rows since the previous checkpoint
@@ -138,8 +132,8 @@ DURATION_BOUNDS_MS = (50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60
 
 
 class DurationCounts(msgspec.Struct, frozen=True):
-    """Histogram of all completed checkpoints' durations.
-    Counts per bucket of `DURATION_BOUNDS_MS` (not cumulative), then those above; () before the first.
+    """Of all completed checkpoints. Counts per bucket of `DURATION_BOUNDS_MS` (not cumulative), then those above; ()
+    before the first.
     """
 
     counts: tuple[int, ...] = ()
@@ -156,7 +150,7 @@ class CheckpointsStatus(msgspec.Struct, frozen=True, kw_only=True):
     completed: int = 0
     failed: int = 0
     in_progress: tuple[int, ...] = ()
-    waiting_for: tuple[str, ...] = ()  # subtasks ("chain/index") missing from the oldest pending checkpoint
+    waiting_for: tuple[str, ...] = ()  # missing from the oldest pending checkpoint
     ignored: dict[str, int] = {}  # acks and declines without effect, by reason
     last_completed: CheckpointStatus | None = None
     history: tuple[CheckpointStatus, ...] = ()  # last 100, oldest first
@@ -165,8 +159,8 @@ class CheckpointsStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakeoverStatus(msgspec.Struct, frozen=True):
-    """Change of leader without a new generation.
-    `ended`: the previous process's end, if reported, as "process 71 died of SIGKILL"; `away_ms`: time since.
+    """Change of leader without a new generation. `ended`: the previous process's end, as "process 71 died of SIGKILL";
+    `away_ms`: time since.
     """
 
     token: int
@@ -184,7 +178,7 @@ class FailureStatus(msgspec.Struct, frozen=True):
     slot: int
     subtask: str  # "chain/index"
     operator: str
-    error: str  # traceback of the user's code, error, place (rows), remedy; shortened
+    error: str  # traceback, error, place (rows), remedy; shortened
     retryable: bool
 
 
@@ -201,8 +195,6 @@ LATENCY_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10
 
 
 class LatencyPoint(msgspec.Struct, frozen=True, array_like=True):
-    """Latencies (ms) of the minute until `at_ms`."""
-
     at_ms: int
     p50: float
     p99: float
@@ -212,10 +204,8 @@ class LatencyPoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator chain's work in the last 10 s.
-
-    Shares are of a slot's time, 0 to 1, the mean over slots; None: unknown. A slot's chains share a loop: their busy
-    shares add up to at most 1. Other shares overlap.
+    """Work of the last 10 s. Shares are of a slot's time, 0 to 1, the mean over slots; None: unknown. A slot's chains
+    share a loop: their busy shares add up to at most 1. Other shares overlap.
     """
 
     chain: int
@@ -229,27 +219,27 @@ class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
     idle: float | None = None  # none of these
     busiest: float | None = None  # highest busy share of a slot
     busiest_slot: int = -1
-    rows_in_per_s: float | None = None  # source: rows read; all slots
+    rows_in_per_s: float | None = None  # in all slots; of a source: rows read
     rows_out_per_s: float | None = None
     rows_in: int = 0  # since the generation began
     rows_out: int = 0
     busiest_rows: float | None = None  # largest share of the rows in a slot, 0 to 1
     starved: float | None = None  # ready loops got no processor
     backlog: int | None = None  # unread rows of a source
-    caught_up_in_s: float | None = None  # at the present rate; None: unknown or rising
+    caught_up_in_s: float | None = None  # None: unknown or rising
 
 
 class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`split`: slowest unfinished split, which holds the watermark back."""
+    """`split`: slowest unfinished split."""
 
     source: str
     watermark_ms: int | None = None
     lag_ms: int | None = None  # coordinator's clock less watermark
     split: str = ""
     split_slot: int = -1
-    idle_slots: tuple[int, ...] = ()  # without splits, or all empty for the idle timeout
+    idle_slots: tuple[int, ...] = ()  # no splits, or all empty for the idle timeout
     idle_splits: tuple[str, ...] = ()  # some splits empty for the idle timeout
-    idle_count: int = 0  # of all such splits
+    idle_count: int = 0
 
     @property
     def idle(self) -> str:
@@ -272,8 +262,6 @@ class SavepointStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Change of a running job's parallelism or program."""
-
     id: str
     before: int
     parallelism: int
@@ -283,8 +271,8 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: int | None = None  # to move with
     paused_ms: int | None = None  # when sources stopped
     decided_ms: int | None = None  # of `checkpoint`
-    moved_ms: int | None = None  # all rows visible: the new slots restore
-    pause_ms: int | None = None  # `paused_ms` until the new slots ran; None: failed, or nothing to do
+    moved_ms: int | None = None  # all rows visible
+    pause_ms: int | None = None  # from `paused_ms` until the new slots ran
     error: str = ""
     kind: Literal["rescale", "replace"] = "rescale"
 
@@ -294,7 +282,7 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StandbysWanted(msgspec.Struct, frozen=True):
-    """The driver starts these slots as standbys, once per `request`."""
+    """The driver starts these standbys once per `request`."""
 
     request: str
     first: int
@@ -313,9 +301,9 @@ class ProgramWanted(msgspec.Struct, frozen=True):
 class CommitTrouble(msgspec.Struct, frozen=True):
     sink: str  # "<operator>/<subtask>"
     checkpoint: int
-    attempts: int  # at least: a predecessor's as last stored
+    attempts: int  # at least
     error: str
-    since_ms: int = 0  # first failed attempt; 0: unknown
+    since_ms: int = 0
 
 
 class CommitsStatus(msgspec.Struct, frozen=True):
@@ -325,7 +313,7 @@ class CommitsStatus(msgspec.Struct, frozen=True):
 
 
 class Room(msgspec.Struct, frozen=True):
-    """Free cores, reported by the program that runs the slots.
+    """Reported by the program that runs the slots.
 
     `cores`: of the cluster, 0 if unknown. `held_by`: cores that others occupy, by name. `starting`: slots with a core,
     registered or not, while none fails. `failing`: newest error of a process for a missing slot.
@@ -347,29 +335,29 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     condition: str = ""  # `health.State`
     condition_reason: str = ""
     condition_since_ms: int = 0
-    reason: str  # of the phase
+    reason: str
     error: str | None
     fenced_by: str | None
     token: int | None
-    generations: int  # by all coordinators
+    generations: int
     leader: str
     parallelism: int
     max_parallelism: int
     slots: tuple[SlotStatus, ...]
     missing_slots: tuple[int, ...]
     preflight: Preflight = Preflight(complete=False)
-    absences: tuple[AbsentSlot, ...] = ()  # missing slots, once the job has run
+    absences: tuple[AbsentSlot, ...] = ()
     full_parallelism: int = 0  # slots at full width; 0: of an older release
     narrow_because: str = ""  # slots that stayed away
     silent_links: tuple[SilentLink, ...] = ()
-    room: Room | None = None  # while slots are missing, if reported
-    absent_slots: tuple[int, ...] = ()  # not registered in time: the job failed
+    room: Room | None = None  # while slots are missing
+    absent_slots: tuple[int, ...] = ()
     checkpoints: CheckpointsStatus
     recoveries: tuple[RecoveryStatus, ...]
     watermark_ms: int | None  # the slots' minimum
     records: int  # read by sources
     records_after_checkpoint: int | None = None  # at least, once the run has ended; None: unknown
-    latency: dict[str, LatencyStatus]  # "<sink>:processed", "<sink>:visible"; since the slots' processes began
+    latency: dict[str, LatencyStatus]  # by "<sink>:processed" or "<sink>:visible", since the slots' processes began
     latency_last_minute: dict[str, LatencyStatus] = {}
     commits: CommitsStatus
     kill: tuple[KillRequest, ...]
@@ -381,8 +369,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     chains: tuple[ChainStatus, ...] = ()  # in topological order
     sources: tuple[SourceStatus, ...] = ()
     latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}  # a point per minute, oldest first
-    failures: tuple[FailureStatus, ...] = ()  # last 20, oldest first
-    takeovers: tuple[TakeoverStatus, ...] = ()  # last 100, oldest first
+    failures: tuple[FailureStatus, ...] = ()
+    takeovers: tuple[TakeoverStatus, ...] = ()
     taken_over: int = 0
     rescales: tuple[RescaleStatus, ...] = ()  # last 50, oldest first
     standbys: StandbysWanted | None = None
@@ -402,14 +390,13 @@ _ERROR = 1_000
 
 
 def bounded(room: Room) -> Room:
-    """Unknown peers' texts become short, without control characters."""
     largest = sorted(room.held_by.items(), key=lambda each: -each[1])[:_HOLDERS]
     held_by = {_printable(name): cores for name, cores in largest}
     return msgspec.structs.replace(room, held_by=held_by, failing=_printable(room.failing, _ERROR))
 
 
 def with_holders(status: JobStatus, jobs: Mapping[str, int]) -> JobStatus:
-    """Adds cores of this daemon's `jobs`; the program's report wins."""
+    """The program's report wins over this daemon's `jobs`."""
     if not status.missing_slots or status.outcome is not None:
         return status
     room = status.room or Room()

@@ -16,21 +16,18 @@ _METRICS = (STORE_WRITES.name, STORE_READS.name, STORE_SENT_BYTES.name, STORE_RE
 _NONE = (0, 0, 0, 0)
 _DAY_MS = 86_400_000
 _FEW = 3  # checkpoints with figures, too few for a rate
-OWN = ""  # the coordinator, in place of a slot's process
+OWN = ""  # the coordinator
 
 
 class StoreUseBetween:
-    """Store requests between checkpoints, from reported sums.
-
-    A process's first report counts nothing: the process may have worked for another coordinator.
-    """
+    """A process's first report counts nothing: the process may have worked for another coordinator."""
 
     def __init__(self) -> None:
         self._reported: dict[str, tuple[int, ...]] = {}
         self._gone: dict[str, tuple[int, ...]] = {OWN: _NONE}
 
     def tell_slots(self, slots: Iterable[tuple[str, Mapping[str, float]]]) -> None:
-        """`slots`: (process uuid, metrics). Forgets absent slots."""
+        """`slots`: (process uuid, metrics)."""
         own = self._reported.get(OWN)
         self._reported = {} if own is None else {OWN: own}
         for uuid, metrics in slots:
@@ -41,7 +38,7 @@ class StoreUseBetween:
         self._reported[OWN] = (counts.writes, counts.reads, counts.sent_bytes, counts.received_bytes)
 
     def since_last(self) -> StoreUseStatus | None:
-        """Requests since the last call; None without any report."""
+        """None without any report."""
         if not self._reported:
             return None
         sums = [0, 0, 0, 0]

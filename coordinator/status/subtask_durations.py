@@ -1,6 +1,6 @@
 """Durations of every subtask in a checkpoint, packed for the history. Pure.
 
-Packed, a subtask takes 10 to 30 bytes; the history is rewritten after each checkpoint:
+The history is rewritten after each checkpoint; a packed subtask takes 10 to 30 bytes:
 
     version (1 byte), then zlib of: count, and a column per field of `_FIELDS`, subtasks in the order of their ids
 
@@ -54,7 +54,7 @@ def _tenths(values: Iterable[float]) -> list[int]:
 
 
 def unpacked(data: bytes, most: int = MOST) -> list[SubtaskPhases]:
-    """Returns the `most` slowest. Raises `InvalidJob` for another version, `Corrupt` for damage."""
+    """Raises `InvalidJob` for another version, `Corrupt` for damage."""
     if not data:
         return []
     try:
@@ -73,7 +73,6 @@ def unpacked(data: bytes, most: int = MOST) -> list[SubtaskPhases]:
 
 
 def all_subtasks(record: CheckpointStatus, most: int = MOST) -> list[SubtaskPhases]:
-    """Subtasks known in full, then durations of the others."""
     full = {(each.chain, each.subtask) for each in record.subtasks}
     others = (each for each in unpacked(record.phases, most) if (each.chain, each.subtask) not in full)
     return [*record.subtasks, *others][:most]

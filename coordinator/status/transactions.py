@@ -1,7 +1,4 @@
-"""Transactions of each sink's subtasks: open, pre-committed, or decided and invisible. Pure.
-
-A sink reports for how long the target remembers pre-committed transactions (`transaction_timeout_ms`).
-"""
+"""Open, pre-committed, and decided but invisible transactions of each sink. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +37,6 @@ class SinkTransactions:
 
     @property
     def spent(self) -> float:
-        """Used share of the target's time, by the oldest transaction."""
         return (self.oldest_ms or 0) / self.timeout_ms if self.timeout_ms else 0.0
 
     @property
@@ -88,6 +84,5 @@ def of_sinks(status: JobStatus, now_ms: int) -> list[SinkTransactions]:
 
 
 def most_spent(sinks: Sequence[SinkTransactions]) -> SinkTransactions | None:
-    """Transactions closest to the target's limit, if in danger."""
     worst = max(sinks, key=lambda each: each.spent, default=None)
     return worst if worst is not None and worst.in_danger else None

@@ -42,7 +42,6 @@ class Trend:
         return self._point(len(self) - 1) if self._at_ms else None
 
     def look(self, facts: Callable[[], TrendPoint], now_ms: int) -> None:
-        """Adds a point at most every 10 s."""
         if self._at_ms and 0 <= now_ms - self._at_ms[-1] < STEP_MS:
             return
         while self._at_ms and self._at_ms[-1] > now_ms:

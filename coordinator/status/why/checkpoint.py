@@ -1,8 +1,7 @@
 """Explanation of a slow or failed checkpoint, with evidence and remedy, from the history. Pure.
 
 A slow checkpoint took three times as long as those before, and at least 300 ms; or 10 s. The subtask that acknowledged
-last is examined, because all others waited for that subtask: the largest part of the time shows where to look, the
-subtask's figures why:
+last is examined, because all others waited for that subtask:
 
 | largest part            | cause          | when                                                                    |
 |-------------------------|----------------|-------------------------------------------------------------------------|
@@ -64,9 +63,7 @@ _BECAME = 0.15  # above the usual share of the rows
 def why_checkpoint(
     record: CheckpointStatus, history: Iterable[CheckpointStatus], chains: Iterable[ChainStatus] = ()
 ) -> Reason | None:
-    """Returns None for a checkpoint that is neither slow nor failed.
-    `history`: of the job; earlier checkpoints define the usual. `chains`: for names; else chains have numbers.
-    """
+    """Earlier checkpoints of the job's `history` define the usual. `chains`: for names."""
     chains = tuple(chains)
     names = {chain.chain: " → ".join(chain.operators) for chain in chains}
     sources = frozenset(chain.chain for chain in chains if chain.is_source)
@@ -267,7 +264,6 @@ class _Look:
         )
 
     def _became_skewed(self, last: SubtaskPhases) -> Reason | None:
-        """Explains a new skew, before the consequences of skew are examined."""
         for chain in dict.fromkeys(each.chain for each in self.record.subtasks):
             first = next(each for each in self.record.subtasks if each.chain == chain)
             where = f"subtask {self._name(last)} acknowledged last, after {_time(last.ack_ms)}{self._half_had}"
@@ -421,7 +417,6 @@ class _Look:
 
     @property
     def _parallelism(self) -> int:
-        """Number of slots: every chain has a subtask in each."""
         return self.record.parts // max(1, len(self.record.chain_rows))
 
     def _usual(self, figure: Callable[[CheckpointStatus], float]) -> float | None:

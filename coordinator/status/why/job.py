@@ -20,7 +20,7 @@ from barrier_runtime.coordinator.status.why.checkpoint import slow_above_ms, why
 from barrier_runtime.coordinator.status.why.reason import Answer, Reason, line_of
 from barrier_runtime.state.errors import InvalidJob
 
-_RECENT_MS = 120_000  # a more recent recovery explains a latency
+_RECENT_MS = 120_000
 _ROSE = 3.0  # times the median of the hour
 _ROSE_MS = 50.0  # and by this much
 _FEW_POINTS = 3
@@ -312,7 +312,6 @@ def _held_back(status: JobStatus, last: CheckpointStatus) -> Reason | None:
 
 
 def _progress(source: SourceStatus) -> tuple[bool, int]:
-    """Order of sources by watermark, beginning with a source that has none."""
     return source.watermark_ms is not None, source.watermark_ms or 0
 
 
@@ -336,7 +335,7 @@ def _stands_still(status: JobStatus) -> Reason | None:
 
 
 def why_latency_rose(status: JobStatus, now_ms: int) -> Reason | None:
-    """Explains the sink whose p99 of the last minute rose most above the last hour."""
+    """Explains the sink whose p99 rose most above the last hour."""
     risen = [
         (latency.p99 / usual, name, latency, usual)
         for name, latency in status.latency_last_minute.items()

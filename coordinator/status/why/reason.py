@@ -8,7 +8,7 @@ _LONGEST_LINE = 300
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """An explanation. `cause`: a word for programs (see `checkpoint.CAUSES`); the rest: for people."""
+    """`cause`: a word for programs (see `checkpoint.CAUSES`); the rest: for people."""
 
     cause: str
     sentence: str
@@ -20,7 +20,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Answer to "why?". `otherwise`: the answer when nothing known is wrong."""
+    """`otherwise`: the answer when nothing known is wrong."""
 
     reasons: tuple[Reason, ...]
     otherwise: str = ""
