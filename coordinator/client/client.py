@@ -60,13 +60,13 @@ class LedByAnother(Unavailable):
 
 
 class UnknownJob(InvalidJob):
-    """This daemon does not know the job or run."""
+    """The daemon does not know the job or run."""
 
 
 class CoordinatorClient:
-    """Client of a daemon. Raises `Unavailable` without an answer, `InvalidJob` for a refusal.
+    """Raises `Unavailable` without an answer, `InvalidJob` for a refusal.
 
-    `url`: e.g. `http://127.0.0.1:8080` or `https://node-1:8080`. `trust`: of https.
+    `url`: e.g. `https://node-1:8080`.
     """
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 10.0, trust: Trust = Trust()) -> None:
@@ -105,11 +105,11 @@ class CoordinatorClient:
         return msgspec.structs.replace(reply, secret=secret.hex())
 
     def status(self, job: str, run_id: str = "") -> JobStatus:
-        """Status of run `run_id`, or of the last submitted run, as with `trigger` and `stop`."""
+        """Status of run `run_id`, or of the last submitted run."""
         return self._call("GET", _path(job, "", run_id), b"", _STATUS)
 
     def next_status(self, job: str, run_id: str, last: JobStatus | None, wait_s: float) -> JobStatus:
-        """Waits until the version (`news_of`) differs from that of `last`, or for `wait_s`."""
+        """Waits until `news_of` differs from that of `last`, or for `wait_s`."""
         if last is None:
             return self.status(job, run_id)
         path = f"{_path(job, '', run_id)}&unless={news_of(last)}&wait={min(wait_s, LONGEST_WAIT_S):g}"
@@ -119,13 +119,12 @@ class CoordinatorClient:
         return self._call("GET", f"/jobs/{check_job_id(job)}/checkpoints", b"", _CHECKPOINTS)
 
     def why(self, job: str, checkpoint: int | None = None, run_id: str = "") -> Answer:
-        """Explains a checkpoint, or the job. Raises `InvalidJob` for a checkpoint outside the history."""
+        """Raises `InvalidJob` for a checkpoint outside the history."""
         asked = {"checkpoint": checkpoint, "run": run_id and check_job_id(run_id)}
         query = urlencode({name: value for name, value in asked.items() if value})
         return self._call("GET", f"/jobs/{check_job_id(job)}/why?{query}".rstrip("?"), b"", _ANSWER)
 
     def slot_lines(self, job: str, slot: int, subject: Subject, run_id: str = "") -> SlotLines:
-        """Last log records of a slot's process, or stacks of threads."""
         return self._call("GET", _path(job, f"/slots/{slot}/{subject}", run_id), b"", _LINES)
 
     def rows(self, job: str, asked: RowsAsked, run_id: str = "") -> SlotLines:
@@ -139,7 +138,7 @@ class CoordinatorClient:
         return self._call("POST", _path(job, "/checkpoints", run_id), b"", _TRIGGER)
 
     def savepoint(self, job: str, asked: SavepointAsked, run_id: str = "") -> TriggerReply:
-        """Begins a savepoint; `status` shows the progress. A repeated id changes nothing."""
+        """`status` shows the progress. A repeated id changes nothing."""
         return self._call("POST", _path(job, "/savepoints", run_id), msgspec.json.encode(asked), _TRIGGER)
 
     def stop(
@@ -156,7 +155,6 @@ class CoordinatorClient:
         return self._call("POST", _path(job, "/rescale", run_id), msgspec.json.encode(asked), _TRIGGER)
 
     def replace(self, job: str, asked: ReplaceAsked, run_id: str = "") -> TriggerReply:
-        """Begins a replace, or describes the requested program."""
         return self._call("POST", _path(job, "/replace", run_id), msgspec.json.encode(asked), _TRIGGER)
 
     def page_link(self, job: str) -> str:
@@ -168,7 +166,7 @@ class CoordinatorClient:
         return f"{self.url.rstrip('/')}{path}&to=/jobs/{check_job_id(job)}"
 
     def report(self, job: str, run_id: str = "") -> bytes:
-        """The page as an HTML file, with secrets masked."""
+        """Returns the page as an HTML file, with secrets masked."""
         path = _path(job, "/report", run_id)
         status, data = self._exchange("GET", path, b"", _NO_HEADERS)
         if status != 200:

@@ -59,7 +59,6 @@ class EmbeddedCoordinator:
     """Starts at once; use as a context manager or call `close()`.
 
     `host`: address to listen on for slots; REST stays on loopback. `advertise`: host that slots connect to, if another.
-    `tls`: files for connections of slots. `ports`: of `host`, to listen on one of them.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class EmbeddedCoordinator:
         return self._error
 
     def submit(self, spec: JobSpec) -> SubmitReply:
-        """Submits a job now, and to every restarted child. Waits for the answer."""
+        """Submits a job now, and again to every restarted child."""
         reply = self._submit(spec)
         with self._lock:
             self._specs[spec.job] = spec
@@ -141,7 +140,6 @@ class EmbeddedCoordinator:
                 self._closing.wait(0.02)
 
     def ensure_alive(self) -> None:
-        """Raises `Unavailable` if the child cannot be kept alive."""
         if self._error is not None:
             raise Unavailable(f"the coordinator can't be kept alive: {self._error}")
 
@@ -151,7 +149,7 @@ class EmbeddedCoordinator:
         return ""
 
     def close(self) -> None:
-        """Ends the child and removes the child's files. Deletes nothing in the store. May be repeated."""
+        """Ends the child. Deletes nothing in the store. May be repeated."""
         self._closing.set()
         with self._lock:
             process = self._process

@@ -45,7 +45,6 @@ class FailoverClient:
         trust: Trust = Trust(),
         trust_of: Mapping[str, Trust] = MappingProxyType({}),
     ) -> None:
-        """`trust_of`: of single URLs, instead of `trust`."""
         given = tuple(urls)
         timeout_s = _TIMEOUT_S if len(given) == 1 else _TIMEOUT_OF_SEVERAL_S
         self._clients = [

@@ -23,7 +23,6 @@ _CLOCKS_APART = datetime.timedelta(days=1)
 
 
 def certificate_pem(token: str, hosts: Iterable[str], now: datetime.datetime) -> bytes:
-    """`hosts`: names or addresses."""
     key = _private_key(token)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "barrier-runtime")])
     certificate = (
@@ -45,7 +44,7 @@ def certificate_pem(token: str, hosts: Iterable[str], now: datetime.datetime) ->
 
 
 def is_of_token(certificate: bytes, token: str) -> bool:
-    """The TLS handshake proves that the peer has the key of `certificate` (DER)."""
+    """`certificate`: DER."""
     try:
         found = x509.load_der_x509_certificate(certificate).public_key()
     except ValueError:
@@ -54,7 +53,7 @@ def is_of_token(certificate: bytes, token: str) -> bool:
 
 
 def pin(token: str) -> str:
-    """Returns the pin of the public key, as `curl --pinnedpubkey` takes it."""
+    """Returns the pin for `curl --pinnedpubkey`."""
     digest = hashlib.sha256(_public(_private_key(token).public_key())).digest()
     return f"sha256//{base64.b64encode(digest).decode()}"
 

@@ -1,8 +1,7 @@
 """Private directories, by which commands find this user's coordinators on this machine.
 
 A driver or daemon has a temporary directory of mode 0700 for secrets, and holds a lock inside while alive. The next
-owner of this user on this host removes directories whose lock is free. A directory without a lock file is just being
-made, and stays.
+owner of this user on this host removes directories whose lock is free.
 
 The file `address` has a line each for the coordinator's REST address, token file, and given certificate.
 """
@@ -23,7 +22,7 @@ _LIFE, _ADDRESS = "life.lock", "address"
 
 
 class PrivateDirectory:
-    """Temporary directory with a lock; `remove()` may be repeated. `prefix` marks a kind."""
+    """`remove()` may be repeated. `prefix` marks a kind."""
 
     def __init__(self, prefix: str = PREFIX, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())
@@ -68,7 +67,6 @@ class RunningCoordinator:
 
 
 def coordinators_here(parent: Path | None = None) -> list[RunningCoordinator]:
-    """Returns coordinators of this user whose owner lives, in the order of their addresses."""
     found = []
     for entry in _of_this_user(PREFIX, parent or Path(tempfile.gettempdir())):
         try:

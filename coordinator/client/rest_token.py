@@ -25,7 +25,7 @@ STORAGE_HEADER = "X-Storage"  # percent-encoded URL of the store that the submit
 
 @dataclass(frozen=True, repr=False)
 class Token:
-    """Bearer token; only the name may ever be shown."""
+    """Only the name may ever be shown."""
 
     name: str
     value: bytes
@@ -36,12 +36,12 @@ def is_token(given: str, token: Token) -> bool:
 
 
 def daemon_key(token: str) -> bytes:
-    """Root key for this token; neither can stand for the other."""
+    """Root key of job secrets; another value than the token."""
     return hmac.digest(token.encode(), b"barrier-runtime daemon key", "sha256")
 
 
 def read_token_file(path: Path) -> str:
-    """Returns the token in `path`. No message repeats a possible token.
+    """No error message repeats a possible token.
 
     Raises `InvalidJob` unless only the owner can read the file (G2).
     """
@@ -80,14 +80,14 @@ Verdict = Literal["", "not understood", "another time", "repeated", "wrong"]
 
 
 def signing_key(token: str | bytes) -> bytes:
-    """Returns the key of signatures, another value than `daemon_key`."""
+    """Another value than `daemon_key`."""
     token = token.encode() if isinstance(token, str) else token
     return hmac.digest(token, b"barrier-runtime signing key", "sha256")
 
 
 @dataclass(frozen=True)
 class Call:
-    """Signed part of a call, as sent. `target`: path with query. `covered`: values of `SIGNED_HEADERS`."""
+    """`target`: path with query. `covered`: values of `SIGNED_HEADERS`."""
 
     method: str
     target: bytes
@@ -100,18 +100,17 @@ def covered(headers: Mapping[str, str]) -> tuple[bytes, ...]:
 
 
 def signature(key: bytes, call: Call, time_ms: int, nonce: str) -> str:
-    """`nonce`: random, new for each call."""
     return f"{SCHEME} {time_ms}:{nonce}:{_mac(key, call, time_ms, nonce)}"
 
 
 def masked(key: bytes, nonce: str, secret: bytes) -> bytes:
-    """Hides or reveals a secret of at most 32 bytes in an answer."""
+    """Hides or reveals a secret of 32 bytes."""
     mask = hmac.digest(key, b"answer:" + nonce.encode(), "sha256")
     return bytes(each ^ other for each, other in zip(secret, mask, strict=True))
 
 
 def nonce_of(authorization: str) -> str:
-    """Returns "" for a call that is not signed."""
+    """Returns "" for an unsigned call."""
     parts = _parts(authorization)
     return parts[1] if parts else ""
 

@@ -13,7 +13,7 @@ LONGEST_WAIT_S = 3.0  # less than the timeout of any client
 
 
 def news_of(status: JobStatus) -> str:
-    """Returns the version of facts that drivers act on.
+    """Version of the facts that drivers act on.
 
     A call with the version in `unless=` waits until the version changes.
     """
@@ -32,7 +32,7 @@ def news_of(status: JobStatus) -> str:
 
 
 class SubmitReply(msgspec.Struct, frozen=True):
-    """Address for the job's slots, and their secret. Never printed or logged."""
+    """Address and secret for the job's slots. Never printed or logged."""
 
     phase: str
     secret: str  # hex
@@ -62,7 +62,7 @@ class RescaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplaceAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request to replace the program, or the answer with a loaded program. Never code.
+    """Request of a client, or the driver's answer.
 
     `id`: the same however often a client repeats the request. With `spec` the program is loaded; otherwise the driver
     loads `flow` ("app.py:flow"), and answers with the same id and `spec`, or with `error`.
@@ -82,7 +82,7 @@ class TriggerReply(msgspec.Struct, frozen=True):
 
 
 class LoginLinkReply(msgspec.Struct, frozen=True):
-    """Path of a page that logs in once. Any holder can log in until the link is used: never logged."""
+    """Any holder of the path can log in until the link is used, so the link is never logged."""
 
     path: str
 
@@ -91,14 +91,12 @@ class LoginLinkReply(msgspec.Struct, frozen=True):
 
 
 class SlotLines(msgspec.Struct, frozen=True):
-    """Log records, stacks or rows of a slot, the likely secrets masked."""
-
     slot: int
     lines: tuple[str, ...]
 
 
 class RowsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request of a preview. `slot`: None: the slot that reads the most rows of the step's chain."""
+    """`slot`: None: the slot that reads the most rows of the step's chain."""
 
     step: str
     slot: int | None = None

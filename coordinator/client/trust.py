@@ -34,7 +34,6 @@ class Trust:
 
 class HttpsConnections:
     def __init__(self, token: str, trust: Trust) -> None:
-        """Raises `InvalidJob` for an unreadable file."""
         self._token = token
         self._trust = trust
         self._pinned: bool | None = None  # whether the daemon had the token's key last; None: unknown
@@ -86,7 +85,6 @@ class HttpsConnections:
         return context
 
     def _by_certificate(self) -> ssl.SSLContext:
-        """Raises `ValueError` if the file has no certificate."""
         found = _FIRST.search(Path(self._trust.certificate).read_text(encoding="latin-1"))
         if found is None:
             raise ValueError("the file has no certificate")
