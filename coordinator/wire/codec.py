@@ -1,7 +1,5 @@
 """Bytes of messages, and size limits: a version byte, then MessagePack of the tagged struct.
 
-Decoding is strict and bounded: other bytes raise `ProtocolViolation`.
-
 Up to `MAX_CARRIED_BYTES` a message carries snapshots; a larger message names a manifest in the store. Every decided
 checkpoint can be deployed at any parallelism, because a checkpoint beyond `MAX_MANIFEST_BYTES` is never decided, and an
 ack beyond `MAX_ACK_BYTES` becomes a decline.
@@ -29,7 +27,7 @@ MESSAGES = Format(
     oldest=PROTOCOL_VERSION,
     refusal=ProtocolViolation,
 )
-_UNTRANSLATABLE = (LookupError, TypeError, AttributeError, ValueError)  # other fields than a translation expects
+_UNTRANSLATABLE = (LookupError, TypeError, AttributeError, ValueError)
 _VERSION = bytes([PROTOCOL_VERSION])
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_COORDINATOR: msgspec.msgpack.Decoder[ToCoordinator] = msgspec.msgpack.Decoder(ToCoordinator)
@@ -48,7 +46,6 @@ def encode(message: ToCoordinator | ToSlot) -> bytes:
 
 
 def encode_to_slot(message: ToSlot, version: int) -> bytes | None:
-    """Returns None if the protocol `version` has no such message."""
     data = encode(message)
     if version not in TRANSLATIONS:
         return data
@@ -57,7 +54,7 @@ def encode_to_slot(message: ToSlot, version: int) -> bytes | None:
 
 
 def decode_to_coordinator(payload: bytes, version: int = PROTOCOL_VERSION) -> ToCoordinator:
-    """Raises `ProtocolViolation` for anything but a message of protocol `version`."""
+    """Raises `ProtocolViolation` unless `payload` is a message of protocol `version`."""
     earlier = version in TRANSLATIONS
     body = _bounded(payload) if earlier else _checked(payload)
     if earlier and payload[0] != version:

@@ -20,7 +20,7 @@ class FrameRejected(ProtocolViolation):
 
 
 def _mac(keyed: hmac.HMAC, sequence: int, payload: bytes | memoryview) -> bytes:
-    """Returns the MAC of a frame. A copy of `keyed` saves hashing the key, most of the work for small frames."""
+    """A copy of `keyed` saves hashing the key, most of the work for small frames."""
     mac = keyed.copy()
     mac.update(_SEQUENCE.pack(sequence))
     mac.update(payload)
@@ -50,7 +50,7 @@ class Framing:
         return frame
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Returns all complete payloads. Raises `FrameRejected`; then close the connection."""
+        """Returns all complete payloads. Close the connection after `FrameRejected`."""
         buffer = self._buffer
         buffer += data
         payloads: list[bytes] = []

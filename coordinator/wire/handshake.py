@@ -6,11 +6,11 @@
       Proof {HMAC(secret, "initiator" + transcript)}  →
       ← frames →          keys = HMAC(HMAC(secret, X25519(X, Y)), direction + transcript)
 
-Every MAC covers both nonces, all fields and the free `claims`: nothing can be replayed, and no peer can claim another
-slot's identity. Before the proof a peer gets memory only for a small hello.
+Every MAC covers both nonces, all fields and the free `claims`. Before the proof a peer gets memory only for a small
+hello.
 
 Each handshake message is `length u16 BE · MessagePack`. X and Y are public keys of the connection; between loopback
-addresses they are missing, and frames carry a MAC. Design and threats: docs/design/wire-encryption.md.
+addresses they are missing, and frames carry a MAC. Design: docs/design/wire-encryption.md.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _OF_TLS = 0x1603  # first bytes of TLS, longer than any handshake message
 
 
 def job_secret(daemon_key: bytes, job: str, run_id: str) -> bytes:
-    """Secret of a run, derived so that a restarted coordinator needs a single key."""
+    """Derived so that a restarted coordinator needs a single key."""
     return hmac.digest(daemon_key, f"job-secret:{job}:{run_id}".encode(), "sha256")
 
 
@@ -175,7 +175,6 @@ class Acceptor:
         self.session: PeerSession | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """As `Initiator.feed`."""
         self._buffer += data
         if self.session is not None:
             return b""
@@ -282,7 +281,6 @@ def _small_frame(message: Hello | _Challenge | _Proof) -> bytes:
 
 
 def _take(buffer: bytearray, decoder: msgspec.msgpack.Decoder[_Small]) -> _Small | None:
-    """Removes a message from the front of `buffer`; None if incomplete."""
     if len(buffer) < _SMALL.size:
         return None
     (size,) = _SMALL.unpack_from(buffer)

@@ -31,7 +31,7 @@ class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid
 
 
 class SlotClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A slot's claims in the handshake; Register must repeat them."""
+    """Register must repeat these claims of the handshake."""
 
     slot: int
     uuid: str
@@ -45,13 +45,13 @@ class SlotFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
 
 class Register(Message, frozen=True, omit_defaults=True):
-    """First message of a connection. A known uuid is a survivor."""
+    """A known uuid is a survivor."""
 
     slot: int
     uuid: str  # of this Python process
     pid: int
     host: str
-    task_attempt: int  # Spark's task attempt id; higher replaces lower
+    task_attempt: int  # of Spark; higher replaces lower
     data_host: str
     data_port: int
     token: int  # 0: never deployed
@@ -59,14 +59,14 @@ class Register(Message, frozen=True, omit_defaults=True):
     highest_checkpoint: int = 0  # of all seen barriers and triggers
     committed: dict[str, int] = {}  # `sink_key` -> committed up to this checkpoint
     ended: tuple[SubtaskId, ...] = ()  # at the end of input in generation `token`
-    died: dict[int, str] = {}  # processes of this host that a signal killed recently: pid -> "SIGSEGV"
+    died: dict[int, str] = {}  # killed processes of this host: pid -> "SIGSEGV"
     drained: bool = False  # sources were ended early in generation `token`
     program: str = ""  # as in `JobSpec`
     broken: str = ""  # why the slot is never deployed
-    versions: dict[str, str] = {}  # see `versions`; empty: unknown
-    parallelism: int = 0  # of the last deployment, for `committed`; 0: unknown
-    facts: SlotFacts | None = None  # the slot then answers a `Probe`; None: of an earlier release
-    answers: bool = False  # to an `AskSlot`; False: of an earlier build
+    versions: dict[str, str] = {}  # see `versions`
+    parallelism: int = 0  # of the last deployment, for `committed`
+    facts: SlotFacts | None = None  # None: of an earlier release
+    answers: bool = False  # to an `AskSlot`; False: of an earlier release
 
 
 class Probed(Message, frozen=True):
@@ -76,27 +76,24 @@ class Probed(Message, frozen=True):
 
 
 class HeldBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Split that holds back a source's event time.
-
-    `split`: shortened id of the slowest unfinished split; "": none.
-    """
+    """`split`: shortened id of the slowest unfinished split; "": none."""
 
     split: str = ""
     watermark_ms: int | None = None  # None: no row yet
     idle: bool = False  # no split, or all empty for the idle timeout
-    idle_splits: tuple[str, ...] = ()  # some splits empty for the idle timeout, ids shortened
-    idle_count: int = 0  # of all these splits
+    idle_splits: tuple[str, ...] = ()  # ids of splits empty for the idle timeout, shortened
+    idle_count: int = 0
 
 
 class Heartbeat(Message, frozen=True):
     token: int
-    metrics: dict[str, float] = {}  # see `metric_table`: counters ("<operator>.late_rows") and gauges ("rss_bytes")
-    latency: dict[str, str] = {}  # "<sink>:processed" / "<sink>:visible" -> HdrHistogram, base64 (µs; of this process)
+    metrics: dict[str, float] = {}  # see `metric_table`: "<operator>.late_rows", "rss_bytes"
+    latency: dict[str, str] = {}  # "<sink>:processed" / "<sink>:visible" -> HdrHistogram (µs), base64
     sent_at_ms: int = 0
     opening: dict[str, float] = {}  # restoring sources and operators -> seconds so far
     blocked: str = ""  # subtask whose step blocked the slot for seconds
     sources: dict[str, HeldBack] = {}
-    prefetched: int = 0  # checkpoint of the last completed `Prefetch`
+    prefetched: int = 0
     unheard: dict[int, int] = {}  # slots unheard for several heartbeats -> milliseconds
     blocked_reading: bool = False  # mostly in a reader of this package
 
@@ -124,7 +121,7 @@ class Ack(Message, frozen=True):
 
 
 class Decline(Message, frozen=True):
-    """`unavailable`: because a server does not answer."""
+    """`unavailable`: a server does not answer."""
 
     token: int
     checkpoint: int
@@ -140,11 +137,11 @@ class SubtaskEnded(Message, frozen=True):
     subtask: SubtaskId
 
 
-GLOBAL_COMMITTER = -1  # of a sink; runs in subtask 0
+GLOBAL_COMMITTER = -1
 
 
 class Committed(Message, frozen=True):
-    """The subtask (or `GLOBAL_COMMITTER`) has committed everything up to `checkpoint`."""
+    """`subtask` may be `GLOBAL_COMMITTER`."""
 
     token: int
     checkpoint: int
@@ -175,19 +172,19 @@ class Waiting(Message, frozen=True):
 class SubtaskFailed(Message, frozen=True):
     """`retryable`: a new generation may help; else the job fails with `error`.
 
-    `unavailable`: because a server does not answer.
+    `unavailable`: as in `Decline`.
     """
 
     token: int
     subtask: SubtaskId | None
     operator: str
-    error: str  # user traceback, error, place, remedy
+    error: str
     retryable: bool
     unavailable: bool = False
 
 
 class SlotAnswer(Message, frozen=True):
-    """Answer to an `AskSlot`. `refusal`: why there are no lines; else ""."""
+    """`refusal`: why there are no lines; else ""."""
 
     number: int
     lines: tuple[str, ...] = ()
@@ -195,7 +192,7 @@ class SlotAnswer(Message, frozen=True):
 
 
 class Registered(Message, frozen=True):
-    """Answer to Register. `last_completed` replaces a lost CheckpointComplete."""
+    """`last_completed` replaces a lost CheckpointComplete."""
 
     token: int
     last_completed: int
@@ -213,7 +210,7 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Probe(Message, frozen=True):
-    """Connect to `peers` and read the store, in parallel with the deployment."""
+    """Connect to `peers` and read the store, beside the deployment."""
 
     peers: tuple[Peer, ...]
 
@@ -255,13 +252,13 @@ class Deploy(Message, frozen=True, omit_defaults=True):
     lineage: str = ""  # targets ignore memories of other lineages
     settled: bool = False  # all listed transactions are visible: no check by sinks
     manifest: ManifestRef | None = None
-    drained: bool = False  # this run has ended the sources early: they read nothing more
+    drained: bool = False  # this run has ended the sources early
     reopened: bool = False  # another run had, but this run reads on: ended event time begins anew
-    first_sha256: str = ""  # of the log's first record; empty: unknown
+    first_sha256: str = ""  # of the log's first record
 
 
 class Prefetch(Message, frozen=True):
-    """Fetch missing files, and stop compacting databases. May be repeated.
+    """Fetch missing files, and stop compacting. May be repeated.
 
     The job may continue from this or a later checkpoint with `parallelism` slots.
     """
@@ -283,7 +280,7 @@ class Trigger(Message, frozen=True, omit_defaults=True):  # omitted defaults sui
     checkpoint: int
     triggered_at_ms: int
     aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned without limit
-    stop: bool = False  # the job stops with this checkpoint: the slot's last figures precede acks and commits
+    stop: bool = False  # the slot's last figures precede acks and commits
     pause: bool = False  # sources read nothing more, unless the checkpoint aborts
     overtakes_timers: bool = False  # barriers do not wait for many due timers
 
@@ -305,10 +302,7 @@ class CheckpointComplete(Message, frozen=True, tag="Complete"):  # name on the w
 
 
 class CommitGlobally(Message, frozen=True):
-    """To slot 0: all subtasks have committed; show everything up to `checkpoint`. May be repeated.
-
-    `snapshots`: the sink's part of the manifest; `manifest`: instead, if the part is too large for a message.
-    """
+    """To slot 0: all subtasks have committed; show everything up to `checkpoint`. May be repeated."""
 
     token: int
     checkpoint: int

@@ -31,7 +31,7 @@ class LineLimit:
     _left_out: int = 0  # since the last line
 
     def left_out_before(self, now_s: float) -> int | None:
-        """Lines left out before this line; None: leave this line out too."""
+        """Lines left out before this line; None: leave out this line too."""
         if now_s - self._period_s >= PER_S:
             self._period_s, self._lines = now_s, 0
         if self._lines == LINES:
@@ -42,7 +42,6 @@ class LineLimit:
         return left_out
 
     def line(self, peer: object, reason: str, now_s: float) -> str | None:
-        """Returns None to leave the line out."""
         left_out = self.left_out_before(now_s)
         if left_out is None:
             return None

@@ -12,7 +12,7 @@ import msgspec
 from barrier_runtime.coordinator.wire.messages import Probed, Register
 from barrier_runtime.state.texts import shortened
 
-CLOCK_MS = 15_000  # larger differences are findings: beyond a message's delay on a busy host
+CLOCK_MS = 15_000  # larger differences exceed a message's delay on a busy host
 LEAST_FREE_BYTES = 1 << 30
 _OF_A_SLOT = 256  # open files besides the connections to other slots
 _MOST = 20
@@ -61,7 +61,6 @@ class Preflight(msgspec.Struct, frozen=True):
     unanswered: tuple[int, ...] = ()
 
     def given_up(self, missing: Sequence[int], waited_s: float) -> "Preflight":
-        """Adds a finding about `missing` and `unanswered` slots."""
         silent = ", ".join(map(str, sorted({*self.unanswered, *missing})))
         finding = Finding("error", f"no answer for {waited_s:g} s from slots: {silent}", _SILENT)
         return msgspec.structs.replace(self, findings=(finding, *self.findings))
@@ -83,7 +82,6 @@ def preflight(slots: Sequence[SlotFound], parallelism: int) -> Preflight:
 
 
 def findings(slots: Sequence[SlotFound], parallelism: int) -> tuple[Finding, ...]:
-    """A line per host and kind, the gravest first."""
     found = [*_unreached_store(slots), *_unreached_slots(slots)]
     for host in _by_host(slots):
         facts = host[0].register.facts

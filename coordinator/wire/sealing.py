@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from barrier_runtime.coordinator.wire.framing import PREFIX, FrameRejected, Framing
 
 _NONCE = struct.Struct(">4xQ")
-_FRAMES_OF_A_KEY = 1 << 16  # far below the limits of AES-GCM for frames of a MiB
+_FRAMES_OF_A_KEY = 1 << 16  # far below the limits of AES-GCM
 
 
 def public_key(private: bytes) -> bytes:
@@ -25,7 +25,6 @@ def public_key(private: bytes) -> bytes:
 
 
 def shared_key(private: bytes, public: bytes) -> bytes:
-    """Raises `ValueError` for bytes that are no key of a peer."""
     key: bytes = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     return key
 

@@ -16,10 +16,8 @@ TAG = "type"
 
 @dataclass(frozen=True)
 class Translation:
-    """Changed messages and fields by name on the wire.
-
-    `to_slot`: fields of this release -> fields of the version before; None: the slot needs no such message.
-    `to_coordinator`: the reverse.
+    """`to_slot`: fields of this release -> fields of the version before; None: the slot needs no such
+    message. `to_coordinator`: the reverse.
     """
 
     to_slot: Mapping[str, Callable[[Fields], Fields | None]] = field(default_factory=dict)
@@ -33,7 +31,6 @@ _DECODER = msgspec.msgpack.Decoder(Fields)
 
 
 def for_slot(body: bytes, version: int) -> bytes | None:
-    """Returns None if the message is left out."""
     fields = _DECODER.decode(body)
     change = TRANSLATIONS[version].to_slot.get(fields[TAG])
     if change is None:
@@ -43,7 +40,6 @@ def for_slot(body: bytes, version: int) -> bytes | None:
 
 
 def from_slot(body: bytes | memoryview, version: int) -> bytes | memoryview:
-    """Raises the errors of msgspec."""
     fields = _DECODER.decode(body)
     change = TRANSLATIONS[version].to_coordinator.get(fields.get(TAG, ""))
     return body if change is None else _ENCODER.encode(change(fields))

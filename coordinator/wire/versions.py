@@ -36,7 +36,6 @@ def why_incompatible(register: Register, own: Mapping[str, str]) -> str:
 
 
 def differing_build(register: Register, own: Mapping[str, str]) -> str:
-    """Returns a warning about another release or build, or ""."""
     slots = register.versions
     found = [(name, slots[name], own[name]) for name in _SHOWN if slots.get(name) and own.get(name, "") != slots[name]]
     return _differs(register, found, "install the same build on all hosts") if found and own else ""
@@ -59,7 +58,7 @@ class Compatibility:
         self._refused: dict[tuple[str, int], str] = {}  # (program, slot) -> why the last process was refused
 
     def why_refused(self, register: Register) -> str:
-        """Returns "" if the slot may stay. The answer is remembered."""
+        """The answer is remembered."""
         why = why_incompatible(register, self._versions)
         place = register.program, register.slot
         if why:
