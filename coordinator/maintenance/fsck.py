@@ -64,7 +64,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     records: int
     generation: int
-    checkpoint: int  # newest complete checkpoint; 0: none
+    checkpoint: int  # newest; 0: none
     verified: tuple[int, ...] = ()
     files: int = 0  # hashed ranges of objects, and files inside manifests
     bytes: int = 0
@@ -101,7 +101,7 @@ class Decided:
 
 
 class LogWalk:
-    """Walk through the log: `feed` every record from the base on. `again` rereads a record.
+    """Walk through the log: `feed` every record from the base on.
 
     Records below the base may be missing, except the FENCE of the generation and kept decisions.
     """
@@ -144,7 +144,7 @@ class LogWalk:
 
     @property
     def in_reach(self) -> tuple[Decided, ...]:
-        """Checkpoints that a coordinator may keep or restore, oldest first. Includes `must_exist`."""
+        """Checkpoints that a coordinator may keep or restore, with `must_exist`, oldest first."""
         inferred = () if self._lists else self._newest_of_chain()
         all_of_them = {each.position: each for each in (*self._must, *self._kept, *inferred)}
         return tuple(all_of_them[position] for position in sorted(all_of_them))
@@ -348,7 +348,6 @@ class FileRange:
 
 
 def read_manifest(paths: Paths, decided: Decided, data: bytes | None) -> Manifest | Damage:
-    """Returns the damage if `data` contradicts the log."""
     record, key = decided.record, decided.key
     if data is None:
         return Damage(key, f"the manifest of checkpoint {record.checkpoint}", "nothing", OTHER_CHECKPOINT)
@@ -374,7 +373,6 @@ def read_manifest(paths: Paths, decided: Decided, data: bytes | None) -> Manifes
 
 
 def inline_manifest(decided: Decided) -> Manifest | None:
-    """Returns None if missing or unreadable."""
     try:
         data = inline_data(decided.record)
         return None if data is None else decode_manifest(decided.key, data)

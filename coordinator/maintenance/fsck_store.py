@@ -59,8 +59,6 @@ _Out = TypeVar("_Out")
 
 
 class CheckProgress(Protocol):
-    """`done` and `total`: records, files or objects."""
-
     def __call__(self, what: str, done: int, total: int) -> None: ...
 
 
@@ -72,17 +70,13 @@ def no_progress(what: str, done: int, total: int) -> None:
 class CheckedJob:
     report: JobReport
     sweep: SweepPlan
-    head: int  # of the log on which the sweep is based
+    head: int  # of the log
 
 
 def check_store(
     store: ObjectStore, job: str | None, min_age_ms: int, wall_ms: int, progress: CheckProgress = no_progress
 ) -> list[CheckedJob]:
-    """Checks every job below the store's root, or a single job.
-
-    Raises `InvalidJob` if there is none, or a newer release wrote the requested job; `Unavailable` if the store does
-    not answer.
-    """
+    """Raises `InvalidJob` if there is no job, or a newer release wrote the requested job."""
     listed = _listed(store, job, progress)
     jobs = {name: objects for name, objects in listed.items() if _is_job(name, objects)}
     if not jobs:
@@ -109,7 +103,7 @@ def report_of(store: ObjectStore, checked: Iterable[CheckedJob]) -> FsckReport:
 def delete_orphans(
     store: ObjectStore, checked: list[CheckedJob], sleep: Callable[[float], None] = time.sleep
 ) -> list[CheckedJob]:
-    """Deletes objects as the jobs' own sweeps, if nothing is damaged and the logs have not grown."""
+    """Deletes as the jobs' own sweeps, unless anything is damaged or a log has grown."""
     if any(each.report.damage for each in checked):
         reason = "nothing was deleted: there is damage; repair it first, or name a job that has none with --job"
         return [_noted(each, reason) for each in checked]

@@ -1,8 +1,8 @@
-"""Generation without slots, to resolve a dead job's transactions by hand. Blocking; used by a single thread.
+"""Generation without slots, to resolve a dead job's transactions by hand. Blocking; used by a single
+thread.
 
 The resolution begins with a FENCE: an unnoticed leader of the job loses the next append; if another process was faster,
-nothing is resolved. A later start of the job restores the same checkpoint as before. Dying before FINISH only changes
-the text for people.
+nothing is resolved. A later start of the job restores the same checkpoint as before.
 """
 
 import time
@@ -43,10 +43,7 @@ class InDoubtResolution:
         self._sleep = sleep
 
     def begin(self) -> int:
-        """Returns the new token.
-
-        Raises `InvalidJob` if another process has the log's next record, `Unavailable` if that is unknown.
-        """
+        """Raises `InvalidJob` if another process has the log's next record, `Unavailable` if that is unknown."""
         log = self._log
         fence = self._records.fence(log, continue_run(log), "its transactions are settled by hand", 0, _now_ms())
         appended = self._append(fence)
@@ -60,10 +57,7 @@ class InDoubtResolution:
         return appended.permit.token
 
     def finish(self, how: str) -> None:
-        """Appends FINISH: the end that the job had before, or the resolution (`how`).
-
-        Writes nothing if the job has been started meanwhile.
-        """
+        """Appends FINISH: the end that the job had before, or the resolution (`how`)."""
         if self._ended is not None:
             outcome, reason, visible = self._ended.outcome, self._ended.reason, self._ended.visible or 0
         else:

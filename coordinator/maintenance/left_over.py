@@ -1,7 +1,4 @@
-"""Explanations for `fsck` of objects in a job's folder besides the log and kept checkpoints.
-
-`retention` classifies these objects, as in the job's own sweep.
-"""
+"""Explanations for `fsck` of objects in a job's folder besides the log and kept checkpoints."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +42,7 @@ def recognised(paths: Paths, key: str) -> str:
 def explained(
     paths: Paths, found: ObjectInfo, verdict: RetentionVerdict, walk: LogWalk, decided: bool, named_by: NamedBy | None
 ) -> UnreferencedObject | None:
-    """Returns None if the object is needed. `decided`: a manifest that the log decided."""
+    """`decided`: the log decided the manifest."""
     if verdict is RetentionVerdict.NEEDED:
         return None
     if verdict is RetentionVerdict.NOT_OURS:
@@ -75,7 +72,7 @@ def explained(
 
 
 def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> UnreferencedObject | None:
-    """Rows that a write-ahead sink staged are never orphans: only the sink knows which are undelivered."""
+    """Only the sink knows which staged rows are undelivered, so none are orphans."""
     origin = paths.staged_rows_origin(found.key)
     if origin is None or origin[0] >= walk.token:
         return None

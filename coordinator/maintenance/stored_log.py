@@ -18,8 +18,6 @@ ReadAll = Callable[[Callable[[int], bytes | None], Iterable[int]], Iterable[byte
 
 
 class StoredLog:
-    """`walk` has followed all records read so far."""
-
     def __init__(self, store: ObjectStore, paths: Paths, read_all: ReadAll, progress: Progress) -> None:
         self._store = store
         self._paths = paths
@@ -28,7 +26,6 @@ class StoredLog:
         self.walk = LogWalk(paths, self._record)
 
     def read(self, keys: Iterable[str]) -> None:
-        """`keys`: of the job's objects, as listed before."""
         positions = (self._paths.log_position(key) for key in keys)
         last = max((position for position in positions if position is not None), default=FIRST_POSITION - 1)
         if last < FIRST_POSITION:
@@ -61,7 +58,7 @@ class StoredLog:
             self.walk.feed(data)
 
     def _goes_on(self) -> bool:
-        """Whether records after the walk's head were compacted away."""
+        """Whether the records after the walk's head were compacted away."""
         return self._exists(milestone_after(self.walk.head))
 
     def _end(self) -> int:
