@@ -12,7 +12,7 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 
 @dataclass(frozen=True)
 class Attempts:
-    """`lost_races`: for the log's head. `missed`: key of a manifest that the store lacked."""
+    """`missed`: key of a manifest that the store lacked."""
 
     lost_races: int = 0
     missed: str = ""
@@ -30,7 +30,7 @@ class LoadLog:
 
 @dataclass(frozen=True)
 class TakeOver:
-    """The newest generation is of this run: the slots may be alive."""
+    """The newest generation is of this run, so the slots may be alive."""
 
     attempts: Attempts
 
@@ -39,8 +39,7 @@ class TakeOver:
 class BeginGeneration:
     """`choice`: the restore point; None: the run's newest, once the open append is answered.
 
-    `wait_ms`: back-off before the deployment. `spec`: None: unchanged. `keep`: see `Job.go_on_as`. `visible`: see
-    `HandOver`.
+    `wait_ms`: back-off before the deployment. `spec`: None: unchanged.
     """
 
     choice: RestoreFrom | None
@@ -58,7 +57,7 @@ class BeginGeneration:
 class Restart:
     """End the generation; the next begins after the restart policy's delay.
 
-    `unavailable`: a server does not answer. Not `counted`: nothing failed, so there is no delay.
+    Not `counted`: nothing failed, so there is no delay.
     """
 
     reason: str
@@ -68,10 +67,8 @@ class Restart:
 
 @dataclass(frozen=True)
 class HandOver:
-    """Begin the next generation as `spec`.
-
-    `keep`: the present slots stand by until that generation runs. `visible`: sources have stopped, and all rows are
-    visible; else the newest checkpoint is restored as after a failure.
+    """`keep`: the present slots stand by until that generation runs. `visible`: sources have stopped, and
+    all rows are visible; else the newest checkpoint is restored as after a failure.
     """
 
     spec: JobSpec
@@ -83,8 +80,6 @@ class HandOver:
 
 @dataclass(frozen=True)
 class Gather:
-    """Wait for all slots; deploy from `deploy_from_ms` on."""
-
     reason: str
     deploy_from_ms: int
 
@@ -101,7 +96,7 @@ class FinishJob:
 
 @dataclass(frozen=True)
 class Cancel:
-    """End the job by request. Only the leader drops checkpoints.
+    """Only the leader drops checkpoints.
 
     `visible`: checkpoint whose rows all sinks show; 0: the job stops at once.
     """
@@ -116,7 +111,7 @@ class Fail:
 
 @dataclass(frozen=True)
 class FencedBy:
-    """`record` is at this process's log position: another coordinator leads."""
+    """Another coordinator leads: `record` is at this process's log position."""
 
     record: Record
 

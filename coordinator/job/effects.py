@@ -26,7 +26,7 @@ class ReadLog:
 
 @dataclass(frozen=True)
 class Append:
-    """Put these bytes if the position is empty. `attempt` > 1: wait a little first."""
+    """Only if the position is empty. `attempt` > 1: wait a little first."""
 
     position: int
     data: bytes
@@ -40,8 +40,6 @@ class ReadRecord:
 
 @dataclass(frozen=True)
 class ReadManifest:
-    """Read the manifest, from the record itself if inside."""
-
     record: Complete
 
     @property
@@ -78,15 +76,13 @@ class Compact:
 
 @dataclass(frozen=True)
 class DeleteAll:
-    """Delete all checkpoints and snapshot files, but never log or savepoints."""
+    """Never the log or savepoints."""
 
     permit: Permit
 
 
 @dataclass(frozen=True)
 class CopySavepoint:
-    """Copy these objects to `url`, then write the savepoint there."""
-
     url: str
     copy: SavepointCopy
 
@@ -104,7 +100,7 @@ class CloseLink:
 
 @dataclass(frozen=True)
 class KillSlotTask:
-    """Make the driver end this task: the slot is silent or out of reach.
+    """The slot is silent or out of reach.
 
     `avoid`: the slot lives; the replacement should be on another host.
     """

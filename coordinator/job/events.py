@@ -38,7 +38,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class LogRead:
-    """Answer to `ReadLog`. `history`: None if missing, or unread (`history_trouble`)."""
+    """`history`: None if missing, or unread (`history_trouble`)."""
 
     view: LogView
     history: bytes | None = None
@@ -47,7 +47,7 @@ class LogRead:
 
 @dataclass(frozen=True)
 class AppendResult:
-    """Answer to `Append`. `use`: the coordinator's store requests so far.
+    """`use`: the coordinator's store requests so far.
 
     `overtaken`: a record far beyond the compacted position.
     """
@@ -88,14 +88,14 @@ class ManifestFailed:
 
 @dataclass(frozen=True)
 class StoreRefused:
-    """The store refuses reads or appends (permissions, damage): the job cannot continue."""
+    """Permissions or damage: the job cannot continue."""
 
     error: str
 
 
 @dataclass(frozen=True)
 class StoreRetried:
-    """A store call failed and will be retried. For status only."""
+    """For status only."""
 
     what: str
     error: str
@@ -135,7 +135,7 @@ class SlotLost:
 
 @dataclass(frozen=True)
 class Listed:
-    """Answer to `ListForSweep`. `manifests`: key -> bytes; None if missing."""
+    """`manifests`: key -> bytes; None if missing."""
 
     objects: tuple[ObjectInfo, ...]
     manifests: tuple[tuple[str, bytes | None], ...]
@@ -143,7 +143,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Deleted:
-    """A deletion is done as far as possible; `error` is for status only (leaks are allowed)."""
+    """Done as far as possible; `error` is for status only."""
 
     error: str = ""
 
@@ -171,7 +171,7 @@ class SavepointNotCopied:
 
 @dataclass(frozen=True)
 class HistoryTrouble:
-    """Figures may be lost. For status only."""
+    """For status only."""
 
     error: str
 

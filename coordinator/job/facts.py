@@ -119,7 +119,6 @@ class Job:
         return self.leadership
 
     def probe(self) -> None:
-        """Probes slots that have not answered."""
         peers, self.probing = self.slots.peers(), True
         for slot in self.slots.connected:
             if slot.probed is not None and slot.probed.unreached:  # the peers may be other processes now
@@ -128,7 +127,7 @@ class Job:
                 self.outbox.send(slot, Probe(peers))
 
     def probe_again(self) -> None:
-        """Repeats the probe after a registration: lost links lose probes and answers."""
+        """Lost links lose probes and answers."""
         if self.probing and not self.slots.missing:
             self.probe()
 
@@ -206,10 +205,7 @@ class Job:
                 self.slots.expect(slot, now_ms, now_ms + self.spec.slot_timeout_ms)
 
     def go_on_as(self, spec: JobSpec, *, keep: bool = False) -> None:
-        """Continues as `spec` of the newest FENCE.
-
-        `keep`: slots of the previous program stand by for a failed start.
-        """
+        """`keep`: slots of the previous program stand by for a failed start."""
         before, self.spec = self.spec, spec
         self.rescales.fallback_spec = before if keep else None
         self._subtasks = _subtasks(spec)
@@ -280,7 +276,7 @@ class Job:
 
     @property
     def stop_checkpoint(self) -> int | None:
-        """First checkpoint that counts for the stop; None: not needed or not requested yet."""
+        """First checkpoint that counts for the stop; None: no such checkpoint, or not requested yet."""
         return self.stop.checkpoint if isinstance(self.stop, StopWithCheckpoint) else None
 
     @property
@@ -305,7 +301,6 @@ class Job:
         return max(50, min(1_000, self.spec.slot_timeout_ms // 5))
 
     def acknowledge_registration(self, slot: RegisteredSlot, token: int) -> None:
-        """Answers once per connection."""
         if self.slots.is_first_answer(slot):
             self.outbox.send(slot, Registered(token, self.last_completed, self.heartbeat_ms))
 
@@ -324,7 +319,7 @@ class Job:
 
     @property
     def awaits_decisions(self) -> bool:
-        """Returns whether sources have ended, but `stable` steps need checkpoints for last rows."""
+        """Whether sources have ended, but `stable` steps need checkpoints for last rows."""
         if self.all_ended or not any(STABLE_KIND in chain.kinds.values() for chain in self.spec.chains):
             return False
         sources = {chain.chain for chain in self.spec.chains if chain.is_source}

@@ -41,7 +41,7 @@ _APPENDED_KNOWN = 64
 
 @dataclass
 class Generation:
-    """`restored`: the manifest at the start; None: none, or unknown here."""
+    """`restored`: None: no manifest, or unknown here."""
 
     failures: FailureCounter
     restored: DecidedManifest | None = None

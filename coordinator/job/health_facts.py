@@ -93,7 +93,6 @@ def what_opens(slot: RegisteredSlot) -> list[str]:
 
 
 def _expects_checkpoint(job: Job) -> bool:
-    """No checkpoint is due after the last, or while the job drains."""
     draining = isinstance(job.stop, Drain) and not job.all_ended
     return job.generation.final is None and not job.stop_reached and not draining
 
@@ -130,7 +129,7 @@ def _appending(job: Job, phase: str) -> str:
 
 
 def _behind(job: Job) -> tuple[tuple[str, int], ...]:
-    """Late sinks. Restored checkpoints were committed at opening."""
+    """Restored checkpoints were committed at opening."""
     restored, completed = job.generation.restored, job.last_completed
     if completed <= (0 if restored is None else restored.manifest.checkpoint):
         return ()
@@ -139,7 +138,7 @@ def _behind(job: Job) -> tuple[tuple[str, int], ...]:
 
 
 def _uploaded(job: Job) -> CheckpointUploads | None:
-    """Uploads of this generation: after a restart the store may be fast again."""
+    """Only of this generation: after a restart the store may be fast again."""
     last = job.record.last_completed
     if last is None or last.token != job.log.token or not last.subtasks:
         return None

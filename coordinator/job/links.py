@@ -28,7 +28,7 @@ class Links:
 
     @property
     def limit_ms(self) -> int:
-        """Silence that counts as a failure, within the slot timeout."""
+        """Silence that counts as a failure; within the slot timeout."""
         return max(3 * self.heartbeat_ms, self.slot_timeout_ms - 2 * self.heartbeat_ms)
 
     def silent(self, slots: SlotTable, now_ms: int) -> tuple[SilentLink, ...]:
@@ -59,14 +59,14 @@ class Links:
         return pair.failures > 1
 
     def _in_time_ms(self, slot: RegisteredSlot, now_ms: int) -> int:
-        """Time of heartbeats without a gap; 0 during a gap."""
+        """0 during a gap."""
         if now_ms - slot.beat_ms > 3 * self.heartbeat_ms:
             return 0
         return now_ms - slot.in_time_since_ms
 
 
 def slot_to_move(slots: SlotTable, link: SilentLink) -> RegisteredSlot | None:
-    """Returns the slot on the host with fewer slots; of two such slots, the higher number."""
+    """The host with fewer slots loses a slot; of two such slots, the higher number moves."""
     pair = [slot for slot in (slots.at(link.slot), slots.at(link.peer)) if slot is not None and slot.connected]
     hosts = [slot.register.host for slot in slots]
     return min(pair, key=lambda slot: (hosts.count(slot.register.host), -slot.index), default=None)

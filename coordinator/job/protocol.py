@@ -80,13 +80,12 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 STALL_MS = 1_000
-_TURN_MS = 100  # within this time, messages are judged by the same deadline, to save work per message
+_TURN_MS = 100  # messages within this time are judged by the same deadline, which saves work
 POLL_MS = 5_000  # between reads of the next position by an idle leader
 
 
 class JobProtocol:
     def __init__(self, spec: JobSpec, identity: Identity, origin: Origin = Origin.SUBMITTED) -> None:
-        """Raises `InvalidJob` if the spec is invalid."""
         self._job = Job(validated_spec(spec), identity, origin)
         self._phase: Phase = Loading(Attempts())
         self._stood_still = False  # the last tick only reset waiting times
@@ -165,7 +164,6 @@ class JobProtocol:
         return self._job.savepoints.refusal(request)
 
     def refuses_rescale(self, request: RescaleRequest) -> str:
-        """As `refuses`, for a rescale or replace."""
         if self.outcome is not None:
             return self._has_ended("start it with another parallelism instead")
         if self._job.stop is not None:
@@ -322,12 +320,12 @@ class JobProtocol:
             self._job.slots.forgive(now_ms)
 
     def _is_late(self, now_ms: int) -> bool:
-        """Whether this process stalled: messages may be unread, so no slot counts as silent yet."""
+        """Whether this process stalled: messages may be unread, so no slot counts as silent."""
         return self._deadline_ms is not None and now_ms - self._deadline_ms > STALL_MS
 
     @property
     def _may_poll(self) -> bool:
-        """Returns whether to poll: a deposed leader would wait for the successor's slots for ever."""
+        """Without polling, a deposed leader would wait for the successor's slots for ever."""
         return self._job.leads and not self._job.log.in_flight and not self._polling
 
     def _on_answer(self, event: Event, now_ms: int) -> Decision | None:

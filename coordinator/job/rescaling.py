@@ -93,7 +93,7 @@ class RescaleRequest:
 
     @property
     def returns(self) -> bool:
-        """Returns whether the job itself made this request, to return to full width."""
+        """Whether the job itself made this request, to return to full width."""
         return self.id.startswith(RETURN)
 
     def same_request(self, other: "RescaleRequest") -> bool:
@@ -132,7 +132,7 @@ class Rescale:
     moved_ms: int | None = None  # FENCE was requested
     ended_ms: int | None = None
     error: str = ""
-    checked: str = ""  # key of the last manifest that fits the new program
+    checked: str = ""  # last manifest that fits the new program
     ahead: FetchingAhead = field(default_factory=FetchingAhead)
 
     @property
@@ -212,7 +212,7 @@ class Rescales:
         self.fallback_spec: JobSpec | None = None  # previous program, until the present has run
 
     def remember(self, earlier: tuple[RescaleStatus, ...], *, same_run: bool) -> None:
-        """Takes predecessors' rescales: no ended request of this run is repeated."""
+        """No ended request of this run is repeated."""
         self._earlier = earlier
         found = self.open
         if same_run and found is not None and any(each.id == found.request.id for each in earlier):
@@ -224,7 +224,7 @@ class Rescales:
 
     @property
     def before_moving(self) -> Rescale | None:
-        """Open rescale, while the job may continue unchanged."""
+        """Open rescale, unless the job is already moving."""
         found = self.open
         return None if found is None or found.state is RescaleState.MOVING else found
 
@@ -275,7 +275,6 @@ class Rescales:
         return ""
 
     def ask(self, request: RescaleRequest, spec: JobSpec, now_ms: int) -> bool:
-        """Returns whether the request is new and not refused."""
         if request.id in self._entries or self.refusal(request, spec.max_parallelism):
             return False
         self.fail("another change was requested", now_ms)  # an open return yields
@@ -330,7 +329,6 @@ class Rescales:
             entry.state, entry.moved_ms = RescaleState.MOVING, now_ms
 
     def running(self, now_ms: int) -> bool:
-        """Returns whether a rescale is done."""
         entry = self.open
         if entry is not None and entry.state in (RescaleState.LOADING, RescaleState.STARTING):
             entry.waits_since_ms = now_ms
@@ -351,7 +349,6 @@ class Rescales:
 
 
 def unlike(program: JobSpec | None, spec: JobSpec) -> str:
-    """Returns why `program` cannot replace the running program; else ""."""
     if program is None:
         return ""
     if program.job != spec.job:

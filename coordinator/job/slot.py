@@ -12,12 +12,12 @@ from barrier_runtime.coordinator.status.status import SlotDuring
 from barrier_runtime.coordinator.wire.messages import HeldBack, Probed, Register
 
 _KEPT = 32
-_STALL_MS = 150.0  # shorter delays are not kept
+_STALL_MS = 150.0
 _SPARE_MS = 500  # shorter silences (beyond the heartbeat interval) and delays are not reported
 
 
 class Contact:
-    """Notable silences and stalls of a slot process, as evidence for slow checkpoints."""
+    """Notable silences and stalls, as evidence for slow checkpoints."""
 
     def __init__(self, heartbeat_ms: int, now_ms: int) -> None:
         self._notable_ms = heartbeat_ms + _SPARE_MS
@@ -72,7 +72,7 @@ class RegisteredSlot:
     contact: Contact
     state: SlotState = SlotState.REGISTERED
     deployed_token: int = 0  # newest generation of this process
-    lost_ms: int | None = None  # when the connection was lost
+    lost_ms: int | None = None
     gone_ms: int | None = None  # `lost_ms`, unchanged by a stall of this coordinator
     metrics: dict[str, float] = field(default_factory=dict)
     latency: ReportedHistograms = field(default_factory=lambda: ReportedHistograms(began_empty=False))
@@ -86,9 +86,9 @@ class RegisteredSlot:
     prefetched: int = 0  # of the last `Heartbeat` since the first Prefetch
     unheard: dict[int, int] = field(default_factory=dict)
     differs: str = ""  # release or build, if other than the coordinator's
-    clock_ms: int | None = None  # ahead of the coordinator's, at the registration
+    clock_ms: int | None = None  # ahead of the coordinator's
     probed: Probed | None = None
-    beat_ms: int = 0  # last heartbeat
+    beat_ms: int = 0
     in_time_since_ms: int = 0  # heartbeats have no gap since then
 
     @property
@@ -130,7 +130,7 @@ class Reconnected:
 
 @dataclass(frozen=True)
 class Refused:
-    """The slot must leave. `unneeded`: the job has fewer slots now."""
+    """`unneeded`: the job has fewer slots now."""
 
     reason: str
     unneeded: bool = False

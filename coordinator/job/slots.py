@@ -68,7 +68,7 @@ class SlotTable:
         return before != connection
 
     def admit_any(self, parallelism: int) -> None:
-        """Admits slots of any program, until the log is known."""
+        """Until the log is known."""
         self._awaited, self._admitted = None, max(parallelism, self._parallelism)
 
     def admit(self, parallelism: int, program: str | None = None) -> tuple[RegisteredSlot, ...]:
@@ -85,7 +85,6 @@ class SlotTable:
         return tuple(self._standbys[place] for place in sorted(self._standbys))
 
     def missing_standbys(self, now_ms: int) -> tuple[int, ...]:
-        """Indices without a standby, or with a silent or broken standby."""
         longest_ms = 3 * self._heartbeat_ms
         there = {
             slot.index
@@ -164,7 +163,7 @@ class SlotTable:
         )
 
     def absences(self) -> tuple[AbsentSlot, ...]:
-        """Missing slots; host "" and time 0 if never registered here."""
+        """Host "" and time 0 if never registered here."""
         found = []
         for index in self.missing:
             slot, kill = self._slots.get(index), self._kills.get(index)
@@ -223,7 +222,7 @@ class SlotTable:
         return Joined(slot, existing)
 
     def expect(self, known: KnownSlot, now_ms: int, until_ms: int) -> None:
-        """Adds a predecessor's process; lost if not registered by `until_ms`, so the task can be ended."""
+        """The predecessor's process is lost if not registered by `until_ms`, so the task can be ended."""
         if known.program != self._program or not 0 <= known.slot < self._parallelism or known.slot in self._slots:
             return
         register = Register(
@@ -280,7 +279,6 @@ class SlotTable:
             slot.latency.tell(message.latency, now_ms)
 
     def lost(self, link: Link, now_ms: int) -> RegisteredSlot | None:
-        """Returns None if `link` is no slot's present connection."""
         slot = self._by_link.pop(link, None)
         if slot is not None:
             slot.link, slot.lost_ms, slot.state = None, now_ms, SlotState.OUT_OF_REACH
@@ -292,7 +290,6 @@ class SlotTable:
         return tuple(slot for slot in self.connected if now_ms - slot.last_seen_ms >= timeout_ms)
 
     def forgive(self, now_ms: int) -> None:
-        """Restarts all waiting times after a stall of this coordinator."""
         self.forgiven_ms = now_ms
         for slot in (*self, *self._standbys.values()):
             slot.last_seen_ms = now_ms
@@ -307,7 +304,7 @@ class SlotTable:
     def to_be_killed(self) -> tuple[tuple[RegisteredSlot, int], ...]:
         """Unreachable slots, and when last heard (0: given up).
 
-        Kill only while leading: to a deposed coordinator all slots, now with the successor, seem gone.
+        Kill only while leading: a deposed coordinator hears no slot.
         """
         return tuple(
             (slot, 0 if slot.uuid in self._given_up else slot.last_seen_ms)
@@ -332,7 +329,6 @@ class SlotTable:
         return kill
 
     def disconnect(self, slot: RegisteredSlot) -> Link | None:
-        """Returns the link, which the caller closes."""
         link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
         slot.gone_ms = slot.last_seen_ms
         self._cut(slot)

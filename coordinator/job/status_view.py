@@ -152,9 +152,9 @@ def _covered_records(job: Job) -> int | None:
 
 
 def _records_after(job: Job, outcome: Outcome | None, reported: int, covered: int | None) -> int | None:
-    """Returns how many records an ended run has at least read after the last checkpoint; None: unknown.
+    """Minimum number of records that an ended run has read after the last checkpoint; None: unknown.
 
-    Reports of slots may be older than the checkpoint, so no reported record is no proof that there is none.
+    Reports of slots may be older than the checkpoint, so a report of no records proves nothing.
     """
     if outcome == "finished":
         return 0
@@ -185,7 +185,7 @@ def commits_status(job: Job, slow: tuple[SlowCommit, ...] = ()) -> CommitsStatus
 
 
 def savepoint_statuses(job: Job) -> tuple[SavepointStatus, ...]:
-    """Returns savepoints, oldest first, with those of predecessors."""
+    """Oldest first, with those of predecessors."""
     own = [
         SavepointStatus(
             id=entry.request.id,
@@ -205,7 +205,7 @@ def savepoint_statuses(job: Job) -> tuple[SavepointStatus, ...]:
 
 
 def standbys_wanted(job: Job) -> StandbysWanted | None:
-    """Slots that the driver has to start; running slots stay.
+    """Slots that the driver has to start.
 
     A restarted coordinator makes a new request: standbys may have been dismissed.
     """

@@ -15,9 +15,9 @@
     EndJob           Ended     Ended     Ended            Ended            Ended            Ended      Ended    Ended
 
 Where two phases are named, the restart policy (`Restart`) or the option `on_cancel` (`Cancel`) chooses. A job begins in
-Loading. `EndJob` in Ended reports damage found after the end. Until a program after a replace has run, WaitingForSlots
-falls back to the previous program (`HandOver`) instead of restarting or failing. With `at_least`, WaitingForSlots
-continues with fewer slots (`HandOver`, see `phases/width`).
+Loading. Until a program after a replace has run, WaitingForSlots falls back to the previous program (`HandOver`)
+instead of restarting or failing. With `at_least`, WaitingForSlots continues with fewer slots (`HandOver`, see
+`phases/width`).
 """
 
 from collections.abc import Mapping
@@ -115,7 +115,6 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
 
 
 def _taken_back(job: Job, wanted: Restart | Fail) -> Restart | Fail | HandOver:
-    """Falls back to the previous program, if the new program has never run."""
     if job.rescales.fallback_spec is None:
         return wanted
     why = wanted.reason if isinstance(wanted, Restart) else wanted.error
@@ -155,5 +154,5 @@ def _fenced(job: Job, record: Record) -> Phase:
 
 
 def _never(value: NoReturn) -> AssertionError:
-    """Marks an unreachable case for type checkers. `typing.assert_never` needs Python 3.11."""
+    """`typing.assert_never` needs Python 3.11."""
     return AssertionError(f"unexpected: {value!r}")

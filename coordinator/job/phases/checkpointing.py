@@ -63,7 +63,7 @@ def announce(job: Job, slots: Sequence[RegisteredSlot], checkpoint: Checkpoint) 
 
 
 def persist(job: Job, checkpoint: Checkpoint, now_ms: int) -> tuple[Cause, str] | None:
-    """Proposes the decision at once if the manifest fits into the record.
+    """Returns why the checkpoint must not be decided.
 
     Returns why the checkpoint must not be decided.
     """
@@ -127,7 +127,6 @@ def _manifest(job: Job, checkpoint: Checkpoint, now_ms: int) -> Manifest:
 
 
 def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
-    """Subsumes older checkpoints, releases files."""
     generation, aborted = job.generation, list[Ack]()
     pending = generation.pending
     checkpoint = None if pending is None else pending.get(record.checkpoint)

@@ -16,7 +16,7 @@ def after_commit(job: Job, now_ms: int) -> None:
 
 
 def send_visible(job: Job, slot: RegisteredSlot) -> None:
-    """Repeats messages that the slot may have missed."""
+    """The slot may have missed these messages."""
     for sink, checkpoint in job.commits.visible():
         job.outbox.send(slot, Visible(job.led.token, checkpoint, sink))
 
@@ -39,7 +39,7 @@ def commit_globally(job: Job, now_ms: int) -> None:
 
 
 def on_committers_manifest(job: Job, key: str, data: bytes | None, now_ms: int) -> None:
-    """If the manifest is unreadable, global committers wait for the next, which lists everything invisible."""
+    """An unreadable manifest delays global commits until the next, which lists everything invisible."""
     entry = job.log.restore_point
     if entry is None or key != complete_of(entry).manifest:
         return

@@ -100,7 +100,6 @@ class Finishing(Phase):
         return EndJob(self._outcome, self.reason)
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
-        """A record after this process's FINISH is the next run's, and no error."""
         if self._appended:
             return EndJob(self._outcome, self.reason)
         return FencedBy(foreign.entry.record)
@@ -119,7 +118,8 @@ class Finishing(Phase):
 
 
 class Failing(Phase):
-    """A permanent error ends the job if this process still leads.
+    """The append of FINISH decides: errors of a fenced process may be false, such as missing files of a
+    checkpoint that the successor dropped.
 
     The append of FINISH decides: errors of a fenced process may be false, such as missing files of a checkpoint that
     the successor dropped.
@@ -154,7 +154,7 @@ class Failing(Phase):
         return None
 
     def _append(self, job: Job, now_ms: int) -> None:
-        """Appends FINISH, or LEAD first: only the leader appends records other than FENCE and LEAD."""
+        """Only the leader appends records other than FENCE and LEAD."""
         records, log = job.records, job.log
         job.append(
             records.finish(log, "failed", now_ms, reason=self.reason) if job.leads else records.lead(log, now_ms)

@@ -28,7 +28,6 @@ class Phase:
         return None
 
     def on_incompatible(self, job: Job) -> Decision | None:
-        """Takes a refused slot of incompatible versions."""
         return None
 
     def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
@@ -71,11 +70,9 @@ class Phase:
         return None
 
     def on_savepoint(self, job: Job, now_ms: int) -> Decision | None:
-        """Takes a request, or the end of a copy."""
         return None
 
     def on_rescale(self, job: Job, now_ms: int) -> Decision | None:
-        """Takes a request, or the arrival of a standby."""
         return None
 
     def on_trigger(self, job: Job, now_ms: int) -> Decision | None:
@@ -86,5 +83,4 @@ class Phase:
         return Cancel() if isinstance(job.stop, StopNow) else None
 
     def on_refused(self, job: Job, error: str, now_ms: int) -> Decision | None:
-        """Takes a permanent refusal of the store (permissions, damage)."""
         return EndJob("failed", error)

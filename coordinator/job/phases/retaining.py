@@ -43,7 +43,6 @@ def keep(job: Job, kept: Kept, pending: PendingCheckpoints) -> None:
 
 
 def let_go(job: Job) -> None:
-    """Deletes dropped checkpoints that nobody needs."""
     if isinstance(job.retention, Retention):
         open_ids = [checkpoint.id for checkpoint in job.generation.checkpoints.open]
         job.delete(job.retention.resolved(open_ids, job.held))
@@ -79,7 +78,7 @@ def under_way(generation: Generation) -> UnderWay:
 
 
 def abandon(job: Job, acks: Iterable[Ack]) -> None:
-    """Deletes uploads of an undecided checkpoint. With unknown kept checkpoints, a later sweep deletes."""
+    """With unknown kept checkpoints, a later sweep deletes."""
     if isinstance(job.retention, Unsorted) or not job.leads:
         return
     prefix = job.paths.data_token_prefix(job.led.token)
@@ -94,7 +93,6 @@ def _files_in(ack: Ack) -> Iterator[FileRef]:
 
 
 def _retention_from(job: Job, unsorted: Unsorted, listed: Listed) -> Retention | None:
-    """Returns None, so no deletions, if a manifest is unreadable."""
     found = dict(listed.manifests)
     kept: list[Kept] = []
     for entry in reversed(job.log.kept_at_start(job.spec.checkpoints.retained)):

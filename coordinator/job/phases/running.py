@@ -135,9 +135,8 @@ class Running(Phase):
         return end_if_done(job) or self._pump(job, now_ms)
 
     def _read_log_again(self, job: Job, slot: RegisteredSlot, now_ms: int) -> None:
-        """While this process stalled, another leader announced checkpoints.
-
-        The slot gets no answer before reconnecting: both leaders' checkpoints may have the same ids.
+        """While this process stalled, another leader announced checkpoints, perhaps with the same ids. The
+        slot gets no answer before reconnecting.
         """
         link = slot.link
         assert link is not None

@@ -46,7 +46,7 @@ def _end_sources(job: Job) -> None:
 
 
 def request_for_rest(job: Job, pending: PendingCheckpoints) -> None:
-    """Requests a checkpoint at the end of input, for rows of `stable` steps.
+    """Rows of `stable` steps need a checkpoint at the end of input.
 
     Each subtask's end may have sent rows to such a step, and requests another checkpoint.
     """
@@ -58,7 +58,7 @@ def request_for_rest(job: Job, pending: PendingCheckpoints) -> None:
 
 
 def needs_another(job: Job, pending: PendingCheckpoints) -> bool:
-    """Whether the stop's checkpoint ended undecided, and was tolerated."""
+    """The stop's checkpoint may have ended undecided, and been tolerated."""
     last = job.stop_checkpoint
     if last is None or job.last_completed >= last:
         return False

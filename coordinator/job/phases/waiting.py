@@ -31,7 +31,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
-_STARTS = 5  # times the wait for cores: limit for slots with cores to register
+_STARTS = 5  # times the wait for cores
 
 
 class WaitingForSlots(Phase):
@@ -109,7 +109,6 @@ class WaitingForSlots(Phase):
         return None
 
     def on_silent_links(self, job: Job, links: tuple[SilentLink, ...], now_ms: int) -> Decision | None:
-        """Starts no generation: slots that are connecting retry by themselves."""
         if self._deployed:
             move_if_apart(job, links, now_ms)
         return None
@@ -158,7 +157,6 @@ class WaitingForSlots(Phase):
         return Fail(f"{waiting.error}\njob {job.spec.job}: {job.restarts.impatient()}")
 
     def _ask_for_kills(self, job: Job, now_ms: int) -> None:
-        """Requests kills of processes given up, or out of reach for `slot_timeout_ms`."""
         for slot, heard_ms in job.slots.to_be_killed():
             if now_ms - heard_ms >= job.spec.slot_timeout_ms:
                 job.outbox.put(job.slots.want_killed(slot))
@@ -212,10 +210,7 @@ class WaitingForSlots(Phase):
         return Run(self.reason)
 
     def _complete_until_ms(self, job: Job) -> int | None:
-        """Limit for all slots to register; None: no limit.
-
-        Once all slots have cores, only processes start, which takes minutes on a busy machine.
-        """
+        """Limit for all slots to register; None: no limit."""
         waits_ms = job.spec.resource_wait_timeout_ms * (_STARTS if _all_have_cores(job) else 1)
         if _is_first_start(job):
             return self._deploy_from_ms + waits_ms
@@ -223,7 +218,7 @@ class WaitingForSlots(Phase):
         return None if limit_ms is None else self._deploy_from_ms + max(waits_ms, limit_ms)
 
     def _narrow_ms(self, job: Job) -> int | None:
-        """When the job continues with the present slots; None: not without more."""
+        """None: not without more slots."""
         if self._deployed or _is_first_start(job) or narrowed(job.spec, len(job.slots.connected)) is None:
             return None
         after_ms = job.spec.degrade_after_ms
@@ -272,5 +267,4 @@ def _all_have_cores(job: Job) -> bool:
 
 
 def _where(snapshots: tuple[OperatorSnapshot, ...], restored: DecidedManifest | None) -> ManifestRef | None:
-    """Returns the manifest if `snapshots` are too large for a message."""
     return None if restored is None or encoded_size(snapshots) <= MAX_CARRIED_BYTES else restored.ref

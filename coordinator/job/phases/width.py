@@ -60,7 +60,6 @@ def _due_ms(degrade_after_ms: int, ends_ms: Sequence[int], now_ms: int) -> int:
 
 
 def shown(spec: JobSpec) -> str:
-    """Describes a job with fewer slots; "" at full width."""
     if not is_narrow(spec):
         return ""
     without = f" without {spec.narrow_because}" if spec.narrow_because else ""
