@@ -18,7 +18,7 @@ FIELDS = (
 
 
 class JsonLines(logging.Formatter):
-    """JSON lines. `known`: fields of every line, such as the writing slot."""
+    """`known`: fields of every line, such as the writing slot."""
 
     def __init__(self, known: dict[str, Any] | None = None) -> None:
         super().__init__()

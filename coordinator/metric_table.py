@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Metric:
-    """Row. `of`: an operator in a slot, or a slot. `over_slots`: merge rule for several slots."""
+    """`of`: an operator in a slot, or a slot. `over_slots`: merge rule for several slots."""
 
     name: str
     unit: str
@@ -23,11 +23,11 @@ class Metric:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels of a metric's figures. A slot runs one subtask of every operator: subtask = slot."""
+        """A slot runs one subtask of every operator: subtask = slot."""
         return ("operator", "slot") if self.of == "operator" else ("slot",)
 
     def key(self, operator: str = "") -> str:
-        """Returns the key in heartbeats and in the status."""
+        """Key in heartbeats and in the status."""
         return f"{operator}.{self.name}" if self.of == "operator" else self.name
 
 
@@ -40,7 +40,7 @@ class Gauge(Metric):
 
 
 class Histogram(Metric):
-    """Rows by latency. The status has percentiles over all slots, so no slot label."""
+    """The status has percentiles over all slots, so no slot label."""
 
     @property
     def labels(self) -> tuple[str, ...]:

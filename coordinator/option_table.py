@@ -1,7 +1,7 @@
 """THE table of options, with all checks and texts.
 
-A new option is a new row, then `make tables`, which writes `coordinator/option_types.py` and `docs/options.md`. Names,
-and the fields of stored options, never change.
+A new option is a new row, then `make tables`, which writes `option_types.py` and `docs/options.md`. Names, and the
+fields of stored options, never change.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ SAME: Any = object()
 
 @dataclass(frozen=True)
 class Option:
-    """Row. `low` and `high` are in the unit. Times are seconds for users, stored as milliseconds.
+    """`low` and `high` are in the unit. Times are seconds for users, stored as milliseconds.
 
     `where`: "spark": refused in a local run; "apart": also for local runs whose slots are processes of their own;
-    "daemon": no option of a run. `shown`: output of `explain`; text is printed only if the row says so, because it may
-    hold a secret.
+    "daemon": no option of a run. `shown`: output of `explain`; text, perhaps a secret, is printed only if the row says
+    so.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Option:
     # of `CheckpointOptions`, `RestartOptions` or, for other groups, `JobSpec`
     field: str = ""
     slot: bool = False  # a field of `SlotOptions`
-    stored_default: Any = SAME  # meaning of a record without the field, if not the default
+    stored_default: Any = SAME  # if not the default
     strategies: tuple[str, ...] = ()  # values of `restart` that use the option
     remedy: str = ""  # how to correct a value
     flags: tuple[str, ...] = ()  # of the command line, beside --name
@@ -318,7 +318,6 @@ def stored_in(options: tuple[Option, ...]) -> dict[str, Option]:
 
 
 def wanted_type(option: Option) -> str:
-    """Returns the remedy for a wrong type."""
     if option.remedy:
         return option.remedy
     text = _WANTED.get(option.plain_type, f"use {' or '.join(map(repr, option.choices))}")
@@ -326,14 +325,13 @@ def wanted_type(option: Option) -> str:
 
 
 def wanted(option: Option) -> str:
-    """Returns the remedy out of bounds."""
     what = {"s": "give seconds", "MiB": "give MiB"}.get(option.unit) or _WANTED[option.plain_type]
     or_none = f", or None: {option.none}" if option.optional else ""
     return f"{what} from {option.low:g} to {option.high:.0f}{or_none}"
 
 
 def allowed(option: Option) -> str:
-    """Returns the range for help and documents; "" if the type suffices."""
+    """Range for help and documents; "" if the type suffices."""
     values = " or ".join(option.choices)
     if option.low is not None and option.high is not None:
         high = _LONG[option.high] if option.high in _LONG else f"{option.high:,.0f} {option.unit}".rstrip()
@@ -342,7 +340,7 @@ def allowed(option: Option) -> str:
 
 
 def shown_value(option: Option, value: Any) -> str:
-    """Returns a value with the unit; for None and empty values their meaning."""
+    """None and empty values become their meaning."""
     if value in (None, "", {}):
         return option.none
     if isinstance(value, bool) or not isinstance(value, int | float):

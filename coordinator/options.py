@@ -13,7 +13,7 @@ MAX_PARALLELISM = int(OPTIONS["max_parallelism"].high or 0)
 MAX_CHECKPOINT_DIGITS = 18  # of a requested checkpoint; no job reaches more
 _MAX_SUBMITTER = 256
 _PROGRESS_INTERVALS = 10
-_SHORTEST_MS = 100  # shortest meaningful silence
+_SHORTEST_MS = 100
 
 Stored: TypeAlias = CheckpointOptions | RestartOptions
 FIELDS: dict[type[Stored], dict[str, Option]] = {
@@ -48,7 +48,7 @@ def validated(options: CheckpointOptions) -> CheckpointOptions:
 
 
 def validated_restart(options: RestartOptions) -> RestartOptions:
-    """Returns `options` with unused fields at their defaults. Raises `InvalidJob`."""
+    """Returns `options` with unused fields at their defaults."""
     _check("restart option", options)
     values = {
         name: value
@@ -124,7 +124,6 @@ def describe_restart(options: RestartOptions) -> str:
 
 
 def validated_spec(spec: JobSpec) -> JobSpec:
-    """Returns `spec` with effective values. Raises `InvalidJob`."""
     check_job_id(spec.job)
     check_job_id(spec.run_id, "run id")
     if len(spec.submitter) > _MAX_SUBMITTER or not spec.submitter.isprintable():

@@ -16,7 +16,7 @@ _SOURCES = Path(__file__).parents[1]
 
 @functools.cache
 def own_versions() -> Mapping[str, str]:
-    """Returns versions by name. Read once, before a worker daemon forks."""
+    """Read once, before a worker daemon forks."""
     found = {PYTHON: platform.python_version(), BUILD: _hash(_SOURCES)}
     for package in _PACKAGES:
         try:

@@ -6,7 +6,7 @@ A pin is an object whose name holds the first protected checkpoint and the durat
     <job>/pins/<checkpoint>-<seconds>-<id>   nothing of that checkpoint or a later checkpoint is deleted
 
 A reader pins the newest known checkpoint, and only then looks for the newest. The coordinator lists pins after dropping
-a checkpoint and before deleting files, so no reader loses files. If pins cannot be listed, nothing is deleted.
+a checkpoint and before deleting files, so no reader loses files.
 """
 
 import re
@@ -31,7 +31,7 @@ class PinFound:
 
 
 class CheckpointPin:
-    """Pin on `checkpoint` and later ones. Use as a context manager, or call `release`.
+    """Use as a context manager, or call `release`.
 
     Call `renew` from time to time if reading may take longer than `seconds`.
     """
@@ -50,7 +50,6 @@ class CheckpointPin:
         self._written_s = time.monotonic()
 
     def renew(self) -> None:
-        """Renews the pin if half of the time is over."""
         if time.monotonic() - self._written_s > self._seconds / 2:
             self._write()
 
@@ -85,7 +84,7 @@ class PinnedDeletions:
         self._waiting: list[tuple[float, tuple[str, ...]]] = []  # highest checkpoint of each deletion, and the keys
 
     def free(self, keys: Sequence[str], newest: int = 0) -> list[tuple[str, ...]]:
-        """Returns the keys that may be deleted now, in order: of `keys`, and of those that waited.
+        """Returns the keys that may be deleted now, in order, with keys of earlier calls.
 
         `newest`: the newest checkpoint dropped with `keys`; 0: the names show that. Keys that arrive during the listing
         may be younger than the pins found.

@@ -34,7 +34,7 @@ _CREATE_ATTEMPTS = 5
 
 
 def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
-    """Copies `copy.objects` of `store` to the folder `url`, and completes the savepoint; returns its bytes.
+    """Returns the savepoint's size in bytes.
 
     Repeating the same savepoint is no error. Raises `InvalidJob` if the folder has another savepoint, `ObjectNotFound`
     if a file is gone.
@@ -93,10 +93,7 @@ def no_savepoint(url: str) -> InvalidJob:
 
 
 def claim(url: str, wanted: Claim) -> None:
-    """Claims the savepoint for the job of `wanted`, which deletes the savepoint after copying.
-
-    Raises `InvalidJob` if another job, or a job of that name in another store, was faster.
-    """
+    """Raises `InvalidJob` if another job, or a job of that name in another store, was faster."""
     store = open_existing_store(url)
     for _ in range(_CREATE_ATTEMPTS):
         if store.put_if_absent(CLAIM_FILE, encode_claim(wanted)) is PutOutcome.CREATED:
@@ -126,7 +123,6 @@ def named(url: str, savepoint: Savepoint) -> str:
 
 
 def check_whole(url: str, savepoint: Savepoint) -> None:
-    """Raises `InvalidJob` unless all files of the savepoint exist."""
     missing = missing_objects(url, savepoint)
     if missing:
         raise InvalidJob(
@@ -144,7 +140,7 @@ def missing_objects(url: str, savepoint: Savepoint) -> tuple[str, ...]:
 def delete_savepoint(url: str, *, keep_claim: bool = False) -> int:
     """Deletes savepoint.json first, so that an interrupted deletion leaves no savepoint.
 
-    Returns the number of deleted files. Other objects in the folder stay; with `keep_claim` the claim, too.
+    Other objects in the folder stay; with `keep_claim` the claim, too.
     """
     store = open_existing_store(url)
     store.delete([SAVEPOINT_FILE])
@@ -163,7 +159,7 @@ def copy_objects(
     *,
     beside_work: bool = False,
 ) -> None:
-    """Copies objects. `objects`: key of `source` -> key of `target`. Raises `Corrupt` for damaged objects.
+    """`objects`: key of `source` -> key of `target`. Raises `Corrupt` for damaged objects.
 
     `files`: required content of an object of `source`. Bytes that pass through this process are checked before the
     write.
@@ -206,7 +202,7 @@ def _create(target: ObjectStore, url: str, savepoint: Savepoint) -> None:
 
 
 def _check_unclaimed(target: ObjectStore, url: str, job: str, stores: Collection[str]) -> None:
-    """Refuses a savepoint in a claimed folder: a restarted claimer would restore the new savepoint.
+    """In a claimed folder a restarted claimer would restore the new savepoint.
 
     A job whose files are in one of `stores` may use its own folder again.
     """

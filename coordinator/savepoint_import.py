@@ -1,6 +1,6 @@
 """Import of a savepoint into a job's own log and folder, before the job's first generation. Blocking.
 
-The import is a separate run, without slots, and writes three records:
+The import is a run without slots, and writes three records:
 
     FENCE ─► files are copied to the job's folder, the manifest is written ─► COMPLETE ─► FINISH
 
@@ -75,7 +75,7 @@ def begin_with_savepoint(
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Lets job `spec` start from the savepoint in `url` by restoring the newest checkpoint. Returns text.
+    """Afterwards the job starts by restoring the newest checkpoint. Returns text.
 
     `fits`: raises if the program does not fit the state. Raises `InvalidJob` if the job does not fit (before any
     write), or if rows of the job would be written again.
@@ -111,7 +111,7 @@ class WantedSavepoint:
 
 
 def wanted_savepoint(store: ObjectStore, url: str, spec: JobSpec) -> WantedSavepoint:
-    """Reads the savepoint in `url` and the log of job `spec`. Writes nothing.
+    """Writes nothing.
 
     Raises `InvalidJob` if there is no savepoint, or if rows of the job would be written again.
     """
@@ -154,7 +154,7 @@ def import_savepoint(
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """The savepoint was read and checked.
+    """The caller has read and checked the savepoint.
 
     `bring`: copies the savepoint's files to `store`; gets the new key of each file.
     """
@@ -163,7 +163,7 @@ def import_savepoint(
 
 
 def _with_own_checkpoints(error: InvalidJob, store: ObjectStore, spec: JobSpec) -> InvalidJob:
-    """Adds a hint for a repeated command: the import may have deleted the savepoint."""
+    """The import of an earlier command may have deleted the savepoint."""
     view = _log_of(store, spec, "")
     if not view.completes:
         return error

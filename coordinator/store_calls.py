@@ -30,7 +30,7 @@ def backoff_s(attempt: int) -> float:
 def append_record(
     store: ObjectStore, job: str, log: DecisionLog, record: Record, sleep: Callable[[float], None]
 ) -> Appended | Foreign:
-    """Appends `record` to `log`, that of `job`, in a process that is no coordinator.
+    """For a process that is no coordinator.
 
     Raises `Unavailable` if the outcome stays unknown. The log must have been read a moment ago.
     """
@@ -73,8 +73,8 @@ def delete_in_order(
 ) -> str:
     """Deletes `keys` in order: manifests singly, files in large requests, never both together.
 
-    `check` raises before a request if nothing more may be deleted. Returns why some objects are left, if so: the next
-    sweep finds them. Retryable errors are retried a few times; others are raised.
+    `check` raises before a request if nothing more may be deleted. Returns why some objects are left, if so. Retryable
+    errors are retried a few times; others are raised.
     """
     left = len(keys)
     for chunk in _chunks(paths, keys):
@@ -92,12 +92,12 @@ def delete_in_order(
 
 
 def check_permit(store: ObjectStore, paths: Paths, permit: Permit, answered: int = NO_RECORD) -> None:
-    """Raises `Fenced` if the log shows that the permit's holder leads no more (I7). Call before each deletion.
+    """Raises `Fenced` if the log shows that the permit's holder leads no more (I7). Call before each
+    deletion.
 
-    A permit proves only a moment: a queue or a stalled process may follow. A race within a request remains: no
-    checkpoint that this process keeps reaches these objects, and their names are never used again. `answered`: highest
-    position where a put of this process was answered; if a record up to there is missing, the log was compacted, and
-    this process may be deposed.
+    A permit proves only a moment: a queue or a stalled process may follow. `answered`: highest position where a put of
+    this process was answered; if a record up to there is missing, the log was compacted, and this process may be
+    deposed.
     """
     position = permit.position + 1
     while (data := get_or_none(store, paths.log_record(position))) is not None:
@@ -124,11 +124,11 @@ def compact_log(
     known: set[int],
     ended: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Deletes records below `base` that nobody needs (`log/compaction`). Blocking, perhaps for minutes.
+    """Deletes records below `base` that nobody needs (`log/compaction`), perhaps for minutes.
 
     `kept`: positions that the record with that base, or a later one, lists as kept. `first_sha256`: of the log's first
-    record; raises `Fenced` if the store has another, because a new log uses the same positions. `known`: records that
-    stay (FENCE, LEAD, unreadable) and are not read again; new ones are added. `ended`: asked before each request for
+    record; raises `Fenced` if the store has another, because a new log reuses positions. `known`: records that stay
+    (FENCE, LEAD, unreadable) and are not read again; new ones are added. `ended`: asked before each request for
     records, ends the work. Returns why new unreadable records stay, if any.
     """
     found = (paths.log_position(each.key) for each in store.list(paths.log_prefix))

@@ -15,14 +15,14 @@ from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, ChainSt
 from barrier_runtime.state.texts import shortened
 
 _BOX_W, _GAP_Y, _LINE = 232, 22, 16
-_GAPS = 84, 190  # between columns, with room for the rate of an edge
+_GAPS = 84, 190  # between columns
 _ROOM = 1_160  # of a wide window
 _NAMES_SHOWN = 6
 _WARM, _HOT = 0.5, 0.8  # busy or backpressured share
 
 
 def layers(chains: Sequence[ChainStatus]) -> list[list[ChainStatus]]:
-    """Returns chains by layer. Ignores unknown inputs, cuts cycles."""
+    """Ignores unknown inputs, cuts cycles."""
     by_id = {chain.chain: chain for chain in chains}
     depth: dict[int, int] = {}
     for start in by_id:
@@ -77,10 +77,7 @@ def _figures(chain: ChainStatus, lag: Mapping[str, str], notes: Mapping[str, str
 
 
 def edge_rates(chains: Sequence[ChainStatus]) -> dict[tuple[int, int], float | None]:
-    """Returns rows per second by (sender, receiver); None: unknown.
-
-    A sender's last unknown edge has the rest of the rows that the sender sends.
-    """
+    """Rows per second by (sender, receiver); None: unknown."""
     known = {chain.chain for chain in chains}
     edges = {(i, chain.chain): None for chain in chains for i in chain.inputs if i in known and i != chain.chain}
     rates: dict[tuple[int, int], float | None] = dict(edges)
@@ -98,10 +95,7 @@ def edge_rates(chains: Sequence[ChainStatus]) -> dict[tuple[int, int], float | N
 def graph(
     chains: Sequence[ChainStatus], lag: Mapping[str, str], notes: Mapping[str, str] | None = None, link: str = ""
 ) -> Markup:
-    """`lag`: watermark lag as text, by source. `notes`: a line below the figures, by operator.
-
-    `link`: address of a chain without the number; empty: no links.
-    """
+    """`lag`: watermark lag as text, by source. `notes`: a line below the figures, by operator."""
     columns = layers(chains)
     if not columns:
         return Markup("")
@@ -191,7 +185,7 @@ _LOWEST_MS = 0.1
 
 
 def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
-    """Draws a point per minute; minutes without rows are gaps."""
+    """Minutes without rows are gaps."""
     known = sorted(
         (point for point in points if point.count > 0), key=lambda point: point.at_ms
     )  # sorted, because a clock may have been set back

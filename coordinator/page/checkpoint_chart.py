@@ -34,7 +34,7 @@ COMPLETE = "complete"
 
 
 def phases_of(checkpoint: CheckpointStatus) -> list[tuple[str, float]]:
-    """Returns (class, milliseconds) without empty stages; a failed checkpoint has only `failed`."""
+    """(class, milliseconds) without empty stages; a failed checkpoint has only `failed`."""
     if checkpoint.outcome != COMPLETE:
         return [("failed", max(1.0, checkpoint.duration_ms))]
     acks = checkpoint.ack_duration_ms
@@ -74,7 +74,7 @@ def _tooltip(checkpoint: CheckpointStatus, phases: Sequence[tuple[str, float]]) 
 
 
 def strip(history: Sequence[CheckpointStatus], link: str, events: Sequence[EventView] = ()) -> Markup:
-    """`link`: address of a checkpoint's page without the number; empty: no links.
+    """`link`: address without the checkpoint's number; empty: no links.
 
     `events`: marks above the first checkpoint triggered after each.
     """
@@ -159,7 +159,7 @@ def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float
 
 
 def subtasks(checkpoint: CheckpointStatus, operators: dict[int, str]) -> Markup:
-    """Draws a line per subtask, slowest first. `operators`: names by chain."""
+    """`operators`: names by chain."""
     if not checkpoint.subtasks:
         return Markup("")
     left, width, row = 300, 1000, 20
@@ -209,7 +209,7 @@ _REASON = 160  # the table below has all
 
 
 def timeline(status: JobStatus, events: Sequence[EventView], now_ms: int) -> Markup:
-    """Draws the timeline for two widths, of which style sheets show the fitting."""
+    """Style sheets show the fitting width."""
     return _drawn(status, events, now_ms, _WIDE) + _drawn(status, events, now_ms, _NARROW)
 
 

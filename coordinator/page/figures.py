@@ -31,7 +31,7 @@ REPLAYED_MS = 30 * 86_400_000
 
 
 def lag(ms: float | None) -> str:
-    """Formats a watermark lag; a lag above 30 days, of replayed data, is a dash."""
+    """A lag above 30 days, of replayed data, is a dash."""
     return ABSENT if ms is not None and ms > REPLAYED_MS else duration(ms)
 
 
@@ -78,13 +78,13 @@ def _utc(ms: int | None) -> datetime.datetime | None:
 
 
 def time_of_day(ms: int | None) -> str:
-    """Formats a time in UTC: `14:05:09`."""
+    """In UTC: `14:05:09`."""
     at = _utc(ms)
     return ABSENT if at is None else at.strftime("%H:%M:%S")
 
 
 def day_and_time(ms: int | None) -> str:
-    """Formats a time in UTC: `2026-03-01 14:05:09`."""
+    """In UTC: `2026-03-01 14:05:09`."""
     at = _utc(ms)
     return ABSENT if at is None else at.strftime("%Y-%m-%d %H:%M:%S")
 
@@ -121,7 +121,6 @@ def _ticks(step: float, highest: float) -> list[float]:
 
 
 def time_ticks(first_ms: int, last_ms: int, most: int) -> list[tuple[int, str]]:
-    """Round times (UTC), with texts."""
     span = max(1, last_ms - first_ms)
     step = next((each for each in _ROUND_MS if each >= 1_000 and span // each < most), span)
     first = -(-first_ms // step) * step

@@ -29,7 +29,7 @@ class JobRow:
 
 @dataclass(frozen=True)
 class JobList:
-    """`kinds`: (kind, number of jobs) of the whole list. `rows`: jobs of the chosen kind with all words."""
+    """`kinds`: (kind, number of jobs) of the whole list."""
 
     kinds: tuple[tuple[str, int], ...]
     kind: str
@@ -47,7 +47,7 @@ _ORDER = {"bad": 0, "warn": 1}
 
 
 def job_list(jobs: Sequence[JobSummary], words: str = "", kind: str = "all") -> JobList:
-    """Lists living jobs before ended jobs, jobs in trouble first. An unknown kind is "all"."""
+    """Living jobs before ended jobs, jobs in trouble first. An unknown kind is "all"."""
     kind = kind if kind in _KINDS else "all"
     words = words[:LONGEST_FILTER]
     shown = [job for job in jobs if _KINDS[kind](job) and _has(job, words.lower().split())]

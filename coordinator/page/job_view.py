@@ -61,7 +61,7 @@ def _is_slow(status: JobStatus) -> bool:
 
 
 def live(status: JobStatus, now_ms: int) -> dict[str, str]:
-    """Returns the figures that a page changes in place, by element."""
+    """Figures that a page changes in place, by element."""
     last = status.checkpoints.last_completed
     running = sum(slot.state == "running" for slot in status.slots)
     now = msgspec.structs.replace(status, at_ms=now_ms)
@@ -92,7 +92,6 @@ def _under_way(status: JobStatus, now_ms: int) -> str:
 
 
 def _done(status: JobStatus) -> str:
-    """Result of the savepoint, rescale or replace that ended last."""
     found = [
         (
             each.ended_ms,
@@ -127,7 +126,7 @@ _DROPPED = {
 
 
 def dropped(status: JobStatus) -> list[tuple[str, str, str]]:
-    """Returns (operator, reason, rows) over all slots, without zeros."""
+    """(operator, reason, rows) over all slots, without zeros."""
     found = totals(slot.metrics for slot in status.slots)
     words = {metric.name: text for metric, text in _DROPPED.items()}
     parted = sorted((*key.rpartition(".")[::2], rows) for key, rows in found.items())
@@ -176,7 +175,7 @@ def operators(status: JobStatus) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class EventView:
-    """An event of the job. `kind`: a key of `KINDS`.
+    """`kind`: a key of `KINDS`.
 
     `gap_ms`: time between the completed checkpoints around the event; None: unknown.
     """
@@ -259,7 +258,7 @@ _Row = TypeVar("_Row")
 
 
 def noteworthy(rows: Sequence[_Row], most: int | None, order: Callable[[_Row], Any]) -> Sequence[_Row]:
-    """Pages with 500 slots must stay small; `most` None: all rows."""
+    """Pages with 500 slots must stay small."""
     return rows if most is None or len(rows) <= most else sorted(rows, key=order)[:most]
 
 
@@ -269,7 +268,7 @@ def failed_checkpoints(status: JobStatus) -> list[CheckpointStatus]:
 
 
 def store_use(status: JobStatus) -> tuple[list[tuple[str, str]], str]:
-    """Returns (label, figure), and a note on the mean; empty while unknown."""
+    """(label, figure), and a note on the mean; empty while unknown."""
     prices = prices_of(status)
     mean = store_rate(status.checkpoints.history, prices)
     if mean is None:
@@ -291,7 +290,7 @@ def store_use(status: JobStatus) -> tuple[list[tuple[str, str]], str]:
 
 
 def operator_metrics(status: JobStatus, operators: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Returns (operator, metric, figure) of all slots, with metrics of users' functions."""
+    """(operator, metric, figure) of all slots, with metrics of users' functions."""
     found = totals(slot.metrics for slot in status.slots)
     parted = sorted((*key.rpartition(".")[::2], figure) for key, figure in found.items())
     return [(operator, metric, number(figure)) for operator, metric, figure in parted if operator in operators]

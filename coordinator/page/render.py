@@ -43,8 +43,6 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u20
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Options for this daemon in command lines."""
-
     coordinator: str = "http://127.0.0.1:PORT"
     token_file: str = "FILE"
 
@@ -89,7 +87,7 @@ def inert(html: str) -> str:
 
 
 def coded(sentence: str) -> Markup:
-    """Escapes the sentence; text between backticks becomes code."""
+    """Text between backticks becomes code."""
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(_CODE.split(sentence))
     )
@@ -134,7 +132,7 @@ def _page(template: str, **facts: Any) -> str:
 
 
 def load() -> None:
-    """Compiles all templates early, because that takes a while."""
+    """Compilation takes a while."""
     for name in _environment().list_templates():
         _environment().get_template(name)
 
@@ -145,7 +143,6 @@ def login_page(trouble: str = "", wait_s: int = 0, line: str = "") -> str:
 
 
 def opened_page(target: str) -> str:
-    """Page of a one-time link, which redirects to `target`."""
     return _page("opened.html", target=target)
 
 
@@ -191,12 +188,12 @@ def step_page(facts: JobFacts, chain: ChainStatus, work: Sequence[SubtaskWork]) 
 
 
 def slots_page(facts: JobFacts) -> str:
-    """Slots of a job that is led here have links to logs and stacks."""
+    """Only slots of a job that is led here have links to logs and stacks."""
     return _page("slots.html", status=facts.status, asks=_asks(facts))
 
 
 def slot_page(facts: JobFacts, number: int, slot: SlotStatus | None, subject: Subject, lines: Sequence[str]) -> str:
-    """Page of a slot's log (`lines`: records, the oldest first) or of the threads' stacks."""
+    """`lines`: log records, the oldest first, or stacks."""
     return _page("slot.html", status=facts.status, number=number, slot=slot, subject=subject, lines=lines)
 
 
@@ -219,10 +216,7 @@ def latency_page(facts: JobFacts) -> str:
 
 
 def checkpoint_page(facts: JobFacts, checkpoint: int, first: int = 0) -> str | None:
-    """Returns a checkpoint's page; None: not in the history.
-
-    `first`: first row of the table of subtasks, counted from the slowest.
-    """
+    """None: not in the history. `first`: first row of the table of subtasks, counted from the slowest."""
     history = facts.status.checkpoints.history
     index = next((at for at, each in enumerate(history) if each.checkpoint == checkpoint), None)
     if index is None:

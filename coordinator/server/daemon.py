@@ -1,8 +1,7 @@
 """Coordinator process, `python -m barrier_runtime.coordinator.server.daemon`.
 
 Runs every job on one loop, and stores everything in the object store: killing the process is always safe. Several
-daemons with the same storage and token stand by for each other (`--lease`). REST modules are imported after slots can
-connect.
+daemons with the same storage and token stand by for each other (`--lease`).
 """
 
 import argparse

@@ -32,10 +32,7 @@ def write_end(
     wall_ms: int,
     sleep: Callable[[float], None],
 ) -> str:
-    """Returns why the log lacks FINISH; "" if it is there.
-
-    `led_at`: position of a record by which this process led.
-    """
+    """Returns why the log lacks FINISH, or "". `led_at`: position of a record by which this process led."""
     why = ""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -70,7 +67,6 @@ def _attempt(store: ObjectStore, spec: JobSpec, identity: Identity, led_at: int,
 
 
 def _other_leader(store: ObjectStore, paths: Paths, view: LogView, identity: Identity, led_at: int) -> str:
-    """Returns who took the job over since `led_at`, or ""."""
     if view.head is None or view.head.position < led_at:
         raise Corrupt(f"log record {paths.log_record(led_at)} is gone: restore it from a backup of the store")
     for position in range(led_at + 1, view.head.position + 1):

@@ -151,7 +151,7 @@ def _caller(scope: Scope, headers: dict[bytes, bytes]) -> Caller:
 
 
 def _why_ambiguous(scope: Scope) -> Response | None:
-    """Refuses repeated headers: the check and a route could use different headers."""
+    """The check and a route could use different headers."""
     names = [name for name, _ in scope["headers"]]
     for name in ("Authorization", *SIGNED_HEADERS):
         if names.count(name.lower().encode()) > 1:
@@ -174,9 +174,10 @@ def _why_unfit(scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
 
 
 async def _read_ahead(receive: Receive) -> tuple[Receive, bytes]:
-    """Reads the body that the signature covers, and returns a `receive` that gives the body again.
+    """The returned `receive` gives the body again.
 
-    A body without a length may exceed the bound; the bytes read so far match no signature then."""
+    A body without a length may exceed the bound; the bytes read so far match no signature then.
+    """
     body = bytearray()
     more = True
     while more and len(body) <= MAX_BODY_BYTES:

@@ -34,11 +34,11 @@ class Inspection:
         ]
 
     async def trend(self, request: Request) -> Response:
-        """Rate, lag and backlog of the last hour, a point per 10 s."""
+        """A point per 10 s of the last hour."""
         return json_answer(trend_of(await self._runner_of(request)))
 
     async def steps(self, request: Request) -> Response:
-        """Work of each subtask in the last 10 s, by chain."""
+        """Of the last 10 s, by chain."""
         return json_answer(steps_of(await self._runner_of(request)))
 
     async def lines(self, request: Request) -> Response:
@@ -56,7 +56,6 @@ class Inspection:
 
 
 async def rows_of(runner: JobRunner, asked: RowsAsked) -> SlotLines:
-    """Raises `InvalidJob` for an unknown step or a number out of bounds."""
     chain = next((each for each in runner.spec.chains if asked.step in each.operators), None)
     if chain is None:
         names = ", ".join(name for each in runner.spec.chains for name in each.operators)
@@ -92,13 +91,11 @@ def steps_of(runner: JobRunner) -> dict[int, tuple[SubtaskWork, ...]]:
 
 
 def trend_of_run(directory: JobDirectory, job: str, run_id: str) -> tuple[TrendPoint, ...]:
-    """Returns () if the run is not in this process."""
     runner = directory.run(job, run_id)
     return () if runner is None else trend_of(runner)
 
 
 def steps_of_run(directory: JobDirectory, job: str, run_id: str) -> dict[int, tuple[SubtaskWork, ...]]:
-    """Returns {} if the run is not in this process."""
     runner = directory.run(job, run_id)
     return {} if runner is None else steps_of(runner)
 

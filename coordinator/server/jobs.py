@@ -62,8 +62,7 @@ class JobDirectory:
     ) -> None:
         """`probe` (blocking) runs once before the first new run is led; None: done before.
 
-        Raises `InvalidJob` for a store that cannot hold a decision log. `leases`: None if no other daemon shares the
-        storage. `clock` and `sleep`: see `JobRunner`.
+        `leases`: None if no other daemon shares the storage.
         """
         self._store = store
         self._daemon_key = daemon_key
@@ -99,7 +98,7 @@ class JobDirectory:
         return dict(self._current)
 
     def job(self, name: str) -> JobRunner | None:
-        """Returns the run that was submitted or adopted last."""
+        """The run that was submitted or adopted last."""
         return self._current.get(name)
 
     def run(self, job: str, run_id: str) -> JobRunner | None:
@@ -110,7 +109,7 @@ class JobDirectory:
         self._current[runner.spec.job] = runner
 
     async def submit(self, spec: JobSpec) -> JobRunner:
-        """Leads this run; repetition changes nothing. Raises `LedElsewhere` if another daemon leads."""
+        """Repetition changes nothing. Raises `LedElsewhere` if another daemon leads."""
         spec = validated_spec(spec)
         await self._proven()
         if self._leases is not None and self._live(spec.job, spec.run_id) is None:
@@ -121,7 +120,7 @@ class JobDirectory:
         return known if known is not None else self._start(spec, Origin.SUBMITTED)
 
     async def for_slot(self, job: str, run_id: str) -> JobRunner | NotHere:
-        """Adopts an unknown run that is the log's newest, if the lease is free."""
+        """Adopts the log's newest run if the lease is free."""
         known = self._live(job, run_id)
         if known is not None and not self._displaced(known):
             return known
@@ -142,10 +141,7 @@ class JobDirectory:
                 return NotHere(f"the log or the lease of job {job} can't be read: {error}", fenced=False)
 
     async def leader_elsewhere(self, job: str, run_id: str | None) -> Lease | None:
-        """Returns the lease of another daemon that leads the job (or this run).
-
-        Raises `Unavailable` while a run that was led elsewhere has no leader.
-        """
+        """Raises `Unavailable` while a run that was led elsewhere has no leader."""
         if self._leases is None:
             return None
         runner = self.job(job) if run_id is None else self.run(job, run_id)
@@ -165,12 +161,10 @@ class JobDirectory:
         return None
 
     async def past(self, job: str, run_id: str | None) -> JobStatus | None:
-        """Returns the stored status of an ended run."""
         view, history = await self._stored(job, run_id or "")
         return past_status(view, history, run_id)
 
     async def stored(self, lease: Lease) -> JobStatus | None:
-        """The status is some seconds old."""
         view, history = await self._stored(lease.job, lease.run_id)
         return led_elsewhere(view, history, f"daemon {lease.leader} at {lease.http} leads this job")
 
@@ -196,7 +190,7 @@ class JobDirectory:
         return view, history
 
     async def close(self) -> None:
-        """Stops leading and releases leases, without messages to slots: exit ends no job."""
+        """Without messages to slots: exit ends no job."""
         for run, task in self._tasks.items():
             if self._runs[run].outcome is None:  # else the runner is writing the outcome
                 task.cancel()

@@ -66,12 +66,11 @@ class Leases:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def displaced(self, job: str, run_id: str) -> bool:
-        """Whether another daemon held this run's lease at the last read."""
+        """Another daemon held this run's lease at the last read."""
         keeper = self._keepers.get((job, run_id))
         return keeper is not None and keeper.displaced
 
     async def judge(self, job: str) -> Judgement:
-        """Raises `Unavailable` if the store does not answer."""
         key = Paths(job).lease
         asked_ms = _now_ms()
         try:

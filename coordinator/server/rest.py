@@ -222,7 +222,6 @@ class Api:
         return json_answer(TriggerReply("accepted", ""), 202)
 
     async def replace(self, request: Request) -> Response:
-        """Begins a replace, or takes the driver's loaded program."""
         runner = await self._runner(request)
         try:
             asked = _REPLACE.decode(await body_of(request))
@@ -297,7 +296,7 @@ class Api:
         return await self._once(request, lambda: self._stop(runner, wanted.mode, savepoint))
 
     async def _checked(self, asked: SavepointAsked, *, stops: bool) -> SavepointRequest:
-        """Raises `InvalidJob` for an unwritable or forbidden folder, before a checkpoint is taken."""
+        """Raises `InvalidJob` for an unwritable or forbidden folder."""
         roots = self._savepoint_roots
         if roots and not any(lies_within(asked.url, root) for root in roots):
             raise InvalidJob(
@@ -326,7 +325,6 @@ class Api:
         return json_answer(TriggerReply("accepted", ""), 202)
 
     async def _once(self, request: Request, act: Callable[[], Response]) -> Response:
-        """Repeats the answer, not the action, for a repeated request id."""
         request_id = request.headers.get("x-request-id")
         if request_id is None:
             return act()
@@ -377,7 +375,7 @@ def application(
     page: PageAddress | None = PageAddress(),
     savepoint_roots: Sequence[str] = (),
 ) -> ASGIApp:
-    """`page`: None for a REST interface without the page. `savepoint_roots`: as in `Api`."""
+    """`page`: None for REST alone."""
     links = None if page is None else LoginLinks(token.value)
     signatures = Signatures(token.value)
     api = Api(directory, control, pid, signatures.key, links, savepoint_roots)

@@ -58,10 +58,7 @@ _LAST_WORD_S = 15.0  # a broken job ends then, whatever the store does
 
 
 class JobRunner:
-    """`leader`: unique to this process start.
-
-    Use: `task = create_task(runner.run())`, then the slot methods.
-    """
+    """`leader`: unique to this process start."""
 
     def __init__(
         self,
@@ -122,7 +119,6 @@ class JobRunner:
 
     @property
     def lead_position(self) -> int | None:
-        """See `JobProtocol`."""
         return None if self._broken else self._protocol.lead_position
 
     @property
@@ -131,7 +127,6 @@ class JobRunner:
 
     @property
     def history_revision(self) -> object:
-        """See `JobProtocol`."""
         return self._protocol.history_revision
 
     @property
@@ -143,7 +138,7 @@ class JobRunner:
         return self._protocol.connected_slots
 
     async def run(self) -> JobEnded:
-        """Leads the job to the end. Cancelling stops leading, without messages to slots."""
+        """Cancelling stops leading, without messages to slots."""
         self._ended = asyncio.get_running_loop().create_future()
         if self.outcome is None:
             self._post(Begin())
@@ -163,7 +158,7 @@ class JobRunner:
             self._threads.close()
 
     async def quiet(self) -> None:
-        """Waits, after `run`, until no store call of this runner is in progress."""
+        """After `run`: waits until no store call is in progress."""
         await self._threads.quiet()
 
     def status(self) -> JobStatus:
@@ -182,7 +177,7 @@ class JobRunner:
         return self._protocol.standbys
 
     def summary(self) -> JobSummary:
-        """Row in the list of jobs, as of the last event."""
+        """As of the last event."""
         summary = self._protocol.summary(self._clock())
         if not self._broken:
             return summary
@@ -209,7 +204,7 @@ class JobRunner:
         self._post(UserStop(mode, savepoint))
 
     def savepoint(self, request: SavepointRequest) -> None:
-        """Once per id. Raises `InvalidJob` if impossible."""
+        """As `stop`, once per id."""
         self._check_savepoint(request)
         self._post(UserSavepoint(request))
 
@@ -219,7 +214,7 @@ class JobRunner:
             raise InvalidJob(refusal)
 
     def rescale(self, request: RescaleRequest) -> None:
-        """Once per id. Raises `InvalidJob` if impossible."""
+        """As `savepoint`."""
         refusal = self._broken or self._protocol.refuses_rescale(request)
         if refusal:
             raise InvalidJob(refusal)
@@ -237,7 +232,6 @@ class JobRunner:
         self._post(SlotsStarting(room))
 
     async def changed(self, wait_s: float) -> None:
-        """Waits until the status version changes, at most `wait_s`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listening[waiter] = self._news
         try:
@@ -353,7 +347,6 @@ class JobRunner:
             self._log.log(level, "job %s: %s (was %s)", self.spec.job, now, before.state)
 
     def _break_by(self, error: Exception) -> None:
-        """Ends this job, and no other job, after a bug."""
         self._log.error("job %s: stopped by an internal error", self.spec.job, exc_info=error)
         self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
 
@@ -381,7 +374,6 @@ class JobRunner:
         self._end(JobEnded("failed", reason))
 
     def _set_timer(self) -> None:
-        """An early tick is harmless."""
         if self._broken:
             return
         deadline = self._protocol.next_deadline()

@@ -46,7 +46,7 @@ _SPEAK_HTTPS = (
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """`certificates`: for HTTPS. `savepoint_roots`: as in `rest.Api`."""
+    """`savepoint_roots`: as in `rest.Api`."""
 
     request_timeout_s: float = REQUEST_TIMEOUT_S
     certificates: Certificates | None = None
@@ -158,7 +158,6 @@ def rest_server(
     page: "PageAddress | None",
     options: ServerOptions,
 ) -> RestingServer:
-    """`control`: address for slots."""
     from barrier_runtime.coordinator.server.rest import application
 
     config = Config(

@@ -50,7 +50,7 @@ class SlotQuestions:
         return await self._ask(index, AskSlot(0, "rows", step, count), ANSWER_S)
 
     async def _ask(self, index: int, question: AskSlot, wait_s: float) -> tuple[str, ...]:
-        """Raises `InvalidJob` if there is no such slot or the slot cannot answer, `Unavailable` without an answer."""
+        """Raises `InvalidJob` if the slot is unknown or cannot answer, `Unavailable` without an answer."""
         slot, link = self._reached(index)
         if len(self._open) >= MOST_QUESTIONS:
             raise Unavailable(f"{MOST_QUESTIONS} questions to slots of job {self._job} are open: ask again in a moment")
@@ -88,7 +88,6 @@ class SlotQuestions:
         return slot, slot.link
 
     def answered(self, link: Link, message: SlotAnswer) -> None:
-        """Ignores answers that nobody awaits, or of another slot."""
         asked = self._open.get(message.number)
         if asked is not None and asked.link == link and not asked.answer.done():
             asked.answer.set_result(message)

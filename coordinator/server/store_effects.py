@@ -90,11 +90,11 @@ class StoreThreads:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def copy(self, call: Callable[[], Result]) -> Result:
-        """Runs a call that may take minutes, one at a time."""
+        """For calls that may take minutes, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._copies, call)
 
     async def compact(self, call: Callable[[], Result]) -> Result:
-        """Runs a call that may take minutes, and returns soon once `closed` is set."""
+        """For a call that may take minutes, and returns soon once `closed` is set."""
         return await asyncio.get_running_loop().run_in_executor(self._compactions, call)
 
     def close(self) -> None:
@@ -109,8 +109,6 @@ class StoreThreads:
 
 
 class StoreEffects:
-    """All methods belong to the loop's thread."""
-
     def __init__(
         self,
         job: str,
@@ -121,10 +119,7 @@ class StoreEffects:
         clock: Callable[[], int],
         sleep: Callable[[float], None],
     ) -> None:
-        """`read_history`: for the answer to `ReadLog`. `tell` gets failed and answered calls.
-
-        `clock` in ms; `sleep` is for the store's threads.
-        """
+        """`read_history`: for the answer to `ReadLog`. `clock` in ms; `sleep` is for the store's threads."""
         self._job = job
         self._store = store
         self._paths = Paths(job)
@@ -141,7 +136,7 @@ class StoreEffects:
         self._answered_at = NO_RECORD  # highest position where a put of this process was answered
         self._below_base: set[int] = set()  # records below the log's base that stay
         self._compacting = False
-        self._undecided: set[str] = set()  # keys of log records without an answer, or with an unknown outcome
+        self._undecided: set[str] = set()  # keys of log records whose put has no or an unknown outcome
 
     async def carry_out(self, effect: StoreEffect) -> Event:
         """Returns the event that answers `effect`, also if the store refuses. Raises only for a bug."""
@@ -194,7 +189,7 @@ class StoreEffects:
         return DeletedAll(await self._threads.run(lambda: self._delete_all(effect.permit)))
 
     async def _compact(self, effect: Compact) -> Event:
-        """If a compaction is running, the next effect lists the rest."""
+        """A running compaction leaves the rest to the next effect."""
         if self._compacting:
             return Deleted("")
         self._compacting = True
@@ -265,7 +260,7 @@ class StoreEffects:
         return Listed(objects, tuple(found))
 
     def _copy(self, effect: CopySavepoint) -> int:
-        """Retries for a while; then there is no savepoint, and the user gets the error."""
+        """After some attempts there is no savepoint, and the user gets the error."""
         attempt = 0
         while True:
             try:

@@ -120,9 +120,6 @@ class Finishing(Phase):
 class Failing(Phase):
     """The append of FINISH decides: errors of a fenced process may be false, such as missing files of a
     checkpoint that the successor dropped.
-
-    The append of FINISH decides: errors of a fenced process may be false, such as missing files of a checkpoint that
-    the successor dropped.
     """
 
     name = "failing"

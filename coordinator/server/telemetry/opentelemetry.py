@@ -59,7 +59,7 @@ def _if_named(make: Callable[[], Made], endpoints: Sequence[str], environment: M
 
 
 class OpenTelemetrySender:
-    """Sends spans with their given ids. `exporter`: of the SDK; by default OTLP over HTTP."""
+    """`exporter`: of the SDK; by default OTLP over HTTP."""
 
     def __init__(self, exporter: object | None = None) -> None:
         from opentelemetry import trace
@@ -122,7 +122,6 @@ class OpenTelemetrySender:
         made.end(end_time=round(span.end_ms * 1e6))
 
     def close(self) -> None:
-        """Sends the rest, for a second at most. Blocks."""
         self._sending.close()
         self._provider.shutdown()
 
@@ -176,13 +175,12 @@ def interval_s(environment: Mapping[str, str] = os.environ) -> float:
 
 
 def metrics_of(environment: Mapping[str, str] = os.environ) -> "OpenTelemetryMetrics | None":
-    """As `sender_of`."""
     off = environment.get("OTEL_METRICS_EXPORTER", "otlp").lower() == "none"
     return None if off else _if_named(OpenTelemetryMetrics, METRIC_ENDPOINTS, environment)
 
 
 class CounterStarts:
-    """A value below the previous value starts a counter anew (with a generation)."""
+    """A value below the previous value starts a counter anew."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Attributes], tuple[int, float]] = {}
@@ -198,7 +196,7 @@ class CounterStarts:
 
 
 class OpenTelemetryMetrics:
-    """`exporter`: of the SDK; by default OTLP over HTTP."""
+    """`exporter`: as in `OpenTelemetrySender`."""
 
     def __init__(self, exporter: Any = None) -> None:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -222,7 +220,7 @@ class OpenTelemetryMetrics:
         return self._sending.ready
 
     def offer(self, statuses: Iterable[JobStatus]) -> bool:
-        """False: dropped, because the collector is busy or unavailable."""
+        """False: dropped."""
         return self.ready and self._sending.offer(self.points(statuses))
 
     def points(self, statuses: Iterable[JobStatus]) -> Any:

@@ -13,7 +13,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 def exposition(jobs: Iterable[JobStatus], now_ms: int) -> bytes:
-    """Covers running jobs, and jobs that ended within the last hour."""
+    """Running jobs, and jobs that ended within the last hour."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Jobs([job for job in jobs if is_exported(job, now_ms)]))
     return generate_latest(registry)

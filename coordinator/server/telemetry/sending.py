@@ -64,7 +64,7 @@ class Sending:
         rest: Callable[[int], float] = rest_s,
         there: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`what`: name in the log. `empty`: data without content. `there`: whether attempts make sense."""
+        """`there`: whether attempts make sense."""
         self._what = what
         self._empty = empty
         self._exporter = exporter
@@ -112,10 +112,7 @@ class Sending:
         return "the collector refused them or is away" if getattr(result, "name", "") == "FAILURE" else ""
 
     def close(self) -> None:
-        """Blocks for `CLOSE_S` at most, then drops unsent data.
-
-        An attempt that still waits for an answer is left to the thread, which cannot keep the process alive.
-        """
+        """Blocks for `CLOSE_S` at most, then drops unsent data."""
         until_s = time.monotonic() + CLOSE_S
         self._closing.set()
         with contextlib.suppress(queue.Full):

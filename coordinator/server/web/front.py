@@ -32,7 +32,6 @@ HEADERS = {
 
 class PagesOrRest:
     def __init__(self, make_pages: Callable[[], ASGIApp], rest: ASGIApp, sessions: PageSessions) -> None:
-        """`make_pages` is called once, in a thread."""
         self._make_pages = make_pages
         self._pages: ASGIApp | None = None
         self._making = asyncio.Lock()

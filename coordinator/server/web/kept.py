@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 class KeptFor(Generic[Value]):
     def __init__(self, make: Callable[[], Awaitable[Value]], lasts_s: float, clock_s: Callable[[], float]) -> None:
-        """`clock_s` is monotonic. An exception of `make` reaches the caller; the next caller tries again."""
+        """`clock_s` is monotonic. After an exception of `make` the next caller tries again."""
         self._make = make
         self._lasts_s = lasts_s
         self._clock_s = clock_s

@@ -60,8 +60,7 @@ _REASON_CHARACTERS = 600  # in a tick
 class PageSource:
     """`status` raises like REST; `known`: jobs that run here.
 
-    `elsewhere` and `stored`: jobs that other daemons lead, and their stored status. `trend`, `steps`: empty for a run
-    that is not here.
+    `elsewhere` and `stored`: of jobs that other daemons lead.
     """
 
     jobs: Callable[[], list[JobSummary]]
@@ -237,7 +236,6 @@ class Pages:
         return _html(render.slot_page(facts, number, slot, subject, lines))
 
     async def rows(self, request: Request) -> Response:
-        """Audited: rows are data."""
         facts, step = await self._facts(request), request.query_params.get("step", "")
         audit.info("token %s: looked at rows of a step of job %s", self._token.name, facts.status.job)
         found = await self._source.rows(facts.status.job, facts.status.run_id, step)

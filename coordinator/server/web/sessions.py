@@ -24,7 +24,7 @@ PREFIX = "_logins/"
 
 
 def use(store: ObjectStore, mark: str, now_ms: int) -> bool:
-    """Records the use of a link. False: used before. Blocks. Raises `Unavailable` if unclear."""
+    """False: used before. Blocks. Raises `Unavailable` if unclear."""
     try:
         outcome = store.put_if_absent(f"{PREFIX}{mark}", b"used")
     except OSError as error:
@@ -76,7 +76,7 @@ class _Signed:
         return hmac.compare_digest(self._signature(head).encode(), signature.encode("utf-8", "replace"))
 
     def ends_ms(self, value: str, now_ms: int) -> int | None:
-        """Expiry time; None for a foreign, damaged or expired value."""
+        """None for a foreign, damaged or expired value."""
         if not self.is_ours(value):
             return None
         ends = int(value.partition(".")[0])  # a number, by the valid signature
@@ -100,7 +100,6 @@ class PageSessions:
         return self._signed.ends_ms(value, now_ms)
 
     def of_cookies(self, header: str, now_ms: int) -> int | None:
-        """Expiry time from a `Cookie` header."""
         for each in header.split(";"):
             name, _, value = each.strip().partition("=")
             if name == self.cookie:
@@ -116,7 +115,7 @@ class LoginLinks:
         return self._signed.make(nonce, now_ms)
 
     def is_ours(self, code: str) -> bool:
-        """Whether a holder of the token made the code, perhaps long ago."""
+        """A holder of the token made the code, perhaps long ago."""
         return self._signed.is_ours(code)
 
     def mark(self, code: str, now_ms: int) -> str | None:
@@ -142,7 +141,6 @@ class LoginThrottle:
         self._wrong: OrderedDict[str, _Wrong] = OrderedDict()
 
     def wait_ms(self, client: str, now_ms: int) -> int:
-        """Wait before another wrong token of this client is answered."""
         known = self._wrong.get(client)
         if known is None or known.count < FREE_ATTEMPTS:
             return 0

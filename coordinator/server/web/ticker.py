@@ -1,6 +1,6 @@
 """Stream of figures for open pages, made once a second per topic (a job's name, or "": all jobs).
 
-A slow reader misses ticks, never delays others, and holds only the newest bytes. Without readers there is no task.
+A slow reader misses ticks, never delays others, and holds only the newest bytes.
 
 A tick carries figures as text and the number of the newest page; a page with another number requests the new page.
 """
@@ -21,7 +21,7 @@ _KEEP_ALIVE = b": still here\n\n"
 
 
 class PageTick(msgspec.Struct, frozen=True):
-    """`changes`: equal if the page differs only in figures. `urgent`: the part of the changes to show at once."""
+    """`changes`: equal if the page differs only in figures. `urgent`: changes to show at once."""
 
     figures: dict[str, str]
     changes: str
@@ -60,7 +60,6 @@ class Ticker:
         return sum(topic.readers for topic in self._topics.values())
 
     async def follow(self, name: str, until_s: float) -> AsyncIterator[bytes]:
-        """Yields events until the reader leaves or the clock reaches `until_s`."""
         topic = self._topics.setdefault(name, _Topic())
         topic.readers += 1
         try:
