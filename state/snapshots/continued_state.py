@@ -50,7 +50,6 @@ def _columns(what: StateDescription) -> str:
 
 
 def check_kind(now: StateDescription, before: StateDescription, where: str) -> None:
-    """Raises `InvalidJob` unless both are the same kind of state."""
     if (before.kind, before.key) != (now.kind, now.key):
         raise InvalidJob(
             f"{where} was written as {_said(before)} and is {_said(now)} now: declare it as it was, or give the "
@@ -59,7 +58,7 @@ def check_kind(now: StateDescription, before: StateDescription, where: str) -> N
 
 
 def continued(now: StateDescription, before: StateDescription | None, where: str) -> StateDescription:
-    """Description of the state `now` for later snapshots, except for the TTL.
+    """Description for later snapshots, except for the TTL.
 
     `now` has the program's `renamed`, and a version per function in `migrate`. `before`: restored description; None:
     the state is new. Raises `InvalidJob` if values could be lost without consent, or could not be read.
@@ -105,7 +104,7 @@ def _check_earlier(earlier: tuple[ValueType, ...], now: ValueType, names: dict[s
 
 
 def _names_of_fields(now: StateDescription, before: StateDescription, where: str) -> dict[str, str | None]:
-    """Other names that entries of this version may have for the current fields."""
+    """Other names of the current fields in entries of this version."""
     fields, renamed = now.fields, now.renamed
     earlier = {old: None if new is None else renamed.get(new, new) for old, new in before.renamed.items()}
     names = {**earlier, **renamed}
@@ -117,7 +116,7 @@ def _names_of_fields(now: StateDescription, before: StateDescription, where: str
             f"{names[again[0]] or 'dropped'!r}: give the new field another name"
         )
     gone = [name for name in before.fields if name not in fields and name not in names]
-    known = {*before.fields, *before.renamed}  # names possible in entries; others explain no new field
+    known = {*before.fields, *before.renamed}  # other names explain no new field
     explained = {new for old, new in names.items() if old in known}
     added = [name for name in fields if before.fields and name not in before.fields and name not in explained]
     if gone and added:
@@ -149,7 +148,7 @@ COME_AND_GO = frozenset((AGGREGATE, COLUMN))
 
 
 def described_name(kind: str, what: str) -> str:
-    """Name unique among an operator's states, whose names contain no space."""
+    """Returns a unique name, because names of states contain no space."""
     return f"{kind} {what}"
 
 
@@ -161,7 +160,7 @@ def added_aggregates(now: Mapping[str, StateDescription], before: Mapping[str, S
 def check_aggregates(
     now: Mapping[str, StateDescription], before: Mapping[str, StateDescription], may_drop: bool, where: str
 ) -> None:
-    """Raises `InvalidJob` for lost aggregates unless `may_drop`, and for state that cannot be read."""
+    """Raises `InvalidJob` for lost aggregates (unless `may_drop`) and unreadable state."""
     declared, known = _aggregates(now), _aggregates(before)
     gone = [name for name in known if name not in declared]
     if gone and declared and not may_drop:

@@ -1,7 +1,7 @@
 """Local copies of snapshots: hard links that outlive the upload, for restores without the network.
 
 Each copy is next to the incarnation's database, so that files can be linked. Losing a copy costs a download, never
-state. Used from the loop and from worker threads.
+state.
 """
 
 import shutil
@@ -29,13 +29,13 @@ class LocalCopy:
 
 
 class LocalCopies:
-    """All copies of a slot, across generations. `wait` blocks a worker thread until the event is set."""
+    """Copies of a slot, across generations. `wait` blocks a worker thread until the event is set."""
 
     def __init__(self, wait: Callable[[threading.Event], object] = threading.Event.wait) -> None:
         self._wait = wait
         self._lock = threading.Lock()
         self._copies: dict[tuple[str, int, int], LocalCopy] = {}
-        self._fetched: dict[tuple[int, str], Path] = {}  # by size and sha256: files fetched ahead of a restore
+        self._fetched: dict[tuple[int, str], Path] = {}  # by size and sha256: fetched ahead of a restore
         self._under_way: dict[tuple[int, str], threading.Event] = {}  # being fetched
         self._unwanted: list[Path] = []
         self._closed: set[Path] = set()  # folders of ended incarnations that still contain copies
@@ -72,7 +72,6 @@ class LocalCopies:
         return next((place for place in places if place.is_file()), None)
 
     def fetched(self, ref: FileRef, path: Path) -> None:
-        """Takes over `path`, a verified file with these bytes."""
         with self._lock:
             before = self._fetched.get((ref.size, ref.sha256))
             self._fetched[ref.size, ref.sha256] = path
@@ -81,7 +80,7 @@ class LocalCopies:
 
     @contextmanager
     def fetching(self, ref: FileRef) -> Iterator[None]:
-        """Other users of these bytes wait meanwhile (`wait_for`)."""
+        """Makes other users of these bytes wait (`wait_for`)."""
         came = threading.Event()
         with self._lock:
             self._under_way[ref.size, ref.sha256] = came

@@ -42,8 +42,6 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class SnapshotPlan:
-    """Each file of a snapshot is in exactly one of the four tuples."""
-
     reused: tuple[FileRef, ...]
     alone: tuple[LocalFile, ...]  # an object each
     packed: tuple[LocalFile, ...]  # together in an object
@@ -67,7 +65,6 @@ def is_value_name(name: str) -> bool:
 
 
 def is_immutable(name: str) -> bool:
-    """True if the file's bytes stay the same for the life of an incarnation."""
     return _NEVER_CHANGES.fullmatch(name) is not None
 
 

@@ -30,7 +30,7 @@ from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, OperatorSnap
 
 @dataclass(frozen=True)
 class RestorePart:
-    """Key groups `first` to `last`, both inclusive, of a snapshot."""
+    """`first` and `last` are inclusive."""
 
     subtask: int
     keyed: KeyedSnapshot
@@ -49,7 +49,7 @@ class RestorePlan:
     described: Mapping[str, StateDescription] = field(default_factory=dict)
 
     def adopts(self, kind: str) -> KeyedSnapshot | None:
-        """The only snapshot, if a backend of this kind can open that snapshot unchanged."""
+        """The only snapshot, if a backend can open that snapshot unchanged."""
         if len(self.parts) != 1:
             return None
         part = self.parts[0]
@@ -61,10 +61,7 @@ class RestorePlan:
 def plan_restore(
     operator: str, subtask: int, parallelism: int, max_parallelism: int, restored: Sequence[OperatorSnapshot]
 ) -> RestorePlan:
-    """Raises `InvalidJob` for another max_parallelism.
-
-    Raises `Corrupt` for files that no snapshot contains, `ProtocolViolation` for a gap or an overlap.
-    """
+    """Raises `Corrupt` for files that no snapshot contains, `ProtocolViolation` for a gap or an overlap."""
     first, last = key_group_range(subtask, parallelism, max_parallelism)
     overlapping: list[tuple[int, KeyedSnapshot]] = []
     for snapshot in restored:
@@ -88,7 +85,7 @@ def plan_restore(
 
 
 def merge_state_ids(numberings: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], list[dict[int, int]]]:
-    """Merged numbering, which keeps the first ids, and the changed ids (old to new) of each numbering."""
+    """Merged numbering, which keeps the first ids, and each numbering's changed ids (old to new)."""
     merged: dict[str, int] = {}
     renumberings: list[dict[int, int]] = []
     for numbering in numberings:
@@ -181,7 +178,6 @@ class StoredDatabase:
 
     @property
     def wanted_bytes(self) -> int:
-        """Approximate size of the wanted entries."""
         names = {name for name in self.names if is_immutable(name)}
         size = sum(ref.size for ref in self.part.keyed.files if ref.name in names)
         return size * self.groups // _groups(self.stored)

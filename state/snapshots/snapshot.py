@@ -1,6 +1,6 @@
 """Snapshot of an operator subtask at a barrier: files, small values and in-flight rows.
 
-Any process can restore the subtask from the snapshot at any later time. Snapshots have no cycles (`gc=False`).
+Snapshots have no cycles (`gc=False`).
 """
 
 import msgspec
@@ -28,9 +28,9 @@ def value_format(subject: str, version: int = 1) -> Format:
 
 
 class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Bytes of a snapshot file: `inline`, or `size` bytes from `offset` of the object `key`."""
+    """`inline`, or `size` bytes from `offset` of the object `key`."""
 
-    name: str  # local file name, never a path
+    name: str  # never a path
     size: int
     sha256: str  # hex
     key: str | None = None  # relative to the store's root
@@ -75,7 +75,7 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Rows in flight to input `port`: frames of a data connection, processed in order before new frames."""
+    """Frames of a data connection to input `port`, processed before new frames."""
 
     port: int
     file: FileRef
@@ -118,7 +118,7 @@ class SnapshotTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precommit_ms: float = 0.0  # part of `async_ms`: longest blocking work of an operator
     upload_ms: float = 0.0  # part of `async_ms`: longest write of an operator's state
     slowest: str = ""  # operator with the longer of these two
-    read: int = 0  # of a source: rows up to the barrier, each counted once despite replays
+    read: int = 0  # of a source: rows up to the barrier, without replays
     rows: int = 0  # since the last snapshot, like all fields below
     busy_ms: float = 0.0
     blocked_ms: float = 0.0  # receivers had no credit

@@ -13,11 +13,9 @@ Layout = Literal["value", "entries", "times", "columns", "copy"]
 
 @dataclass(frozen=True)
 class StateKind:
-    """`layout`: "times" for times before keys, "copy" for a copy in each subtask.
-
-    `said`: the kind in messages. `beside`: the column between key and value of the Arrow table. `numbered`: entries of
-    a
-    key have positions 0, 1, 2, …
+    """`layout`: "times" for times before keys, "copy" for a copy in each subtask. `said`: the kind in
+    messages. `beside`: the column between key and value of the Arrow table. `numbered`: entries of a key have positions
+    0, 1, 2, …
     """
 
     name: str
@@ -45,5 +43,5 @@ KINDS = {kind.name: kind for kind in (VALUE, LIST, MAP, REDUCING, AGGREGATING, C
 
 
 def kind_of(name: str) -> StateKind:
-    """A kind without a row, such as that of a newer release, is treated as a value."""
+    """A kind without a row, perhaps of a newer release, is treated as a value."""
     return KINDS.get(name) or StateKind(name, f"a state of kind {name!r}")

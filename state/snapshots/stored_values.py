@@ -24,10 +24,8 @@ def store_values(
     limit_bytes: int,
     check: Callable[[], None],
 ) -> tuple[dict[str, bytes], dict[str, FileRef]]:
-    """Returns the values for the manifest, and the objects by name.
-
-    `stored`: values that are objects already. `check`, called before each upload, raises if the snapshot is no longer
-    wanted.
+    """`stored`: values that are objects already. `check`, called before each upload, raises if the
+    snapshot is no longer wanted.
     """
     small: dict[str, bytes] = {}
     objects: dict[str, FileRef] = {}
@@ -56,7 +54,7 @@ def _check_name(name: str) -> None:
 def with_values(store: ObjectStore, snapshots: Sequence[OperatorSnapshot], at_once: int) -> list[OperatorSnapshot]:
     """Moves all `objects` into `values`.
 
-    Raises `Corrupt` with the name of a missing or changed object, `Unavailable` if an object cannot be read now.
+    Raises `Corrupt` for a missing or changed object, `Unavailable` if an object cannot be read now.
     """
     wanted = [(number, name, ref) for number, each in enumerate(snapshots) for name, ref in each.objects.items()]
     if not wanted:

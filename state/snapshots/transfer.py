@@ -54,7 +54,7 @@ def upload(
 
 
 def download(store: ObjectStore, files: Sequence[FileRef], directory: Path, at_once: int = 4) -> None:
-    """Downloads into `directory`, which has no such files yet, and checks every byte."""
+    """Checks every byte. `directory` has no such files yet."""
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     in_parallel(lambda ref: download_verified(store, ref, directory / ref.name), files, at_once)
 

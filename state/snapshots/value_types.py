@@ -59,10 +59,7 @@ class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 @dataclass(frozen=True)
 class Misfit:
-    """Values of type `before` at `path` cannot be read as `now`.
-
-    `path`: such as "lines[].price"; empty: the whole value.
-    """
+    """`path`: such as "lines[].price"; empty: the whole value."""
 
     path: str
     before: str
@@ -76,7 +73,7 @@ _Classes = tuple[ValueType, ...]  # from the outermost class
 def misfit(
     before: ValueType, now: ValueType, renamed: Mapping[str, str | None] | None = None, earlier: bool = False
 ) -> Misfit | None:
-    """First place in values of `before` that cannot be read as `now`; None: all can be read.
+    """First place in values of `before` that cannot be read as `now`; None: no such place.
 
     `renamed`: earlier names of the class's own fields. `earlier`: another type was in use in between.
     """
@@ -84,7 +81,6 @@ def misfit(
 
 
 def loses(before: ValueType, now: ValueType, renamed: Mapping[str, str | None]) -> bool:
-    """True if values of `before` may have fields that `now` lacks."""
     comparison = _Comparison()
     comparison.whole(before, now, renamed)
     return comparison.lost

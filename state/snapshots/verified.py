@@ -30,7 +30,7 @@ def read_verified(store: ObjectStore, ref: FileRef) -> bytes:
 
 
 def download_verified(store: ObjectStore, ref: FileRef, path: Path) -> None:
-    """As `read_verified`, into the new file `path`, which is removed if the bytes are wrong.
+    """As `read_verified`, into the new file `path`.
 
     Do not change the file, which may be the stored object itself.
     """
@@ -52,7 +52,7 @@ def download_verified(store: ObjectStore, ref: FileRef, path: Path) -> None:
 
 
 def verify_parts(store: ObjectStore, refs: Iterable[FileRef], path: Path) -> None:
-    """Raises `Corrupt` unless the file `path`, the object of all `refs`, has the written bytes."""
+    """Raises `Corrupt` unless `path`, the object of all `refs`, has the written bytes."""
     with path.open("rb") as file:
         for ref in refs:
             file.seek(ref.offset)
