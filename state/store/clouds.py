@@ -2,7 +2,7 @@
 
 The only file that imports obstore, which releases the interpreter's lock during a request. Credentials come only from
 the clouds' default chains. The client's own retries are off: a repeated conditional put could mistake the first
-attempt's object for another writer's. All other requests are retried here.
+attempt's object for another writer's.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ _CREDENTIALS = {
 
 
 class NotDone(Unavailable):
-    """An unexecuted request, safe to send again. `then`: error after `_REFUSED_ATTEMPTS` attempts."""
+    """Safe to send again. `then`: error after `_REFUSED_ATTEMPTS` attempts."""
 
     def __init__(self, message: str, then: BarrierRuntimeError | None = None) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class NotDone(Unavailable):
 
 
 class CloudStore:
-    """Objects below `prefix` of a bucket or container. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(
         self,
@@ -247,7 +247,6 @@ class CloudStore:
         )
 
     def _first_part(self, key: str, offset: int, size: int | None, etag: str | None) -> _Part:
-        """Returns no bytes at the end of the object."""
         end = offset + (_PART_BYTES if size is None else min(size, _PART_BYTES))
         try:
             return self._part(key, offset, end, etag)
@@ -350,7 +349,7 @@ class CloudStore:
 
 
 def answer_of(error: Exception) -> tuple[str, int]:
-    """Error code and HTTP status of an exception of obstore; "" and 0 if there are none."""
+    """Error code and HTTP status; "" and 0 if `error` has none."""
     status, code = _STATUS.search(str(error)), _CODE.search(str(error))
     return code[1] if code else "", int(status[1]) if status else 0
 
@@ -380,10 +379,8 @@ def _settings(budget: RetryBudget, endpoint: str | None) -> dict[str, Any]:
 def s3_client(
     bucket: str, endpoint: str, region: str, virtual_host: bool, credentials: Callable[[], Any], budget: RetryBudget
 ) -> Any:
-    """obstore's client of an S3 bucket.
-
-    Sets every option for destinations and signatures, so that obstore ignores environment variables that boto3 does not
-    know.
+    """Sets every option for destinations and signatures, so that obstore ignores environment variables
+    that boto3 does not know.
     """
     unknown_setting = _obstore("s3").exceptions.UnknownConfigurationKeyError
     from obstore.store import S3Store
@@ -425,7 +422,7 @@ def _client(cloud: Cloud, bucket: str, account: str, endpoint: str | None, budge
 
 
 def _etag(listed: str | None) -> str:
-    """The tag with quotes, as in conditions: Azure lists tags without quotes."""
+    """Adds the quotes that conditions need and Azure's lists omit."""
     return f'"{listed}"' if listed and not listed.endswith('"') else listed or ""
 
 

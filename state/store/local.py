@@ -46,7 +46,7 @@ V = TypeVar("V")
 
 
 class LocalStore:
-    """Opens or creates the folder. Raises `InvalidJob` if that is impossible."""
+    """Opens or creates the folder. Raises `InvalidJob`."""
 
     def __init__(self, root: Path) -> None:
         try:
@@ -166,7 +166,7 @@ class LocalStore:
         return True
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
-        """Copies from another folder. `beside_work`: slowly, a single copy at a time."""
+        """`beside_work`: copies slowly, one object at a time."""
         if not isinstance(source, LocalStore):
             return False
         with source._named_trouble("get", key), _open_object(source._target(key)):
@@ -299,7 +299,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _temporary_file(self) -> Iterator[Path]:
-        """Path of a temporary file for the caller to move; removed if the caller fails."""
+        """Yields a path for the caller to move; removes the file if the caller fails."""
         path = self._temporary / uuid.uuid4().hex
         try:
             yield path
@@ -339,7 +339,6 @@ class LocalStore:
 
 
 def _open_object(path: Path) -> BinaryIO:
-    """Refuses a symbolic link."""
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
 
 
@@ -405,7 +404,7 @@ def _sync(path: Path, how: int) -> None:
 
 
 def _make_root(root: Path) -> None:
-    """As `mkdir -p`; syncs each new name, and the last name even if not new."""
+    """Makes folders, and syncs each new name, and the last name even if not new."""
     root = root.absolute()
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
     root.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,7 @@ class _Object:
 
 @dataclass
 class MemoryStore:
-    """Objects in memory. Thread-safe. `now_ms` gives modification times; by default they are all 0."""
+    """Thread-safe. `now_ms` gives modification times."""
 
     name: str = "memory"
     now_ms: Callable[[], int] = field(default=lambda: 0, repr=False)
@@ -86,7 +86,7 @@ class MemoryStore:
             self._faults.clear()
 
     def land_late(self) -> int:
-        """Executes every write in flight; returns their number."""
+        """Returns the number of executed writes."""
         with self._lock:
             late, self._late = self._late, []
             for arrive in late:

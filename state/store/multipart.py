@@ -32,7 +32,7 @@ class S3Access(Protocol):
     def url(self) -> str: ...
 
     def request(self, operation: str, key: str, send: Callable[[Any, str, str], _T]) -> _T:
-        """Calls `send(client, bucket, full name of key)` once. Raises failures as errors of this package."""
+        """Calls `send(client, bucket, full name of key)` once."""
         ...
 
     def retrying(self, operation: str, key: str, send: Callable[[Any, str, str], _T]) -> _T:
@@ -46,7 +46,7 @@ class HasMultipart(Protocol):
 
 
 class MultipartUploads:
-    """Uploads below a prefix of a bucket. Blocking, thread-safe.
+    """Blocking, thread-safe.
 
     Counts checks that found nothing, so keep a single object if other processes may complete the same uploads.
     """
@@ -56,7 +56,7 @@ class MultipartUploads:
         self._looks: dict[str, int] = {}
 
     def complete(self, key: str, upload: Upload, sha256: str, size: int) -> None:
-        """Makes the object visible. Idempotent: succeeds if the object already has this content."""
+        """Idempotent: succeeds if the object already has this content."""
         tagged = enumerate(zip(upload.parts, upload.checksums, strict=True), 1)
         parts = {"Parts": [{"PartNumber": number, "ETag": tag, "ChecksumSHA256": sum} for number, (tag, sum) in tagged]}
         try:
@@ -95,12 +95,12 @@ class MultipartUploads:
         ) from error
 
     def abort(self, key: str, upload_id: str) -> None:
-        """Idempotent; leaves a completed upload unchanged."""
+        """Idempotent; a completed upload stays."""
         with contextlib.suppress(ObjectNotFound):
             self._access.retrying("abort", key, _abort(upload_id))
 
     def list(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Yields (key, upload id) of every pending upload below `prefix`."""
+        """Yields (key, upload id) of every pending upload."""
         marker: dict[str, Any] = {}
         while True:
 

@@ -26,7 +26,7 @@ class ObjectNotFound(BarrierRuntimeError):
 
 
 class ObjectChanged(BarrierRuntimeError):
-    """The object with this key is not the requested version."""
+    """The object is not the requested version."""
 
 
 class RangeBehindEnd(BarrierRuntimeError):
@@ -62,7 +62,7 @@ class ObjectStore(Protocol):
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes: ...
 
     def get_file(self, key: str, path: Path) -> None:
-        """Downloads the object to a new local file."""
+        """`path`: a new file."""
         ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]: ...
@@ -72,9 +72,9 @@ class ObjectStore(Protocol):
         ...
 
     def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
-        """Makes the staged object (content hash `sha256`) visible as `final`, atomically; deletes `staged`.
+        """Makes `staged` (content hash `sha256`) visible as `final`, atomically; deletes `staged`.
 
-        `fresh`: nobody has tried to publish `final` before, so a store need not check.
+        `fresh`: nobody has tried to publish `final` before.
 
         Idempotent: succeeds if `final` already has the same content, with or without `staged`. Raises `Corrupt` if
         `final` has other content, `ObjectNotFound` if both are absent.
@@ -84,10 +84,10 @@ class ObjectStore(Protocol):
 
 @runtime_checkable
 class ReadsVersions(Protocol):
-    """A store that refuses to read an object replaced after the listing."""
+    """Refuses to read an object replaced after the listing."""
 
     def get_version(self, key: str, etag: str, offset: int, size: int) -> bytes | memoryview:
-        """As `get`, of the version with that `ObjectInfo.etag`, without a copy of the client's bytes.
+        """As `get`, without a copy of the client's bytes.
 
         Raises `ObjectChanged` for another version; for a deleted object `ObjectChanged` or `ObjectNotFound`.
         """
@@ -96,7 +96,7 @@ class ReadsVersions(Protocol):
 
 @runtime_checkable
 class CopiesStaged(Protocol):
-    """A store that publishes by a copy: the staged object may be deleted later."""
+    """Publishes by a copy: the staged object may be deleted later."""
 
     def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         """As `publish`, but keeps `staged`."""
@@ -105,7 +105,7 @@ class CopiesStaged(Protocol):
 
 @runtime_checkable
 class HasFolders(Protocol):
-    """A store that can name the folders below a prefix without listing their objects."""
+    """Names folders below a prefix without listing their objects."""
 
     def folders(self, prefix: str) -> Iterator[str]:
         """Yields the name of each folder directly below `prefix`, which ends with a slash."""
@@ -114,7 +114,7 @@ class HasFolders(Protocol):
 
 @runtime_checkable
 class LinksFiles(Protocol):
-    """A store of files of this machine, so that immutable files may be linked.
+    """A store of files of this machine, which may be linked.
 
     As `get_file` and `put_file`, by a hard link; False if linking is impossible, as between two disks.
     """
@@ -132,7 +132,7 @@ def folders_in(store: ObjectStore, prefix: str) -> list[str]:
 
 
 def side_by_side(store: ObjectStore, most: int) -> int:
-    """Maximum number of concurrent requests: `most`, or the store's own limit if lower."""
+    """Number of concurrent requests: `most`, or the store's own limit if lower."""
     return min(most, getattr(store, "requests_at_once", most))
 
 
@@ -144,7 +144,7 @@ def sha256_of(chunks: Iterable[bytes]) -> str:
 
 
 def check_published(store: ObjectStore, staged: str, final: str, expected: str, found: str | None) -> None:
-    """Raises unless `found`, the sha256 of `final` (None: absent), is the expected hash."""
+    """Raises unless the content of `final` has the hash `expected`."""
     if found is None:
         raise ObjectNotFound(f"neither {store.url}/{staged} nor {store.url}/{final} is there")
     if found != expected:
@@ -163,10 +163,10 @@ def get_or_none(store: ObjectStore, key: str) -> bytes | None:
 
 @runtime_checkable
 class CopiesItself(Protocol):
-    """A store that can copy from another store without this process reading the bytes."""
+    """A store that copies without this process reading the bytes."""
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
-        """Returns False if impossible. `beside_work`: slowly; other work on this machine goes first."""
+        """Returns False if impossible. `beside_work`: copies slowly, because other work goes first."""
         ...
 
 
@@ -183,7 +183,7 @@ def copy_object(
     *,
     beside_work: bool = False,
 ) -> None:
-    """Copies the object `key` of `source` to `to` of `target`, by the store itself if possible.
+    """Copies by the store itself if possible.
 
     Raises `ObjectNotFound` if the object is absent. `check` raises if the downloaded file is wrong, before anything is
     written. A copy by the store itself is not checked.

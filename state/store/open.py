@@ -23,7 +23,7 @@ _FORMS = (
 
 
 def open_store(url: str) -> ObjectStore:
-    """Opens the store at `url`. Raises `InvalidJob` if that is impossible.
+    """Raises `InvalidJob` for an impossible `url`.
 
     - `file:///folder` and plain paths: a folder, created if absent.
     - `s3://bucket/prefix[?endpoint=http://host:port]`: `client=boto3` replaces obstore.
@@ -45,7 +45,7 @@ def open_as_found(url: str) -> ObjectStore:
 
 
 def within(url: str, key: str) -> str:
-    """URL of an object below `url`, before the URL's settings; for a local folder the absolute path."""
+    """URL of an object, before the URL's settings; for a local folder the absolute path."""
     if "://" not in url or url.startswith("file://"):
         return os.path.join(os.path.abspath(os.path.expanduser(local_path(url))), key)
     place, settings = split_settings(url)
@@ -176,7 +176,7 @@ def _open_webhdfs(url: str) -> ObjectStore:
 
 
 def _prefix_of(url: str) -> str:
-    """Refuses percent signs, which earlier releases decoded: objects would be missing under the new name."""
+    """Refuses percent signs, which earlier releases decoded: objects would be missing."""
     bare = split_settings(url)[0]
     prefix = bare.partition("://")[2].partition("/")[2]
     if "?" in prefix:

@@ -46,7 +46,7 @@ _DATA_FILE = re.compile(_NUMBER + "/" + _SEGMENT.pattern + "/" + _OF_SAVEPOINTS 
 
 
 def check_key(key: str) -> str:
-    """Returns `key`; raises `InvalidJob` with the reason unless `key` is safe and relative."""
+    """Raises `InvalidJob` unless `key` is safe and relative."""
     reason = _why_unsafe(key)
     if reason:
         raise InvalidJob(
@@ -57,7 +57,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """As `check_key`, for prefixes: may be empty or end with a slash."""
+    """As `check_key`; may be empty or end with a slash."""
     if prefix:
         check_key(prefix[:-1] if prefix.endswith("/") else prefix)
     return prefix
@@ -141,7 +141,7 @@ class Paths:
         return f"{self.job}/checkpoints/{_number('checkpoint', checkpoint)}-{_number('token', token)}/"
 
     def manifest(self, checkpoint: int, token: int, attempt: str | None = None) -> str:
-        """`attempt` makes the key unique if the manifest may be written again."""
+        """`attempt`: unique, if the manifest may be written again."""
         name = "manifest.json" if attempt is None else f"manifest-{_segment('attempt', attempt)}.json"
         return check_key(self.checkpoint_prefix(checkpoint, token) + name)
 
@@ -165,7 +165,7 @@ class Paths:
         return check_key(f"{self.data_token_prefix(token)}{slot}/{file}")
 
     def data_token(self, key: str) -> int | None:
-        """Token of the generation that wrote a snapshot file; None: no data file of the job."""
+        """Token of the generation that wrote a snapshot file; None: another key."""
         if not key.startswith(self.data_prefix):
             return None
         match = _DATA_FILE.fullmatch(key.removeprefix(self.data_prefix))
@@ -277,14 +277,14 @@ _AZURE_SEGMENT = 254
 
 @runtime_checkable
 class HasPrefix(Protocol):
-    """A store whose prefix counts towards the length of a key."""
+    """The prefix counts towards the length of a key."""
 
     @property
     def key_prefix(self) -> str: ...
 
 
 def too_long(key: str, store: ObjectStore) -> str:
-    """Why the key is too long, as the end of a sentence; empty if the store takes the key."""
+    """Reason, as the end of a sentence; empty if the store takes the key."""
     scheme = store.url.partition("://")[0]
     most = {"s3": MAX_KEY_BYTES, "gs": MAX_KEY_BYTES, "memory": MAX_KEY_BYTES, "abfss": _AZURE_SEGMENT}
     allowed = most.get(scheme, FILE_NAME_BYTES)

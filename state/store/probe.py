@@ -33,7 +33,7 @@ def read_note(store: ObjectStore, prefix: str) -> bytes | None:
 
 
 def prove_once(store: ObjectStore, prefix: str, now_ms: int) -> None:
-    """Probes the store, unless a note below `prefix` says that the store has passed. `now_ms`: wall clock."""
+    """Probes the store, unless a note below `prefix` says that the store has passed."""
     key, place = _note_key(prefix), str(getattr(store, "place", store.url))
     if _is_proven(read_note(store, prefix), place, now_ms):
         return
@@ -59,8 +59,7 @@ def probe_conditional_put(
 ) -> None:
     """Raises `InvalidJob` if `store` does not create objects exclusively below `prefix`.
 
-    Raises `Unavailable` if the store does not answer. Leaves no objects, and never uses a key twice. `writers`: threads
-    that create the same object concurrently; 1 starts no thread.
+    Raises `Unavailable` if the store does not answer. Leaves no objects, and never uses a key twice.
     """
     run = f"{prefix.rstrip('/')}/{new_id()}" if prefix.strip("/") else new_id()
     used: list[str] = []

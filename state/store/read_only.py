@@ -8,8 +8,6 @@ from barrier_runtime.state.store.object_store import ObjectInfo, ObjectStore, Pu
 
 
 class ReadOnlyStore:
-    """Write methods raise `ProtocolViolation` without an effect."""
-
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
@@ -49,7 +47,7 @@ class ReadOnlyStore:
 
 
 class LinkedStore:
-    """The store `scratch` with additional keys, which are links to objects of `source`.
+    """`scratch` with additional keys, links to objects of `source`.
 
     Other objects of `source` are invisible, and no object of `source` is changed.
     """
@@ -94,7 +92,6 @@ class LinkedStore:
         return self._scratch.put_if_absent(key, data)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes only the link of a linked object."""
         for key in keys:
             if self._links.pop(key, None) is None:
                 self._scratch.delete([key])

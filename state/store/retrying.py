@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class RetryBudget:
-    """Bounds: `Unavailable` is raised after about 15 s of retryable errors."""
+    """`Unavailable` is raised after about 15 s of retryable errors."""
 
     attempts: int = 8
     first_wait_s: float = 0.1  # doubles with each attempt

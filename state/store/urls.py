@@ -13,7 +13,7 @@ _REMEDY = "remove them and give them to the cloud's default chain (environment, 
 
 
 def without_credentials(url: str, what: str) -> str:
-    """Raises `InvalidJob` if user or password are in `url` or `endpoint=`. `what` names the URL."""
+    """Raises `InvalidJob` if user or password are in `url` or `endpoint=`."""
     if _carries_credentials(url):
         raise InvalidJob(f"{what} must not carry credentials in its URL: {_REMEDY}")
     return url
@@ -37,7 +37,7 @@ def split_settings(url: str) -> tuple[str, str]:
 
 
 def local_path(path: str) -> str:
-    """Path of this machine, from a path or a `file://` URL, whose percent signs are decoded."""
+    """Decodes percent signs of a `file://` URL."""
     if not path.startswith("file://"):
         return path
     return unquote("/" + path.removeprefix("file://").partition("/")[2])
@@ -60,5 +60,4 @@ def _carries_credentials(url: str) -> bool:
 
 
 def last_part(url: str) -> str:
-    """Name of the last folder of a URL or path."""
     return str(url).partition("?")[0].rstrip("/").rpartition("/")[2]

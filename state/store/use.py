@@ -27,7 +27,7 @@ class StoreUse:
         self._writes = self._reads = self._sent = self._received = 0
 
     def request(self, operation: str, requests: int = 1) -> None:
-        """`operation`: "get", "put", "list", "delete"; any other operation counts as a write."""
+        """`operation`: an unknown operation counts as a write."""
         if operation in _FREE:
             return
         with self._lock:
@@ -59,7 +59,7 @@ _Store = TypeVar("_Store")
 
 
 def with_own_use(store: _Store) -> _Store:
-    """The same store with separate counts; `store` itself if not counted."""
+    """Copy with separate counts; `store` itself if not counted."""
     if not isinstance(store, Counted):
         return store
     own = copy.copy(store)

@@ -76,10 +76,7 @@ class _NotSent(Exception):
 
 
 class WebHdfsStore:
-    """Objects below the folder `prefix`. Thread-safe.
-
-    `nodes`: `host:port` of each name node, of which a single node is active.
-    """
+    """Thread-safe. `nodes`: `host:port` of each name node, of which a single node is active."""
 
     def __init__(self, nodes: str, prefix: str = "") -> None:
         self.use = StoreUse()
@@ -195,7 +192,7 @@ class WebHdfsStore:
         return f"{self._root}/{folder}/{name}" if folder else f"{self._root}/{name}"
 
     def _walk(self, folder: str, prefix: str, below: str | None = None) -> Iterator[ObjectInfo]:
-        """`below`: path of the folder `folder`, if different."""
+        """`below`: path of `folder`, if different."""
         for each in self._children(below or f"{self._root}/{folder}"):
             name = each["pathSuffix"]
             key = folder + name
@@ -219,7 +216,7 @@ class WebHdfsStore:
         return temporary
 
     def _move(self, source: str, target: str, option: str) -> bool:
-        """Renames `source` to `target`. False: `target` exists. Raises `_Refused` if `source` is absent."""
+        """Returns False if `target` exists. Raises `_Refused` if `source` is absent."""
         for _ in range(_MOVES):
             try:
                 _, said = self._ask("PUT", "RENAME", source, destination=target, renameoptions=option)

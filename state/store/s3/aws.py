@@ -1,7 +1,7 @@
 """Access of this process to S3: clients of boto3, the place of a bucket, credentials, and errors.
 
-The only file of the stores that imports boto3. Credentials come only from boto3's default chain. Messages never repeat
-a server's answer, which may contain key ids or signatures.
+Credentials come only from boto3's default chain. Messages never repeat a server's answer, which may contain key ids or
+signatures.
 """
 
 import os
@@ -31,7 +31,7 @@ _PASSES = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})  # retrya
 
 @dataclass(frozen=True)
 class S3Failure:
-    """`kind`: name of the client's exception. `code`, `status`: of the answer; "" and 0 if there is none."""
+    """`kind`: name of the client's exception. `code`, `status`: "" and 0 without an answer."""
 
     operation: str
     key: str
@@ -120,7 +120,7 @@ def make_client(endpoint: str | None, budget: RetryBudget, region: str | None = 
 
 
 def refuse_cut_answers(client: Any) -> None:
-    """Lets calls of a boto3 client raise `IncompleteReadError` if a connection ended within the answer.
+    """Calls then raise `IncompleteReadError` if a connection ended within the answer.
 
     botocore alone would parse a cut answer, such as an empty list.
     """
@@ -139,7 +139,7 @@ def _check_length(operation_model: Any, response_dict: Any, **_: Any) -> None:
 
 
 def read_descriptions() -> None:
-    """Caches botocore's descriptions of S3 for this process and forked processes. Sends nothing."""
+    """Caches botocore's descriptions for this process and forked processes. Sends nothing."""
     make_client(None, RetryBudget(), "us-east-1", _NOBODY)
 
 
@@ -158,7 +158,7 @@ def make_session() -> Any:
 
 
 def place_of(bucket: str, endpoint: str | None, region: str | None = None) -> S3Place:
-    """Place of `bucket` by all of botocore's rules, read from a signed request that is never sent.
+    """Finds the place by all of botocore's rules, from a signed request that is never sent.
 
     `region` replaces the configured region.
     """
@@ -191,7 +191,7 @@ class _NotSent(Exception):
 
 
 def region_of(client: Any, bucket: str) -> str | None:
-    """Region of a bucket by the service; None if unreported."""
+    """Region that the service reports; None if unreported."""
     try:
         answer = client.head_bucket(Bucket=bucket)
     except client.exceptions.ClientError as error:

@@ -36,14 +36,12 @@ _CHUNK = 1 << 20
 
 @runtime_checkable
 class OnS3(Protocol):
-    """A store whose objects boto3 can reach."""
-
     @property
     def by_boto3(self) -> "S3Store": ...
 
 
 class S3Store:
-    """Objects below `prefix` of `bucket`. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(
         self,
@@ -75,7 +73,7 @@ class S3Store:
 
     @property
     def place(self) -> str:
-        """The bucket with the endpoint: two services may have buckets of the same name."""
+        """Includes the endpoint: two services may have buckets of the same name."""
         return f"{self._endpoint}/{self._bucket}"
 
     def put(self, key: str, data: bytes) -> None:
@@ -155,7 +153,7 @@ class S3Store:
         self.use.received(size)
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
-        """Copies by the service, large objects in parts, from a bucket of the same service."""
+        """Copies by the service, large objects in parts, within the same service."""
         if not isinstance(source, OnS3) or source.by_boto3._endpoint != self._endpoint:
             return False
         what = {"Bucket": source.by_boto3._bucket, "Key": source.by_boto3._name(key)}
@@ -261,7 +259,7 @@ class S3Store:
         return _whole_sha256(self._retrying("publish", final, copy))
 
     def _sha256_of(self, key: str) -> str | None:
-        """Prefers the store's own checksum of the whole; None if the object is absent."""
+        """Prefers the store's own checksum; None: absent."""
         name = self._name(key)
         try:
             head = self._retrying(
@@ -304,7 +302,7 @@ def _checksum(digest: bytes) -> str:
 
 
 def _whole_sha256(answer: Mapping[str, Any]) -> str | None:
-    """Hash (hex) of the whole content; None if the store has no checksum, or only checksums of parts."""
+    """Hash (hex) of the content; None if the store has no checksum, or only checksums of parts."""
     stored: str = answer.get("ChecksumSHA256") or ""
     whole = stored and answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and "-" not in stored
     return base64.b64decode(stored).hex() if whole else None

@@ -51,7 +51,7 @@ _BATCH = 1_000  # keys per deletion
 
 
 def s3_store(bucket: str, prefix: str, endpoint: str | None, client: str | None) -> "S3Store | ObstoreS3Store":
-    """Opens the store of a bucket. `client`: "boto3" or "obstore"; None: obstore if possible."""
+    """`client`: "boto3" or "obstore"; None: obstore if possible."""
     if client == "boto3":
         return S3Store(bucket, prefix, endpoint)
     why_not = _why_not(bucket, endpoint)
@@ -72,7 +72,7 @@ def _why_not(bucket: str, endpoint: str | None) -> str:
 
 
 class _Access:
-    """Clients and credentials of a bucket, shared by all stores in a process."""
+    """Shared by all stores of a bucket in a process."""
 
     def __init__(self, bucket: str, endpoint: str | None, budget: RetryBudget) -> None:
         self._bucket = bucket
@@ -101,7 +101,7 @@ class _Access:
                 self.client = self._made(self.place)
 
     def move(self, failed: Any) -> bool:
-        """Finds the bucket's region. Returns False if the client `failed` has used that region."""
+        """Returns False if the client `failed` has used the bucket's region."""
         found = region_of(self.boto3, self._bucket)
         with self._lock:
             if self.client is not failed:
@@ -192,7 +192,7 @@ class ObstoreS3Store(CloudStore):
 
     @property
     def _aborts_uploads(self) -> bool:
-        """Returns whether a failed upload leaves no parts. Python 3.10 has older releases of obstore."""
+        """Whether a failed upload leaves no parts. Python 3.10 has older releases of obstore."""
         return tuple(map(int, self._obstore.__version__.split(".")[:2])) >= (0, 12)
 
     # ---- errors
