@@ -42,7 +42,7 @@ class _Number(int):
 
 
 class _Gapped(int):
-    """Number of elements of a list: none has an index below `start`, and the next element gets `end`."""
+    """No element has an index below `start`; the next element gets `end`."""
 
     start: int
     end: int
@@ -66,13 +66,13 @@ class EntryTable(StateTable):
         cache_bytes: int,
         appended: bool = False,
     ) -> None:
-        """`appended`: entries are written once and read by walks, as in a list.
+        """`appended`: entries are written once and read by walks.
 
         Written entries leave the cache, where they would displace the numbers, which every append reads.
         """
         super().__init__(name, state_id, shard, _encoder(encode), _decoder(decode), key_width, immutable, cache_bytes)
         self._appended = appended
-        self._pending: dict[Key, dict[Any, None]] = {}  # by user key: entry keys, dirty or frozen
+        self._pending: dict[Key, dict[Any, None]] = {}  # by user key: dirty or frozen entry keys
         # The same entry keys, encoded and sorted, of user keys walked since the last barrier. Some may be stored
         # already, or occur twice; walks allow both.
         self._orders: dict[Key, list[bytes]] = {}
@@ -116,7 +116,7 @@ class EntryTable(StateTable):
         self.put((*key, False, entry), value)
 
     def put_counted(self, key: Key, entry: Any, value: Any) -> None:
-        """Sets a value, not None, and the number: saves look-ups, which hash the whole key."""
+        """Sets a value, not None, and the number with fewer look-ups, which hash the whole key."""
         whole = (*key, False, entry)
         known = self._dirty.get(whole, MISSING)
         if known is MISSING or known is None:
@@ -172,7 +172,7 @@ class EntryTable(StateTable):
     # ---- for filling a table before the first row
 
     def load_entries(self, keys: Sequence[Key], entries: Sequence[Any], values: Sequence[Any]) -> None:
-        """As `load`; the caller loads the numbers of entries by `load_numbers`."""
+        """The caller also calls `load_numbers`."""
         self.load([(*key, False, entry) for key, entry in zip(keys, entries, strict=True)], values)
 
     def load_numbers(self, numbers: Mapping[Key, int]) -> None:

@@ -54,7 +54,6 @@ class Expiry:
     """`stored.ms` 0: entries do not expire, and are written without time."""
 
     def __init__(self, stored: StoredTtl, clock: StateClock, tell: Callable[[StoredTtl], None]) -> None:
-        """`tell` is called when `since_ms` becomes known."""
         self.stored = stored
         self.ttl_ms = stored.ms or None
         self.on_read = stored.refresh == "on_read"
@@ -97,7 +96,7 @@ class Expiry:
 
 
 def without_time(data: bytes) -> tuple[int | None, bytes]:
-    """The time in an encoded entry (None: no time), and the encoded value."""
+    """Write time (None: no time) and encoded value."""
     return (_time.unpack_from(data, 2)[0], data[_HEAD:]) if is_timed(data) else (None, data)
 
 
@@ -108,7 +107,7 @@ def is_timed(data: bytes) -> bool:
 def continued(
     declared: StoredTtl | None, before: StoredTtl | None, restored: bool, opened_ms: int | None
 ) -> StoredTtl | None:
-    """Times of a state that continues from a checkpoint. None: entries have no times.
+    """Times of entries of a continued state; None: entries have no times.
 
     `before`: the checkpoint's description. `restored`: the checkpoint has the state.
     """

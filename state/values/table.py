@@ -39,7 +39,7 @@ _DROP_SLICE = 4_096
 
 
 class MadeNew:
-    """Counts values that a decoder converted from an earlier version of the program."""
+    """Counts values that a decoder converted."""
 
     count = 0
 
@@ -118,11 +118,11 @@ class StateTable:
                 yield key, value
 
     def stored_behind(self, last: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields (whole key, data) after the whole key `last`, without unwritten changes."""
+        """Yields (whole key, data) after `last`, without unwritten changes."""
         return self._shard.scan_state_behind(self._state_id, last)
 
     def unwritten(self, key: Key) -> tuple[bool, Any]:
-        """True if an unwritten change of `key` exists, and the value (None: deleted)."""
+        """Whether a change of `key` is unwritten, and the value (None: deleted)."""
         for values in (self._dirty, self._frozen):
             if key in values:
                 return True, values[key]
@@ -132,7 +132,7 @@ class StateTable:
     # ---- for filling a table before the first row
 
     def load(self, keys: Sequence[Key], values: Sequence[Any]) -> None:
-        """Writes entries directly to the store, before any read or put of their keys."""
+        """Writes directly to the store, before any read or put of the keys."""
         data = self._encode_all(list(zip(keys, values, strict=True)))
         self._shard.write(list(zip(self._kv_keys(keys), data, strict=True)))
 
@@ -205,10 +205,7 @@ class StateTable:
         return value
 
     def _fetched(self, key: Key, data: bytes) -> Any:
-        """Writes a converted value again, to spare later reads the conversion.
-
-        The value, unchanged since the last barrier, is frozen.
-        """
+        """Writes a converted value again, to spare later reads the conversion."""
         made = self.made_new.count
         value = self._decode(data)
         if self.made_new.count != made:
@@ -251,7 +248,7 @@ class StateTable:
         return list(zip(data_keys, data, strict=True))
 
     def _encode_all(self, items: list[tuple[Key, Any]]) -> list[Any]:
-        """Raises `InvalidJob` with state and key for a value that cannot be written."""
+        """Raises `InvalidJob` with state and key."""
         encode = self._encode
         try:
             return [None if value is None else encode(value) for _, value in items]
@@ -363,7 +360,7 @@ _decode = msgspec.msgpack.Decoder(bytes).decode
 
 
 class BytesTable(StateTable):
-    """A state of bytes, for a single thread.
+    """For a single thread.
 
     Sizes of values differ a thousandfold, so unwritten bytes are counted; stored values are not cached.
     """
@@ -397,7 +394,7 @@ class BytesTable(StateTable):
         self._waiting_bytes = 0
 
     def _remember(self, key: Key, value: Any) -> None:
-        """Caches nothing: a value is read once."""
+        """A value is read once."""
 
     def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
         """Caches nothing."""

@@ -46,7 +46,6 @@ class Timed:
     # ---- expiry
 
     def _judge(self, stamped: Stamped, now_ms: int) -> tuple[bool, int]:
-        """True if the value is live, and the value's time."""
         expiry = self.expiry
         ms = stamped[0]
         if expiry.ttl_ms is None:
@@ -82,7 +81,7 @@ class Timed:
         return min(self.least_ms, self._written_ms) + ttl_ms <= self.expiry.reached_ms()
 
     def all_expired(self) -> bool:
-        """True if, as far as known, a sweep would find all entries expired."""
+        """Whether, as far as known, a sweep would find all entries expired."""
         ttl_ms = self.expiry.ttl_ms
         return ttl_ms is not None and self.most_ms > -NEVER_MS and self.most_ms + ttl_ms <= self.expiry.reached_ms()
 
@@ -96,7 +95,7 @@ class Timed:
         return self._last is None
 
     def sweep(self, most: int) -> tuple[int, int]:
-        """Returns the numbers of entries read and deleted."""
+        """Numbers of entries read and deleted."""
         if self._last is None:
             return 0, 0
         reached_ms, ttl_ms = self.expiry.reached_ms(), self.expiry.ttl_ms
@@ -174,7 +173,7 @@ class TimedTable(Timed):
 
 
 class TimedEntries(Timed):
-    """Updates the numbers of entries, which include expired entries until their deletion.
+    """Numbers of entries include expired entries until their deletion.
 
     `is_list`: entry keys are indices, and the next index is stored.
     """
@@ -185,7 +184,6 @@ class TimedEntries(Timed):
         self._is_list = is_list
 
     def bound(self, key: Key) -> None:
-        """Raises, as every use does, if there is no current key."""
         self._table.number(key)
 
     def get_entry(self, key: Key, entry: Any) -> Any:
@@ -249,7 +247,7 @@ class TimedEntries(Timed):
         table.set_number(key, 0)
 
     def walk(self, key: Key, reads: bool = True) -> Iterator[tuple[Any, Any]]:
-        """Yields live entries, as `EntryTable.walk`. `reads`: counts as reading."""
+        """As `EntryTable.walk`. `reads`: counts as reading."""
         start = self._table.extent(key)[1] if self._is_list else 0
         for entry, stamped in self._table.walk(key, start=start):
             now_ms = self._now()
@@ -285,7 +283,7 @@ _WORTH_COMPACTING = 1_000  # tombstones
 
 
 class ExpirySweep:
-    """Deletes expired entries of an operator's tables, in short slices with pauses.
+    """Deletes expired entries in short slices with pauses.
 
     The pause after a sweep (`_RESTS`) bounds the cost of many live entries; if all entries have expired, there is none
     (docs/design/time-to-live.md).
@@ -298,7 +296,7 @@ class ExpirySweep:
         call_later: Callable[[float, Callable[[], None]], None],
         mostly_deleted: Callable[[], None],
     ) -> None:
-        """`mostly_deleted` is called after a sweep that deleted more than half of the entries."""
+        """`mostly_deleted`: after a sweep that deleted more than half of the entries."""
         self._tables: list[Timed] = list(tables)
         self._now_s = now_s
         self._call_later = call_later

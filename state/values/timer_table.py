@@ -28,7 +28,7 @@ _MOST_BYTES = 8 << 20
 
 
 class KnownKeys:
-    """Caches encoded keys: for user keys with many entries, encoding would be most of a write.
+    """For user keys with many entries, encoding would be most of a write.
 
     `make`: (key group and state id, encoded user key) -> cached value.
     """
@@ -75,13 +75,12 @@ Timer = tuple[int, Key]  # time in ms, user key
 
 
 class TimerTable(StateTable):
-    """Timers, for a single thread. The keys are `Timer`s."""
+    """For a single thread."""
 
     most_cache_bytes = 2 * _MOST_WAITING * _TIMER_BYTES
     spilled_at_once = 512  # less than a millisecond; sorted timers of a key group are neighbours
 
     def __init__(self, name: str, state_id: int, shard: Shard, key_width: int, cache_bytes: int, stored: bool) -> None:
-        """`stored`: the store may already have timers."""
         super().__init__(name, state_id, shard, encode_timer, decode_timer, key_width, True, cache_bytes)
         self.stored = stored
         self._known = KnownKeys(shard, state_id, key_width, lambda prefix, encoded: (prefix + _TAG, encoded))
@@ -94,7 +93,7 @@ class TimerTable(StateTable):
         return self._shard.key_group_first, self._shard.key_group_last
 
     def write_listed(self) -> None:
-        """Writes the timers of the lists, unless older changes must be written first."""
+        """Writes the lists, unless older changes must be written first."""
         if not self._shard.may_write() or (min(self.times) <= self._deleted_ms and self._any_listed_waits()):
             self._fold()
             return
@@ -110,7 +109,6 @@ class TimerTable(StateTable):
         return timer in self._dirty or timer in self._frozen
 
     def is_deleted(self, timer: Timer) -> bool:
-        """True if the timer is deleted, and the deletion unwritten."""
         return self.unwritten(timer) == (True, None)
 
     def waiting(self) -> list[Timer]:
@@ -137,7 +135,7 @@ class TimerTable(StateTable):
         return found, b"", last + 1
 
     def of_key(self, key: Key, from_ms: int) -> list[int]:
-        """Times of a key's timers, none before `from_ms`. Reads all timers of the key group."""
+        """Times of a key's timers from `from_ms` on. Reads all timers of the key group."""
         group, encoded = key_group(key, self._shard.max_parallelism), encode_key(key)
         stored = self._shard.state_behind(self._state_id, group, group, position_of(from_ms))
         times = {at_ms for at_ms, other in self.waiting() if other == key}
@@ -238,14 +236,14 @@ class TimerTable(StateTable):
         return sorted(zip(data_keys, data, strict=True), key=_key_of)
 
     def _look_at_size(self) -> None:
-        """Measures nothing: timers have no values."""
+        """Timers have no values."""
 
     def _fit_limits(self) -> None:
         super()._fit_limits()
         self._dirty_limit = min(self._dirty_limit, _MOST_WAITING)
 
     def _remember(self, key: Key, value: Any) -> None:
-        """Caches nothing: a timer is rarely read twice."""
+        """A timer is rarely read twice."""
 
     def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
         """Caches nothing."""

@@ -34,7 +34,7 @@ class WatchedTable(StateTable):
         super().put(key, value)
 
     def own(self, key: Key, value: Any) -> None:
-        """Records that the mutable `value` is about to be stored for `key`.
+        """Notes that the mutable `value` will be stored for `key`.
 
         Raises `InvalidJob` if another key has the object.
         """
@@ -50,7 +50,7 @@ class WatchedTable(StateTable):
         self._owned[id(value)] = (key, value)
 
     def lend(self, key: Key, default: Any) -> Any:
-        """Records that `default` is handed out for `key`, which has no value.
+        """Notes that `default` is handed out for `key`, which has no value.
 
         Compares an earlier default now, since each read makes another default.
         """
