@@ -73,7 +73,7 @@ def _oldest_eighth(used: npt.NDArray[np.int64]) -> int:
 
 
 class RemovedKeys:
-    """Keys whose removal is not frozen yet. `index`: empty, of the table's kind.
+    """Keys whose removal is not frozen yet.
 
     Keys of ended windows, a million at a time, wait as arrays; the index is made once an arriving key may be among
     them.
@@ -81,12 +81,12 @@ class RemovedKeys:
 
     def __init__(self, index: IntKeys | TupleKeys) -> None:
         self._index = index
-        self._waiting: list[Ints] = []  # most arriving keys have higher last fields
+        self._waiting: list[Ints] = []
         self._many = 0
         self._highest = 0
 
     def __len__(self) -> int:
-        """A key that was removed twice may count twice."""
+        """Keys removed twice may count twice."""
         return len(self._index) + self._many
 
     def add(self, keys: Ints | Sequence[Key]) -> None:
@@ -142,7 +142,7 @@ class ColumnRows:
     # ---- keys
 
     def key_batch(self, keys: Sequence[Key]) -> Any:
-        """The first key that is not all ints changes the index to tuples."""
+        """The first key with another field than ints changes the index to tuples."""
         if isinstance(self.keys, IntKeys):
             key_batch = int_key_batch(keys, len(keys[0])) if keys and self.fits(len(keys[0])) else None
             if key_batch is not None or not keys:
@@ -152,7 +152,7 @@ class ColumnRows:
         return keys
 
     def fits(self, fields: int) -> bool:
-        """True if the index takes keys of that many ints; an empty index is replaced to fit."""
+        """An empty index is replaced to fit."""
         keys = self.keys
         if isinstance(keys, IntKeys) and keys.fields != fields and not len(keys) and not len(self.removed):
             self.keys, self.removed = IntKeys(fields), RemovedKeys(IntKeys(fields))

@@ -95,7 +95,7 @@ class ColumnTable:
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays sized to the capacity; read `columns` again after each call of `row_ids`."""
+        """Read `columns` again after each call of `row_ids`."""
         return self._rows.columns
 
     @property
@@ -106,7 +106,7 @@ class ColumnTable:
         return self._rows.keys.tuples(row_ids)
 
     def int_keys_of(self, row_ids: RowIds) -> Ints | None:
-        """Array of shape (fields, keys); None once the table has had a key with another type than int."""
+        """Shape (fields, keys); None once the table has had another key than ints."""
         keys = self._rows.keys
         return keys.key_batch(row_ids) if isinstance(keys, IntKeys) else None
 
@@ -137,7 +137,7 @@ class ColumnTable:
         return self._placed(np.array(fields, np.int64))
 
     def new_row_ids_int64(self, *fields: Ints) -> RowIds:
-        """As `row_ids_int64`, for distinct keys without entries: skips the look-up."""
+        """As `row_ids_int64`, for distinct keys without entries."""
         self._begin_call()
         fits, keys = self._rows.fits(len(fields)), self._rows.keys
         if not fits or not isinstance(keys, IntKeys):
@@ -189,7 +189,7 @@ class ColumnTable:
 
     @property
     def is_whole(self) -> bool:
-        """Returns whether every entry keeps a row id. Otherwise row ids are valid until the next call."""
+        """False: row ids are valid until the next call."""
         return self._complete and not self._came_back
 
     @property
@@ -252,13 +252,13 @@ class ColumnTable:
         return len(self._store.frozen) + sum(segment.left for segment in self._segments)
 
     def take(self, max_entries: int) -> list[Entry]:
-        """Up to `max_entries` frozen entries, oldest freeze first; also encodes as many keys of each segment."""
+        """Frozen entries, oldest freeze first; also encodes `max_entries` keys of each segment."""
         for segment in self._segments:
             segment.encode_keys(max_entries)
         return self._store.frozen.take(max_entries)
 
     def take_segments(self) -> list[FrozenSegment]:
-        """Segments of all freezes, oldest first; called once no frozen entry is left."""
+        """Segments, oldest freeze first; called once no frozen entry is left."""
         taken, self._segments = self._segments, []
         return taken
 
@@ -363,7 +363,7 @@ class ColumnTable:
         )
 
     def _leave_segments(self) -> None:
-        """Changes the stored form to entries. The store has none of the entries in memory."""
+        """The store has none of the entries in memory."""
         self._in_segments = False
         self._segments_end = True
         self._rows.none_removed()

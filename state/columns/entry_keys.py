@@ -30,7 +30,6 @@ class EntryKeys:
     # ---- to bytes
 
     def groups_of_ints(self, key_batch: Ints) -> npt.NDArray[np.uint16]:
-        """Raises `ProtocolViolation` for a key of another subtask."""
         shard = self.shard
         groups = key_groups_of_int64(key_batch[0], shard.max_parallelism, *key_batch[1 : self.key_width])
         foreign = (groups < shard.key_group_first) | (groups > shard.key_group_last)

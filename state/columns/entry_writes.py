@@ -1,7 +1,7 @@
 """Encodes frozen rows of a columnar table for the key-value store, in slices, in the store's order.
 
-RocksDB takes neighbours ten times faster than keys at random. A run has the rows that a freeze found dirty or, if
-`rows` is None, removed. Runs are sorted and encoded as entries are taken, not at the freeze.
+A run has the rows that a freeze found dirty or, if `rows` is None, removed. Runs are sorted and encoded as entries are
+taken, not at the freeze.
 """
 
 import struct
@@ -18,11 +18,11 @@ from barrier_runtime.state.kv.store import Entry
 
 Rows = npt.NDArray[np.void]
 
-_CHUNK = 2_048  # minimum of entries sorted and encoded at a time
+_CHUNK = 2_048  # minimum of sorted entries
 
 
 class IntRun:
-    """Keys of int64 fields, as an array of shape (fields, keys)."""
+    """Shape of the keys: (fields, keys)."""
 
     def __init__(
         self, stored: EntryKeys, key_batch: Ints, rows: Rows | None, cells: Sequence[bytes] | None = None
@@ -72,8 +72,6 @@ class IntRun:
 
 
 class TupleRun:
-    """Keys of any kind; `keys` also caches their stored form."""
-
     def __init__(
         self,
         stored: EntryKeys,
@@ -127,8 +125,6 @@ class TupleRun:
 
 
 class FrozenRuns:
-    """Unwritten runs of all freezes, oldest first."""
-
     def __init__(self) -> None:
         self._runs: deque[IntRun | TupleRun] = deque()
         self._removals: list[tuple[IntRun | TupleRun, IntKeys | TupleKeys]] = []
@@ -157,7 +153,7 @@ class FrozenRuns:
         return entries
 
     def removed(self, key_batch: Ints | Sequence[Key], count: int) -> npt.NDArray[np.bool_] | None:
-        """True for each key whose stored entry an unwritten run removes; None: no such run."""
+        """None: no unwritten run removes a stored entry."""
         self._removals = [(run, keys) for run, keys in self._removals if len(run)]
         if not self._removals:
             return None

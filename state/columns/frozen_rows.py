@@ -70,7 +70,7 @@ class FrozenSegment:
                 keys.encode(max_keys)
 
     def segment(self) -> Segment:
-        """The segment, once no key is `left`. Raises `ProtocolViolation` for a key of another subtask."""
+        """Call once no key is `left`. Raises `ProtocolViolation` for a key of another subtask."""
         keys, removed = (each if isinstance(each, np.ndarray) else each.ready() for each in self._both())
         for each in (keys, removed):
             self._refuse_foreign(each)

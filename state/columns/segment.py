@@ -38,12 +38,12 @@ Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 _fixed = struct.Struct(">II")
 FIXED_BYTES = len(MAGIC) + _fixed.size
 _CELLS = "binary"
-_LZ4_AT_MOST = 255  # maximum size of a block relative to the compressed size
+_LZ4_AT_MOST = 255
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Rows of a state. `columns`: name → value per key. `removed`: none of `keys`, and empty in a base."""
+    """`columns`: name → value per key. `removed`: none of `keys`, and empty in a base."""
 
     state: str
     key_width: int  # key fields that determine the key group
@@ -111,7 +111,7 @@ def encode(segment: Segment, level: int) -> list[bytes]:
 
 
 def header_bytes(fixed: bytes, where: str) -> int:
-    """Size of the header after the first FIXED_BYTES. Raises `Corrupt` for another kind of file."""
+    """Raises `Corrupt` for another kind of file."""
     check_magic(fixed, MAGIC, _FORMAT, where)
     if len(fixed) < FIXED_BYTES:
         raise _FORMAT.unreadable("it is too short", where)
@@ -119,7 +119,7 @@ def header_bytes(fixed: bytes, where: str) -> int:
 
 
 def decode_header(data: bytes, where: str) -> tuple[Header, int]:
-    """The header, and the position of the first block. Raises `Corrupt` for bytes of another format."""
+    """Header, and position of the first block. Raises `Corrupt` for bytes of another format."""
     end = FIXED_BYTES + header_bytes(data[:FIXED_BYTES], where)
     header = data[FIXED_BYTES:end]
     if zlib.crc32(header) != _fixed.unpack_from(data, len(MAGIC))[1]:
@@ -131,7 +131,7 @@ def decode_header(data: bytes, where: str) -> tuple[Header, int]:
 
 
 def decode(data: bytes, where: str, columns: Collection[str] | None = None) -> Segment:
-    """Decodes a segment, or only some `columns`. Raises `Corrupt` for bytes that `encode` never makes."""
+    """Raises `Corrupt` for bytes that `encode` never makes."""
     header, at = decode_header(data, where)
     if len(data) != at + sum(small for small, _ in header.blocks) or _crc32([memoryview(data)[at:]]) != header.crc32:
         raise _FORMAT.unreadable("its rows are damaged", where)
@@ -253,7 +253,7 @@ def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Seg
 
 
 def joined(segments: Sequence[Segment], max_parallelism: int) -> Segment:
-    """Joins segments without common keys to a base; ignores removed keys."""
+    """Joins segments without common keys to a base."""
     first, fields = segments[0], {len(each.keys) if isinstance(each.keys, np.ndarray) else 0 for each in segments}
     keys = [each.keys for each in segments]
     if len(fields) > 1 or 0 in fields:

@@ -45,8 +45,6 @@ class SegmentFile:
 
 @dataclass(frozen=True)
 class _Merge:
-    """The last files of a state, to be merged into files with numbers from `number` on."""
-
     state: str
     files: tuple[SegmentFile, ...]
     base: bool
@@ -54,7 +52,7 @@ class _Merge:
 
 
 class SegmentLog:
-    """Takes over the segments in `directory`, or creates the folder for the first segment."""
+    """Takes over the segments in `directory`."""
 
     def __init__(self, directory: Path, max_parallelism: int) -> None:
         self._directory = directory
@@ -64,7 +62,7 @@ class SegmentLog:
         found = _files(directory, os.listdir(directory)) if directory.exists() else []
         self._live = _by_state(found)  # in the order of writing
         self._next = found[-1].number + 1 if found else 1
-        self._waiting: list[FrozenSegment] = []  # replaced by the writing thread, never changed
+        self._waiting: list[FrozenSegment] = []  # replaced, never changed
 
     def has(self, state: str) -> bool:
         return state in self._live
@@ -110,9 +108,8 @@ class SegmentLog:
             self._writing = False
 
     def _planned(self, state: str) -> _Merge | None:
-        """Needs the lock. None while a segment is being written.
-
-        Otherwise the merged segment would get a higher number, and be read later by a restore.
+        """Needs the lock. None while a segment is being written, because a restore would read the merged
+        segment after that segment.
         """
         files = self._live.get(state, [])
         start = merge_from([file.size for file in files])
@@ -133,7 +130,7 @@ class SegmentLog:
         except FileNotFoundError:
             if self._place_of(plan) is not None:
                 raise
-            return  # replaced by a new base meanwhile
+            return  # a new base has replaced the files
         with self._lock:
             start = self._place_of(plan)
             if start is not None:
@@ -197,7 +194,7 @@ def _by_state(files: Iterable[SegmentFile]) -> dict[str, list[SegmentFile]]:
 
 
 def _written(directory: Path, number: int, segment: Segment, level: int) -> list[SegmentFile]:
-    """Writes files with numbers from `number` on: all files or, after an error, none."""
+    """Writes all files or, after an error, none."""
     written: list[SegmentFile] = []
     try:
         for chunk in chunks(segment, _CHUNK_ENTRIES):
@@ -231,7 +228,7 @@ def link_segments(source: Path, names: Iterable[str], target: Path) -> None:
 
 
 def rows_by_headers(headers: Sequence[Header]) -> int | None:
-    """Number of rows in all segments, given in the order of writing; None if deltas may have changed rows."""
+    """Number of rows, by headers in the order of writing; None if deltas may have changed rows."""
     first = next((at for at in range(len(headers) - 1, -1, -1) if headers[at].base), 0)
     whole = [each for at, each in enumerate(headers[first:]) if at == 0 or each.level == BOTTOM]
     return sum(each.keys for each in whole) if len(whole) == len(headers) - first else None
@@ -246,7 +243,7 @@ def segments_in(
     last: int,
     columns: Collection[str] | None = None,
 ) -> Iterator[Segment]:
-    """Yields a snapshot's segments of `state` in key groups `first` to `last`: bases without common keys.
+    """Yields bases without common keys of the key groups `first` to `last`.
 
     A large state is yielded in slices by key group, to bound memory.
     """
@@ -292,7 +289,7 @@ def copy_segments(sources: Iterable[SegmentsOf], target: Path, max_parallelism: 
 
 
 class SegmentsWritten:
-    """Writes a base per state into the new folder `directory`."""
+    """A base per state, in the new folder `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -23,7 +23,7 @@ _MOST = 2**63 - 1
 
 
 class Lasts:
-    """Last fields of keys that the store has, or had. There are few: windows, not keys."""
+    """Last fields of stored keys: few, because they are windows."""
 
     def __init__(self, stored: EntryKeys) -> None:
         self._stored = stored
@@ -33,7 +33,6 @@ class Lasts:
         self._sorted: Ints | None = None
 
     def unknown(self) -> None:
-        """Records that the store was opened with entries."""
         self._looked = False
 
     def away(self, lasts: Ints) -> None:
@@ -44,7 +43,6 @@ class Lasts:
         return self._looked and not self._away
 
     def none(self) -> None:
-        """Records that the store has no entries any more."""
         self._found, self._sorted = set(), None
 
     def add(self, lasts: Ints) -> None:
@@ -59,7 +57,7 @@ class Lasts:
         self._sorted = None
 
     def has(self, lasts: Ints) -> npt.NDArray[np.bool_]:
-        """True for each last field that an entry of the store may have."""
+        """True for each last field that an entry may have."""
         if not self._looked:
             return np.ones(len(lasts), np.bool_)
         return self._are_found(lasts)
@@ -118,7 +116,7 @@ def entries_under(stored: EntryKeys, last: int) -> Iterator[list[tuple[bytes, by
 
 
 def rekeyed(shard: Shard, state_id: int, stored: EntryKeys) -> None:
-    """Rewrites an older release's entries, stored in plain order; the checkpoint stays unchanged."""
+    """An older release stored entries in plain order. The checkpoint stays unchanged."""
     rows = shard.scan_state(state_id)
     moved: list[Entry] = []
     while some := list(islice(rows, _REKEYED_AT_ONCE)):
@@ -192,7 +190,7 @@ class StoredEntries:
     # ---- from the store
 
     def fill(self, rows: ColumnRows, fresh: RowIds) -> int:
-        """Returns the number of rows found."""
+        """Number of rows found."""
         if self.lasts is not None:
             fresh = fresh[self.lasts.has(rows.last_fields(fresh))]
         if not len(fresh):

@@ -34,7 +34,7 @@ _ROWS = 8_192
 
 
 class OtherRow(Exception):
-    """The entry is no row of these columns; the text describes the entry."""
+    """The text describes the entry."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ def rewrite(
 ) -> None:
     """`initial`: value per column of `now`.
 
-    Raises `OtherRow` for an entry of another layout than `before`; `check_version` raises for an entry of a newer
-    release.
+    Raises `OtherRow` for an entry of another layout than `before`.
     """
     rows = shard.scan_state(state_id)
     while chunk := list(islice(rows, _ROWS)):
@@ -132,7 +131,6 @@ _FORMAT = Format("operator {}: a row of its state", WIDE_VERSION, damaged="resto
 
 class StoredRows:
     def __init__(self, operator: str, state: str, kinds: Mapping[str, str], added: Collection[str]) -> None:
-        """`added`: the last columns, which older releases lack."""
         self._operator = operator
         self._state = state
         self._kinds = dict(kinds)

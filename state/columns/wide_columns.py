@@ -57,7 +57,7 @@ def tails(columns: Mapping[str, npt.NDArray[Any]], names: Sequence[str], row_ids
 
 
 def cells_of(value: bytes, start: int, count: int) -> list[bytes]:
-    """The cells of an entry, from `start` on. Raises `ValueError` for another number of cells."""
+    """Raises `ValueError` for another number of cells."""
     found = []
     for _ in range(count):
         if start + _length.size > len(value):
@@ -82,7 +82,7 @@ class CellBytes:
         self._of_row = grown
 
     def changed(self, row_ids: RowIds, columns: Sequence[Cells]) -> None:
-        """Counts changed cells; `row_ids` may repeat."""
+        """`row_ids` may repeat."""
         distinct = distinct_ints(row_ids)
         now = np.full(len(distinct), _OBJECT_BYTES * len(columns), np.int64)
         for cells in columns:
@@ -91,6 +91,6 @@ class CellBytes:
         self._of_row[distinct] = now
 
     def gone(self, row_ids: RowIds) -> None:
-        """Subtracts removed rows; `row_ids` are distinct."""
+        """`row_ids` are distinct."""
         self.total -= int(self._of_row[row_ids].sum())
         self._of_row[row_ids] = 0
