@@ -33,7 +33,7 @@ _decoder = VersionedDecoder(_FORMAT, msgspec.json.Decoder(_Stored))
 
 @dataclass(frozen=True)
 class KeyRanges:
-    """Maps each key to the database of the last start at or before the key. The first start is empty."""
+    """A key belongs to the database of the last start at or before the key. The first start is empty."""
 
     starts: tuple[bytes, ...] = (b"",)
     databases: tuple[int, ...] = (0,)
@@ -52,7 +52,6 @@ class KeyRanges:
         return tuple((first, stop) for first, stop, number in self.between(start, end) if number == database)
 
     def given(self, start: bytes, end: bytes, database: int) -> "KeyRanges":
-        """Returns ranges in which the keys from `start` on and below `end` belong to `database`."""
         each = list(zip(self.starts, self.databases, strict=True))
         behind = self.databases[bisect_right(self.starts, end) - 1]
         changed = [
@@ -70,7 +69,6 @@ class KeyRanges:
 
 
 def read_ranges(data: bytes, where: str) -> KeyRanges:
-    """Raises `Corrupt` for bytes that `KeyRanges.stored` did not make."""
     ranges = _decoder.decode(data, where).ranges
     starts, databases = tuple(each.start for each in ranges), tuple(each.database for each in ranges)
     if starts[:1] != (b"",) or any(one >= other for one, other in pairwise(starts)):

@@ -1,4 +1,4 @@
-"""A key-value store in memory, for tests, local runs and tiny state.
+"""Key-value store in memory, for tests, local runs and tiny state.
 
 File: magic, then per entry key length, value length (4 bytes each, big endian), key, value; in key order; then a count.
 """
@@ -92,7 +92,6 @@ class MemoryKv:
 
 
 def read_records(path: Path) -> MemoryKv:
-    """Raises `Corrupt` for a file that `checkpoint` did not write."""
     data = path.read_bytes()
     end = len(data) - _count.size
     check_magic(data, _MAGIC, _FORMAT, str(path))

@@ -38,8 +38,7 @@ _RUNS = 20  # sorted runs of files before some are merged
 _SIMILAR_PERCENT = 100  # maximum size difference of neighbouring runs that are merged
 _SPACE_PERCENT = 200  # size of the others, relative to the oldest run, at which all are merged
 _FILTER_BITS = 10  # per key
-# Divides the slot's memory: maximum size of a database's whole filters. A block that takes much of a shard of the cache
-# is evicted.
+# Divides the slot's memory: maximum size of a database's whole filters.
 _WHOLE_FILTERS = 512
 _LOOKED_AFTER = 65_536  # entries
 _IN_PARTS = (
@@ -56,7 +55,7 @@ _AT_WORK = ("num-running-flushes", "mem-table-flush-pending", "num-running-compa
 
 
 class SlotMemory:
-    """Memory of a slot: block cache and memtables of all databases, and memory held by operators.
+    """Block cache and memtables of a slot's databases, and memory held by operators.
 
     Operators that hold memory share half of `total_bytes` equally. For any thread.
     """
@@ -91,7 +90,7 @@ class SlotMemory:
             return self._shared
 
     def hold_compactions(self, held: bool) -> None:
-        """Prevents new compactions until a database is opened or closed; running compactions continue."""
+        """Prevents new compactions until a database is opened or closed."""
         if self._shared is not None:
             with self._guard:
                 self.compactions_held = held
@@ -142,10 +141,8 @@ class HeldMemory:
 
 
 class RocksDbKv:
-    """A database in `directory`, made if absent.
-
-    `with_holes`: for reading files with holes (`backend/stored_part`). `once`: after `close` only checkpoints of the
-    database are opened (`small_files`).
+    """`with_holes`: for reading files with holes (`backend/stored_part`). `once`: after `close` only
+    checkpoints of the database are opened (`small_files`).
     """
 
     kind = "rocksdb"
@@ -173,7 +170,7 @@ class RocksDbKv:
         self._in_parts = False
         self._written = 0  # entries since the last check of the filters
         self._is_behind = False  # compactions, at the last flush
-        # Directory and files of the last checkpoint. None: no checkpoint, or a write since.
+        # Directory and files of the last checkpoint.
         self._last: tuple[Path, list[str]] | None = None
         self._live = "", LiveFiles()  # name and live files of the MANIFEST
 
@@ -202,7 +199,7 @@ class RocksDbKv:
             self._may_part_filters()
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Writes a single tombstone. Many tombstones slow down reads."""
+        """Many tombstones slow down reads."""
         self._last = None
         with self._named_trouble("write to"):
             self._db.delete_range(start, end)
@@ -257,7 +254,7 @@ class RocksDbKv:
         self._may_part_filters()
 
     def _may_part_filters(self) -> None:
-        """Splits filters and indexes of future files once the database is large.
+        """Filters and indexes of future files are split once the database is large.
 
         RocksDB changes options in place, so the change waits until no file is being written; the single writer starts
         none meanwhile. Design: docs/design/side-by-side-databases.md.
@@ -272,7 +269,7 @@ class RocksDbKv:
         return int(self._db.property_int_value(f"rocksdb.{name}") or 0)
 
     def checkpoint(self, directory: Path) -> None:
-        """Links the files; without a write since the last checkpoint, that checkpoint's files again.
+        """Without a write since the last checkpoint, that checkpoint's files are linked again.
 
         RocksDB's own checkpoint, the last resort, holds the interpreter's lock during each sync.
         """
@@ -306,7 +303,6 @@ class RocksDbKv:
         return False
 
     def _linked(self, directory: Path) -> bool:
-        """Returns False if files are changing."""
         current = (self._small.place / _CURRENT).read_bytes()
         name = current.decode().strip()
         content = (self._small.place / name).read_bytes()
@@ -325,7 +321,7 @@ class RocksDbKv:
         return True
 
     def _linked_again(self, last: Path, names: list[str], directory: Path) -> bool:
-        """Returns False if the owner of the last checkpoint has deleted a file."""
+        """False: the owner of the last checkpoint has deleted a file."""
         directory.mkdir(mode=0o700)
         try:
             for name in names:
@@ -371,7 +367,6 @@ def _write_config(directory: Path) -> None:
 
 
 def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> Any:
-    """`tables_in`: folder of SST files."""
     from rocksdict import (
         BlockBasedOptions,
         DBCompactionStyle,

@@ -1,4 +1,4 @@
-"""Finds the bytes of an SST file that hold a range of keys, and the live files of a MANIFEST.
+"""Places of key ranges in an SST file, and live files of a MANIFEST.
 
     SST file: data blocks · filter · index · other blocks that an open file needs · footer (53 bytes)
 
@@ -25,14 +25,14 @@ class UnknownLayout(ValueError):
 
 @dataclass(frozen=True)
 class FilePart:
-    """Bytes of a file; `end` is exclusive."""
+    """`end` is exclusive."""
 
     offset: int
     end: int
 
 
 def index_of(footer: bytes) -> FilePart:
-    """Place of the index and the trailer. `footer`: the last FOOTER_BYTES of the file."""
+    """`footer`: the last FOOTER_BYTES of the file."""
     if len(footer) != FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
         raise UnknownLayout("no footer of a block-based table")
     if int.from_bytes(footer[-12:-8], "little") not in _VERSIONS:
@@ -57,7 +57,7 @@ def whole_index(top: bytes, place: FilePart) -> FilePart:
 
 
 def blocks_of(index: bytes, whole: FilePart, top: FilePart, start: bytes, end: bytes) -> FilePart:
-    """Place of the data blocks with all keys from `start` on and below `end`, and with the next key.
+    """Place of the data blocks with all keys from `start` on and below `end`, and the next key.
 
     The next key shows that the range is complete. `index`: the bytes at `whole`.
     """
@@ -122,7 +122,7 @@ def _entries(content: bytes) -> list[tuple[bytes, FilePart]]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Decodes a number of seven bits per byte, lowest first; returns the number and the end."""
+    """Decodes seven bits per byte, lowest first; returns the number and the end."""
     number = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -147,7 +147,7 @@ _LAST_OF_FILE = 1  # tag that ends the description of an added file
 
 
 class LiveFiles:
-    """Numbers of a MANIFEST's live files. `read` may be repeated while the MANIFEST grows."""
+    """`read` may be repeated while the MANIFEST grows."""
 
     def __init__(self) -> None:
         self.numbers: set[int] = set()
@@ -155,7 +155,7 @@ class LiveFiles:
         self._entry = b""  # parts of the next entry
 
     def read(self, content: bytes) -> bool:
-        """Returns False if the last entry is incomplete."""
+        """False: the last entry is incomplete."""
         while len(content) > self._at:
             left = _BLOCK_BYTES - self._at % _BLOCK_BYTES
             if left < _HEAD_BYTES:

@@ -41,7 +41,6 @@ class Shard:
     def kv_keys(
         self, state_id: int, key_width: int, keys: Sequence[tuple[Any, ...]], encoded: Sequence[bytes] | None = None
     ) -> list[bytes]:
-        """`encoded`: the encoded keys, unless these are `encode_keys(keys)`."""
         groups = key_groups_of_keys(keys, key_width, self.max_parallelism)
         prefixes = self.checked_prefixes(state_id, groups, keys)
         if encoded is None:
@@ -53,7 +52,6 @@ class Shard:
         return _pack_prefix(group, state_id)
 
     def checked_prefixes(self, state_id: int, groups: Sequence[int], keys: Sequence[tuple[Any, ...]]) -> list[bytes]:
-        """Raises `ProtocolViolation` if any of `groups`, the groups of `keys`, is foreign."""
         if not self.key_group_first <= min(groups) or not max(groups) <= self.key_group_last:
             at = next(at for at, g in enumerate(groups) if not self.key_group_first <= g <= self.key_group_last)
             raise self.foreign(keys[at], groups[at])
@@ -87,9 +85,8 @@ class Shard:
         yield from scan_state(self.kv, state_id, _read_prefix(last)[0] + 1, self.key_group_last)
 
     def state_behind(self, state_id: int, first: int, last: int, behind: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields entries of groups `first` to `last`, beginning after the state's encoded key `behind`.
-
-        With several groups, entries of other states are among them.
+        """Beginning after the state's encoded key `behind`. With several groups, entries of other states are
+        among them.
         """
         end = range_end(last) if last > first else _pack_prefix(first, state_id + 1)
         return self.kv.scan(_pack_prefix(first, state_id) + behind + b"\0", end)
@@ -105,7 +102,7 @@ def scan_state(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[tu
 
 
 def scan_state_lists(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[list[tuple[bytes, bytes]]]:
-    """As `scan_state`, in lists of up to 64 entries. Seeks past other states and empty groups."""
+    """Yields lists of up to 64 entries. Seeks past other states and empty groups."""
     group = first
     while group <= last:
         start = _pack_prefix(group, state_id)

@@ -1,7 +1,6 @@
 """Several databases side by side as a single key-value store, by `key_ranges`.
 
-A restore at another parallelism opens them; while the job runs, all entries move into the first, in slices
-(docs/design/side-by-side-databases.md).
+While the job runs, all entries move into the first, in slices (docs/design/side-by-side-databases.md).
 
 | state   | databases            | files of a checkpoint                      | ends with                  |
 |---------|----------------------|--------------------------------------------|----------------------------|
@@ -29,7 +28,7 @@ from barrier_runtime.state.scratch import beside_name, database_of, link_or_copy
 
 
 def link_database(source: Path, names: Sequence[str], target: Path, database: int = 0) -> None:
-    """Makes `target` (new) a database of the files `names` of `source`, which stays unchanged.
+    """Makes the new folder `target` a database; `source` stays unchanged.
 
     Skips segments, and files of other databases than `database`. Opening rewrites the MANIFEST, so a snapshot is never
     opened in place.
@@ -74,7 +73,7 @@ class SideBySide:
 
     @property
     def alone(self) -> bool:
-        """Returns whether only the first database is left, for good."""
+        """Only the first database is left, for good."""
         return not self._others and not self._emptied
 
     def get(self, key: bytes) -> bytes | None:
@@ -108,7 +107,7 @@ class SideBySide:
                 start = stop
 
     def move(self, most: int) -> bool:
-        """Returns False if all entries are in the first database."""
+        """False: all entries are in the first database."""
         if not self._others:
             return False
         donor = self._others[-1]

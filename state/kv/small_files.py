@@ -25,7 +25,7 @@ _MOVED = ("CURRENT", "MANIFEST-")
 
 
 class SmallFiles:
-    """Small files of the database in `directory`, which belongs to this process until `close`.
+    """The database in `directory` belongs to this process until `close`.
 
     `place`: the folder; in memory if `wanted` and possible.
     """

@@ -40,7 +40,7 @@ class KvStore(Protocol):
         ...
 
     def compact(self) -> None:
-        """Reclaims the space of deleted entries. May take long; other methods may run meanwhile."""
+        """Reclaims space. May take long; other methods may run meanwhile."""
         ...
 
     @property
