@@ -11,8 +11,8 @@ store, which then holds exactly the state at barrier n. If barrier m arrives whi
 drains, flushes and links n, whose `write` then only uploads. The remaining frozen entries of an aborted n join m.
 
 From the first barrier on, the loop, the only writer, merges side-by-side databases
-(docs/design/side-by-side-databases.md). Near a rescale, whose pause would fetch moved entries, the caller postpones
-slices.
+(docs/design/side-by-side-databases.md). Near a rescale the caller postpones slices, because the pause would fetch moved
+entries.
 """
 
 import logging
@@ -69,7 +69,6 @@ class MergingDatabases:
         self._call_later(self._moved(store), self._slice)
 
     def _moved(self, store: SideBySide) -> float:
-        """Returns the pause in seconds."""
         if not self._shard.may_write():
             return _PAUSE_S
         began_s = self._now_s()
@@ -87,13 +86,13 @@ _SYNCHRONOUS_SLICE = 4_096
 
 
 class SnapshotDropped(Unavailable):
-    """The snapshot was aborted, subsumed or closed: decline the checkpoint."""
+    """Decline the checkpoint: the snapshot was aborted, subsumed or closed."""
 
 
 @dataclass(frozen=True)
 class UploadTo:
     store: ObjectStore
-    new_key: Callable[[], str]  # key of a data file, never the same twice
+    new_key: Callable[[], str]  # never returns a key twice
     at_once: int = 4  # files
     thresholds: Thresholds | None = None
 
@@ -111,7 +110,7 @@ class BackendSnapshots:
         directory: Path,
         copies: LocalCopies,
     ) -> None:
-        """Shares `tables`, `states` (name -> state id) and `described` with the backend, which adds to them."""
+        """The backend adds to `tables`, `states` (name -> state id) and `described`."""
         self._shard = shard
         shard.may_write = self._may_write
         self._tables = tables
@@ -154,7 +153,7 @@ class BackendSnapshots:
             self._merging = None
 
     def drain(self, max_entries: int = 256) -> bool:
-        """Returns True if no frozen entries are left. While `linking`, call again after about a millisecond."""
+        """True if no frozen entries are left. While `linking`, call again after about a millisecond."""
         if self._linking is not None:
             return not self._has_frozen()
         left = max_entries
@@ -225,7 +224,7 @@ class BackendSnapshots:
         self._copies.aborted(self._shard.operator, self._shard.subtask, checkpoint)
 
     def close(self) -> bool:
-        """Waits until no file is being linked. Returns False if closed before."""
+        """Waits until no file is being linked; False if closed before."""
         with self._state_lock:
             if self.closed:
                 return False
@@ -318,7 +317,7 @@ class BackendSnapshots:
             )
 
     def _drop_frozen(self, is_dropped: Callable[[int], bool]) -> None:
-        """Needs the lock. Frozen entries of a dropped checkpoint remain, as state without a snapshot.
+        """Needs the lock. Frozen entries of a dropped checkpoint remain as state.
 
         A worker that is linking the checkpoint drops the checkpoint.
         """

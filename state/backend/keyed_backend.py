@@ -80,7 +80,7 @@ class KeyedBackend:
     # ---- tables
 
     def lend_cache(self, share: float) -> int:
-        """Reserves a share of the cache for the caller; returns the size in bytes.
+        """Returns the size in bytes of the caller's share.
 
         Tables get the remainder when the next table is opened.
         """
@@ -98,9 +98,7 @@ class KeyedBackend:
         what: StateDescription = ONE_VALUE,
         undo: Undo | None = None,
     ) -> StateTable:
-        """Opens the state `name`: values of any kind, by key.
-
-        `immutable`: no value is changed in place. `comparable`: equal values have equal encodings (for
+        """`immutable`: no value is changed in place. `comparable`: equal values have equal encodings (for
         `watched_table`). `undo`: of an operator that repeats failed calls. Refuses a restored state with another
         description than `what`. The first `key_width` fields of a key determine the key group; the others are the
         namespace.
@@ -120,7 +118,7 @@ class KeyedBackend:
         comparable: bool = False,
         undo: Undo | None = None,
     ) -> EntryTable:
-        """Opens a state of ordered entries per key; parameters as in `table`."""
+        """Ordered entries per key; parameters as in `table`."""
         kind = WatchedEntryTable if self.watched and comparable and not immutable else EntryTable
         of = (name, self._value_state_id(name, key_width, what), self._shard, encode, decode, key_width, immutable)
         return self._add(name, made(kind, (*of, self._cache_bytes, what.row.numbered), undo))
@@ -200,7 +198,7 @@ class KeyedBackend:
         return self._add(name, table)
 
     def held_bytes(self) -> int:
-        """Bytes of the slot's memory that the operator may hold besides the caches."""
+        """Bytes of memory that the operator may hold besides the caches."""
         return self._held_memory().share_bytes()
 
     def restored(self, name: str) -> StateDescription | None:
@@ -214,7 +212,7 @@ class KeyedBackend:
         return {**described, **self._restored_beside}
 
     def described_beside(self, name: str, what: StateDescription) -> None:
-        """Describes a state whose content is elsewhere in the snapshots.
+        """The state's content is elsewhere in the snapshots.
 
         Raises `InvalidJob` if the restored description differs.
         """
@@ -229,9 +227,8 @@ class KeyedBackend:
     # ---- other
 
     def contents(self) -> Iterator[tuple[str, tuple[Any, ...], tuple[Any, ...], Any]]:
-        """Yields every entry of every table: state, key, middle part, value.
-
-        The middle part is the entry key in lists and maps, a timer's time (ms), or a namespace. Columns yield dicts.
+        """Yields state, key, middle part and value: the middle part is the entry key in lists and maps, a
+        timer's time (ms), or a namespace. Columns yield dicts.
         """
         for name, table in self._tables.items():
             if isinstance(table, ColumnTable):
@@ -266,11 +263,11 @@ class KeyedBackend:
 
     @property
     def compacts(self) -> bool:
-        """Returns whether the database merges files, maybe most of the state, which the next snapshot uploads."""
+        """Whether files are being merged, maybe most of the state, which the next snapshot uploads."""
         return not self.snapshots.closed and self._shard.kv.compacts
 
     def compact(self) -> None:
-        """Reclaims the space of deleted entries. Blocking. May run during snapshots, but not during `close`."""
+        """Blocking. May run during snapshots, but not during `close`."""
         if not self.snapshots.closed:
             self._shard.kv.compact()
 

@@ -1,7 +1,6 @@
 """Carries out a `RestorePlan`: opens a key-value store with this subtask's key groups.
 
-Files come from a local copy if the slot has exactly these files, else from the object store; every byte is hashed
-before a file is opened. `restore_plan` says which databases are opened (side by side:
+Every byte is hashed before a file is opened. `restore_plan` says which databases are opened (side by side:
 docs/design/side-by-side-databases.md) and which are copied by entry.
 
 Foreign keys are deleted, not only hidden: a later owner that opens this database's snapshot would find keys that were
@@ -53,13 +52,13 @@ _COPY_SLICE = 2_000
 
 
 class KvBackend(Protocol):
-    """A kind of key-value store. Databases up to `copied_bytes` are copied."""
+    """Databases up to `copied_bytes` are copied."""
 
     @property
     def copied_bytes(self) -> int: ...
 
     def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
-        """Opens an empty store, in `directory` if a folder is needed."""
+        """`directory`: if a folder is needed."""
         ...
 
     def adopt(
@@ -74,8 +73,6 @@ class KvBackend(Protocol):
 
 @dataclass(frozen=True)
 class RestoreSite:
-    """`directory` belongs to the subtask's incarnation."""
-
     operator: str
     store: ObjectStore
     copies: LocalCopies
@@ -87,7 +84,7 @@ class RestoreSite:
 @dataclass(frozen=True)
 class Opened:
     kv: KvStore
-    reusable: tuple[FileRef, ...] = ()  # stored files that the incarnation has under the same names
+    reusable: tuple[FileRef, ...] = ()  # stored files that the incarnation has
 
 
 def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> Opened:
@@ -174,7 +171,7 @@ def _files_of(part: RestorePart, source: RestoreSite, fetched: Path) -> Path:
     missing = [ref for ref in part.keyed.files if not here(ref)]
     for ref in missing:
         source.copies.wait_for(ref)
-    missing = [ref for ref in missing if not here(ref)]  # with files that arrived just before the wait
+    missing = [ref for ref in missing if not here(ref)]  # files may have arrived just before the wait
     download(source.store, missing, target, source.downloads_at_once)
     return target
 
@@ -232,7 +229,7 @@ class _RocksDbBackend:
 
 
 class _MemoryBackend:
-    """State in memory: a single file, read whole, so side-by-side stores gain nothing."""
+    """A single file, read whole, so side-by-side stores gain nothing."""
 
     copied_bytes = sys.maxsize
 
@@ -251,7 +248,6 @@ BACKENDS: dict[str, KvBackend] = {"rocksdb": _RocksDbBackend(), "memory": _Memor
 def opened_whole(
     keyed: KeyedSnapshot, files: Path, directory: Path, open_one: Callable[[int, Path], KvStore]
 ) -> KvStore:
-    """`open_one` opens a database of the snapshot, by number and folder."""
     ranges = ranges_in(files, keyed)
     stores = {number: open_one(number, directory / str(number)) for number in {0, *ranges.numbers()}}
     others = [Database(number, store, directory / str(number)) for number, store in stores.items() if number]

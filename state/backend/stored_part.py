@@ -35,9 +35,9 @@ from barrier_runtime.state.snapshots.verified import describe, download_verified
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
-_WHOLE_BYTES = 128 << 10  # smaller files are fetched whole
+_WHOLE_BYTES = 128 << 10
 _TAIL_BYTES = 8 << 10
-_TAIL_SHARE = 256  # share of a file for the index
+_TAIL_SHARE = 256  # divides a file's size: the index
 
 
 def download_range(
@@ -113,7 +113,7 @@ _BEHIND_KEY = b"\xff"  # no key field begins with FF
 
 @dataclass(frozen=True)
 class KeyGroups:
-    """Key groups `first` to `last`, both inclusive, of a state.
+    """`first` and `last` are inclusive.
 
     `columns`: also segments, which are fetched whole. `key`: only entries with this beginning of the encoded key;
     `first` is `last`.
@@ -127,7 +127,7 @@ class KeyGroups:
 
 
 class StoredPart:
-    """A snapshot's state, opened for reading. Context manager.
+    """Context manager.
 
     `directory`: new, and removed at the end. `only`: nothing else is read.
     """
@@ -197,7 +197,7 @@ class StoredPart:
         return opened_whole(self._keyed, self._files, self._directory / "db-with-holes", with_holes)
 
     def entries(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[tuple[bytes, bytes]]:
-        """Yields (whole key, data), in order; `first` and `last` are inclusive."""
+        """Yields (whole key, data), in order."""
         return chain.from_iterable(self.entry_lists(state, first, last))
 
     def entry_lists(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -230,7 +230,7 @@ class StoredPart:
     def segments(
         self, state: str, first: int = 0, last: int = 0xFFFF, columns: Collection[str] | None = None
     ) -> Iterator[Segment]:
-        """As `segments_in`; `first` and `last` are inclusive."""
+        """As `segments_in`."""
         if self._only is not None and not self._only.columns:
             return iter(())
         keyed, names = self._keyed, [ref.name for ref in self._keyed.files]
@@ -265,7 +265,7 @@ _WRITE_BYTES = 64 << 20
 
 
 class WrittenPart:
-    """A snapshot that is being written. Context manager.
+    """Context manager.
 
     `directory`: new, and removed at the end. `states`: name -> id, which is part of each entry's key.
     """
@@ -304,7 +304,7 @@ class WrittenPart:
         self._segments.add(segment)
 
     def inline(self) -> KeyedSnapshot:
-        """Returns a snapshot with the files inside; for small state."""
+        """Returns a snapshot with the files inside, for small state."""
         return self._uploaded(None, lambda: "", Thresholds(sys.maxsize, sys.maxsize))
 
     def uploaded(self, store: ObjectStore, new_key: Callable[[], str]) -> KeyedSnapshot:
