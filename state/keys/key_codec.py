@@ -78,7 +78,7 @@ def decode_key(data: bytes, start: int = 0) -> Key:
 
 
 def decode_columns(keys: Sequence[bytes], start: int = 0) -> list[list[Any] | Ints]:
-    """As `decode_key`, by column; the keys have the same number of fields."""
+    """By column; all keys have the same number of fields."""
     columns: list[list[Any] | Ints] = []
     content = np.frombuffer(b"".join(keys), np.uint8)
     ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))

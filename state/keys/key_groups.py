@@ -36,7 +36,7 @@ _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 _EPOCH = dt.datetime(1970, 1, 1)
 _EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _MICROSECOND = dt.timedelta(microseconds=1)
-_SMALL_ROWS = 512  # below, look-ups of strings are faster than dictionary-encoding
+_SMALL_ROWS = 512  # below, look-ups of strings are faster
 _FEW_ROWS = 128
 _REMEMBERED_STRINGS = 65_536
 _REMEMBERED_KEYS = 65_536
@@ -49,7 +49,6 @@ U64 = npt.NDArray[np.uint64]
 
 
 def splitmix64(value: int) -> int:
-    """The finaliser of Java's SplittableRandom, after a step of the generator."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -107,7 +106,7 @@ def _hash_datetime(value: dt.datetime) -> int:
 
 
 class _StringHashes(dict[Any, int]):
-    """Cleared when full, because most streams repeat few strings."""
+    """Most streams repeat few strings."""
 
     def __init__(self, hasher: Callable[[Any], int]) -> None:
         super().__init__()
@@ -192,7 +191,7 @@ def key_groups_of_int64(
 
 
 def key_groups_of_few(columns: Sequence[list[Any]], kinds: Sequence[int], max_parallelism: int) -> list[int] | None:
-    """As `key_groups_of`, for a few rows as lists, of integers, booleans, text or dates.
+    """Groups of a few rows of integers, booleans, text or dates.
 
     `kinds`: ids of the columns' types. Returns None for other types, or after too many different keys.
     """
@@ -219,7 +218,7 @@ def _zeros(rows: int) -> npt.NDArray[np.uint16]:
 
 
 class _RememberedGroups(dict[Any, int]):
-    """Groups of recent keys. Gives up for good when full: then computing is faster."""
+    """Gives up for good when full: then computing is faster."""
 
     def __init__(self, single: bool, max_parallelism: int) -> None:
         super().__init__()
@@ -281,7 +280,7 @@ def _with_nulls(column: Any, hashes: U64) -> U64:
 
 
 def _integers(column: Any) -> U64:
-    """Integers as uint64 (two's complement); nulls are 0."""
+    """Values as uint64 (two's complement); nulls are 0."""
     if column.null_count:
         column = pc.fill_null(column, 0)
     values = column.to_numpy(zero_copy_only=False)
@@ -400,7 +399,7 @@ def _hash_fields(fields: list[Any]) -> U64:
 
 
 def check_max_parallelism(parallelism: int, max_parallelism: int) -> int:
-    """Returns `max_parallelism`. Raises `InvalidJob` unless 1 <= parallelism <= max_parallelism <= 32,768."""
+    """Raises `InvalidJob` unless 1 <= parallelism <= max_parallelism <= 32,768."""
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidJob(f"max_parallelism {max_parallelism} is not allowed: use 1 to {MAX_PARALLELISM_LIMIT}")
     if not 1 <= parallelism <= max_parallelism:

@@ -40,7 +40,7 @@ _NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
 class RowNumbers:
-    """Allocates row ids; reuses freed row ids in ascending order, so that new rows are adjacent.
+    """Freed row ids are reused in ascending order, so that new rows are adjacent.
 
     The search is bounded: there may be up to a third more row ids than keys.
     """
@@ -109,7 +109,6 @@ class _Places:
         return home
 
     def settle(self, row_ids: RowIds, mixed: npt.NDArray[np.uint64]) -> None:
-        """Adds row ids of distinct, absent keys."""
         places = self.home(mixed)
         while len(row_ids):
             free = self.row_ids[places] == _FREE
@@ -161,7 +160,7 @@ class IntKeys:
         return made
 
     def remove(self, row_ids: RowIds) -> None:
-        """Frees distinct row ids. Searches skip their places like those of other keys."""
+        """Searches skip the places of freed row ids like those of other keys."""
         self._active[row_ids] = False
         self.numbers.give_back(row_ids)
         if len(row_ids) >= len(self):
@@ -186,7 +185,7 @@ class IntKeys:
         return np.flatnonzero(self._active[: self.numbers.limit])
 
     def _looked_up(self, key_batch: Ints) -> tuple[RowIds, Ints]:
-        """As `find`, with the place where each search ended."""
+        """Row ids, and the place where each search ended."""
         table, mask = self._table.row_ids, self._table.mask
         ends = places = self._table.home(mixed_ints(key_batch))
         found = table.take(places).astype(np.int64)
@@ -203,7 +202,6 @@ class IntKeys:
         return found, ends
 
     def _others(self, key_batch: Ints, there: Ints) -> Ints:
-        """`there`: row id at each place."""
         others: Ints = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
         return others
 
@@ -251,7 +249,6 @@ class IntKeys:
         self._table.settle(there, mixed_ints(self.key_batch(there)))
 
     def _succeed(self, successor: _Places, made: RowIds) -> None:
-        """`made`: the newest row ids."""
         if not successor.clear(_CLEARED_AT_LEAST + _CLEARED_PER_KEY * len(made)):
             return
         again = made[made < self._known]
