@@ -10,7 +10,7 @@ _TEXT = "too many open files"  # of libraries whose errors have no number
 
 
 def raise_limit() -> None:
-    """Raises the soft limit to the hard limit; for processes of this project, not for the user's program."""
+    """For processes of this project, not for the user's program."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):  # macOS has a lower bound than the hard limit
@@ -18,12 +18,11 @@ def raise_limit() -> None:
 
 
 def open_files() -> int:
-    """Limit of open files and connections."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def remedy_if_exhausted(error: BaseException | None) -> str:
-    """Limit and remedy if `error`, or a cause, means that no more files can be opened; else ""."""
+    """Limit and remedy if `error`, or a cause, is an exhausted number of files; else ""."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

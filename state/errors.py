@@ -26,14 +26,11 @@ class InvalidJob(BarrierRuntimeError):
 
 
 class Corrupt(BarrierRuntimeError):
-    """Call a person: stored bytes differ from the written bytes.
-
-    The message names the object and both hashes.
-    """
+    """Call a person: stored bytes differ from the written bytes."""
 
 
 class ProtocolViolation(BarrierRuntimeError):
-    """File a bug: a law of the protocol was broken. The message contains the recent history."""
+    """File a bug: a law of the protocol was broken."""
 
 
 # Errors of msgspec for unreadable bytes, text that is not UTF-8, and endless nesting.
@@ -47,7 +44,7 @@ WRONG_PATH = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETO
 
 
 class UserCodeError(InvalidJob):
-    """A user's function raised. Shows `user_traceback`, then operator, subtask, key, position, record."""
+    """A user's function raised. The text has `user_traceback`, then operator, subtask, key, position, record."""
 
     def __init__(self, message: str, user_traceback: str = "") -> None:
         super().__init__(message)
@@ -64,19 +61,16 @@ class UserCodeError(InvalidJob):
 
 
 class WrongUse(UserCodeError):
-    """A user's function made a call that this package refuses.
-
-    The message begins with the refused thing and the remedy; then operator, subtask, key, position, record.
-    """
+    """A user's function made a call that this package refuses."""
 
 
 def is_internal(error: BaseException) -> bool:
-    """True if `error.__cause__` is useless to users beside the message."""
+    """`error.__cause__` is then useless to users."""
     return isinstance(error, InvalidJob) and not isinstance(error, UserCodeError)
 
 
 def missing_extra(who: str, extra: str, error: ImportError) -> InvalidJob:
-    """Raise the error `from None`: the import's traceback would hide the remedy."""
+    """Raise `from None`: the import's traceback would hide the remedy."""
     return InvalidJob(
         f"{who} needs a package that is not installed ({error}): pip install 'barrier-runtime[{extra}]', on every "
         "machine that runs the job"

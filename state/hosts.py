@@ -8,7 +8,7 @@ def bare(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True for addresses that only processes on the same host reach. Resolves no names."""
+    """True for addresses that only this host reaches. Resolves no names."""
     try:
         address = ipaddress.ip_address(bare(host))
     except ValueError:
@@ -26,7 +26,7 @@ def is_every_interface(host: str) -> bool:
 
 
 def network_of(host: str) -> str:
-    """Returns `host`, or the /64 network of an IPv6 address: a client may use each address."""
+    """Returns the /64 network of an IPv6 address: a client may use each address."""
     try:
         address = ipaddress.ip_address(bare(host).partition("%")[0])
     except ValueError:

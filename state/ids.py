@@ -10,7 +10,7 @@ _OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def check_job_id(job: str, what: str = "job name") -> str:
-    """Returns a `job` of 1 to 64 of `a-z 0-9 -`; else raises `InvalidJob`."""
+    """Raises `InvalidJob` unless `job` has 1 to 64 of `a-z 0-9 -`."""
     if not isinstance(job, str) or not _JOB_ID.fullmatch(job):
         raise InvalidJob(f"{what} {_short(job)} is not allowed: use 1 to 64 of the characters a-z, 0-9 and '-'")
     return job
@@ -21,7 +21,7 @@ def is_job_id(name: str) -> bool:
 
 
 def check_operator_name(name: str) -> str:
-    """Returns `name`; raises `InvalidJob` for an invalid name.
+    """Raises `InvalidJob` for an invalid name.
 
     Valid names have 1 to 64 letters, digits, `_ . -`, and start with a letter or digit.
     """

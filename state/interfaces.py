@@ -22,8 +22,7 @@ class Interface:
 def address_of(given: str, said: str) -> str:
     """Returns this host's address for an address or host name (as given), an interface, or a network.
 
-    Of several addresses the first IPv4 address, in the kernel's order. `said`: the option, for messages. Raises
-    `InvalidJob`.
+    `said`: the option, for messages. Raises `InvalidJob`.
     """
     host = bare(given.strip())
     if not host or _is_address(host):
@@ -32,7 +31,7 @@ def address_of(given: str, said: str) -> str:
 
 
 def unheard(error: OSError) -> str:
-    """Returns why this host cannot listen; for an unknown host name, also the interfaces."""
+    """Describes `error`; for an unknown host name, also names the interfaces."""
     text = error.strerror or str(error)
     if not isinstance(error, socket.gaierror):
         return text
@@ -55,7 +54,6 @@ def _names() -> list[str]:
 
 
 def chosen(given: str, said: str, interfaces: Sequence[Interface]) -> str:
-    """Chooses the first address of an interface or network. Pure."""
     if "/" not in given:
         fitting = [each for each in interfaces if each.name == given]
     else:
@@ -84,7 +82,7 @@ _LENGTHS = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}  # of sockaddr: be
 
 
 def interfaces() -> list[Interface]:
-    """Addresses of this host in the kernel's order, without link-local addresses. Raises `OSError`."""
+    """In the kernel's order, without link-local addresses. Raises `OSError`."""
     library = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Entry)()
     if library.getifaddrs(ctypes.byref(first)) != 0:

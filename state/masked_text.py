@@ -49,7 +49,6 @@ _PATTERNS = (
 
 
 def masked_text(text: str) -> str:
-    """The only place that knows the forms of secrets."""
     for pattern, instead in _PATTERNS:
         text = pattern.sub(instead, text)
     return text
@@ -60,7 +59,7 @@ def names_a_secret(name: str) -> bool:
 
 
 def masked_within(text: str, most: int) -> str:
-    """Masks the text, then cuts the middle out above `most` characters.
+    """Cuts the middle out above `most` characters.
 
     A cut before the masking would leave the rest of a secret, which looks harmless. Above `MOST_MASKED` characters only
     both ends are masked: the second from the beginning of a line on, and after any private key.
@@ -77,6 +76,6 @@ def masked_within(text: str, most: int) -> str:
 
 
 def both_ends(first: str, last: str, length: int, most: int) -> str:
-    """Cuts out the middle of a text of `length` characters, whose ends are `first` and `last`."""
+    """Cuts out the middle. `first` and `last`: ends of a text of `length` characters."""
     half = most // 2
     return f"{first[:half]}\n… ({length - 2 * half:,} characters are left out) …\n{last[-half:]}"

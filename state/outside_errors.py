@@ -18,7 +18,7 @@ from barrier_runtime.state.texts import shortened
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.EFBIG, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV})
 _MENDED = NOT_ALLOWED | WRONG_PATH | _UNSUPPORTED
 _MAY_PASS = (MemoryError, EOFError, pa.ArrowCancelled)
-_COMES_AGAIN = (  # raised again with the same rows and settings
+_COMES_AGAIN = (  # raised again with the same rows
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, NameError, NotImplementedError),
     *(RecursionError, pa.ArrowException, msgspec.MsgspecError, struct.error),
 )
@@ -34,7 +34,6 @@ _LONGEST = 600
 
 
 def must_be_mended(error: BaseException) -> bool:
-    """True if a retry would raise the same error."""
     if isinstance(error, BarrierRuntimeError):
         return isinstance(error, PERMANENT)
     if isinstance(error, ImportError | ssl.SSLCertVerificationError):
@@ -47,13 +46,13 @@ def must_be_mended(error: BaseException) -> bool:
 
 
 def says_refused(text: str) -> bool:
-    """True if a text without error number describes a fault that a person must fix: rights, bucket, path."""
+    """True if a person must fix rights, bucket or path. The text may lack a number."""
     number = _number_in(text)
     return _REFUSED.search(text) is not None if number is None else number in _MENDED
 
 
 def told(error: BaseException, where: str, remedy: str) -> BarrierRuntimeError:
-    """`error` as an error of this project: `InvalidJob` if a person must act, else retryable.
+    """Returns an `InvalidJob` if a person must act, else a retryable error.
 
     Own errors stay unchanged. `where` names the connector and the place. `remedy`: a sentence without full stop, unless
     the error itself has a remedy.
@@ -66,7 +65,7 @@ def told(error: BaseException, where: str, remedy: str) -> BarrierRuntimeError:
 
 
 def of_operator(error: BaseException, operator: str, subtask: object = None) -> BaseException:
-    """`error` of a step: an `InvalidJob` names the operator, a retryable error is returned unchanged."""
+    """An `InvalidJob` names the operator; a retryable error is returned unchanged."""
     if not must_be_mended(error):
         return error
     where = f"operator {operator!r}" if subtask is None else f"operator {operator!r}, subtask {subtask}"
@@ -94,7 +93,7 @@ def _number_in(text: str) -> int | None:
 
 
 def _remedy(error: BaseException) -> str:
-    """Remedy independent of rows; empty: the connector knows a better remedy."""
+    """Remedy that fits any rows; empty: the connector knows a better remedy."""
     if isinstance(error, ImportError):
         return "Install the missing package on every machine that runs the job"
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -28,7 +28,7 @@ ANY_PORT = PortRange()
 
 
 def port_range(text: str, said: str) -> PortRange:
-    """Returns the range of "7200-7299" or "7200"; "" is any port. `said`: name of the option for messages."""
+    """Range of "7200-7299" or "7200"; "" is any port. `said`: the option, for messages."""
     if not text.strip():
         return ANY_PORT
     found = _RANGE.fullmatch(text.strip())

@@ -21,7 +21,7 @@ _YOUNG_S = 60.0  # a newer folder may not be locked yet
 
 @contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Makes an empty temporary folder. `prefix`: used for such folders and nothing else."""
+    """`prefix`: used for such folders and nothing else."""
     remove_left(Path(tempfile.gettempdir()), prefix)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     held = None

@@ -34,7 +34,7 @@ def end_when_unanswered(sock: socket.socket | None, timeout_ms: int) -> None:
 
 
 def listening_on(host: str, port: int, *, reuse: bool = False) -> socket.socket:
-    """Returns a listening socket, on IPv4 if the name has addresses of both kinds. Raises `OSError`."""
+    """On IPv4 if the name has addresses of both kinds. Raises `OSError`."""
     family, kind, protocol, _, address = _found(host, port, socket.SOCK_STREAM)[0]
     listening = socket.socket(family, kind, protocol)
     try:

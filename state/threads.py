@@ -15,7 +15,7 @@ _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
 class Threads:
-    """At most `most` threads, made when none is free; other work waits, first in first out.
+    """At most `most` threads; other work waits, first in first out.
 
     A process that ends waits for no thread. A thread is free before the work is reported done.
     """
@@ -82,7 +82,7 @@ class Threads:
 
 
 def _outcome_of(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Result or error of `work`, in a separate call: an error's traceback must keep no future."""
+    """In a separate call: an error's traceback must keep no future."""
     try:
         return work(), None
     except BaseException as error:

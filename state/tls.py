@@ -37,7 +37,7 @@ class CertificateFiles:
     ca: str = ""
 
     def stamp(self) -> Hashable:
-        """Differs after a change of the files. Raises `OSError` for a missing file."""
+        """Raises `OSError` for a missing file."""
         found = [os.stat(name) for name in (self.certificate, self.key, self.ca) if name]
         return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
 
@@ -50,7 +50,7 @@ class CertificateFiles:
 
 
 def context_of(pem: bytes) -> ssl.SSLContext:
-    """Context of a chain with the key. On Linux, no process leaves the key on a disk when killed.
+    """On Linux, no killed process leaves the key on a disk.
 
     `ssl` reads keys from named files only. Raises `OSError` or `ValueError`.
     """
@@ -69,10 +69,10 @@ def _no_password() -> str:
 
 
 class Certificates:
-    """TLS context, made anew before a handshake if `stamp()` differs."""
+    """Made anew before a handshake if `stamp()` differs."""
 
     def __init__(self, said: str, stamp: Callable[[], Hashable], make: Callable[[], ssl.SSLContext]) -> None:
-        """`said`: names the certificate in messages. Raises `InvalidJob` if the certificate cannot be used."""
+        """`said`: names the certificate in messages. Raises `InvalidJob`."""
         self._said, self._stamp, self._make = said, stamp, make
         self._trouble = ""  # of the last attempt to read the files
         try:
@@ -99,10 +99,9 @@ class Certificates:
 
 
 class PeerTls:
-    """TLS 1.3 between processes of a job, with certificates of the same CA."""
+    """TLS 1.3 between processes with certificates of the same CA."""
 
     def __init__(self, files: CertificateFiles) -> None:
-        """Raises `InvalidJob` if a file cannot be used."""
         said = f"the certificate {files.certificate} with the CA {files.ca}"
         self.files = files
         self.accepting = Certificates(said, files.stamp, self._for_accepting)
@@ -120,7 +119,7 @@ class PeerTls:
 
 
 def peer_tls(options: object, environment: Mapping[str, str]) -> PeerTls | None:
-    """TLS between processes of a job, from options or a host's environment; None if not wanted.
+    """TLS between processes of a job; None if not wanted.
 
     `options` has the fields of `_FILES`; variables such as `BARRIER_RUNTIME_TLS_CA` take precedence.
     """
@@ -144,8 +143,6 @@ def server_context(oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2) -> ssl.SSLCo
 
 
 class TlsListener:
-    """Accepts TLS connections on a listening socket, and closes others with a line."""
-
     def __init__(
         self,
         listening: socket.socket,
@@ -244,7 +241,7 @@ class TlsListener:
         return first[0] == _CLIENT_HELLO
 
     async def _say_so(self, connection: socket.socket) -> None:
-        """Answers, and waits for the peer's end: closing at once could remove the answer on the way."""
+        """Waits for the peer's end: closing at once could remove the answer on the way."""
         if not self._answer:
             return
         loop = asyncio.get_running_loop()

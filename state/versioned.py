@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Format:
-    """Format of stored data. This release writes `version` and reads `oldest` to `version`."""
+    """This release writes `version` and reads `oldest` to `version`."""
 
     subject: str  # for messages; "{}" stands for the place
     version: int
@@ -40,7 +40,7 @@ class Format:
 
 
 def check_magic(data: bytes, magic: bytes, format: Format, where: str) -> None:
-    """Raises unless `data` begins like `magic` (text, "-", digits, end of line), with a readable version."""
+    """`magic`: text, "-", digits, end of line."""
     name = magic[: magic.rindex(b"-") + 1]
     digits, end, _ = data[: len(magic) + 8].removeprefix(name).partition(b"\n")
     if not (data.startswith(name) and end and digits.isdigit()):
@@ -63,7 +63,6 @@ class VersionedDecoder(Generic[T]):
         self._decoder = decoder
 
     def decode(self, data: bytes, where: str) -> T:
-        """Raises the format's refusal, or `Corrupt` for unreadable data."""
         try:
             self.format.check(self._version.decode(data).version, where)
             return self._decoder.decode(data)
