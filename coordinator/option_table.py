@@ -340,7 +340,7 @@ def allowed(option: Option) -> str:
 
 
 def shown_value(option: Option, value: Any) -> str:
-    """None and empty values become their meaning."""
+    """Value with the unit; for None and empty values their meaning."""
     if value in (None, "", {}):
         return option.none
     if isinstance(value, bool) or not isinstance(value, int | float):

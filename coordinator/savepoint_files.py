@@ -34,7 +34,7 @@ _CREATE_ATTEMPTS = 5
 
 
 def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
-    """Returns the savepoint's size in bytes.
+    """Copies the objects, and completes the savepoint; returns the size in bytes.
 
     Repeating the same savepoint is no error. Raises `InvalidJob` if the folder has another savepoint, `ObjectNotFound`
     if a file is gone.
@@ -202,7 +202,7 @@ def _create(target: ObjectStore, url: str, savepoint: Savepoint) -> None:
 
 
 def _check_unclaimed(target: ObjectStore, url: str, job: str, stores: Collection[str]) -> None:
-    """In a claimed folder a restarted claimer would restore the new savepoint.
+    """Refuses a claimed folder: a restarted claimer would restore the new savepoint.
 
     A job whose files are in one of `stores` may use its own folder again.
     """

@@ -75,7 +75,7 @@ def begin_with_savepoint(
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Afterwards the job starts by restoring the newest checkpoint. Returns text.
+    """Imports if needed; then the job starts by restoring the newest checkpoint. Returns text.
 
     `fits`: raises if the program does not fit the state. Raises `InvalidJob` if the job does not fit (before any
     write), or if rows of the job would be written again.
@@ -111,7 +111,7 @@ class WantedSavepoint:
 
 
 def wanted_savepoint(store: ObjectStore, url: str, spec: JobSpec) -> WantedSavepoint:
-    """Writes nothing.
+    """Reads the savepoint and the job's log. Writes nothing.
 
     Raises `InvalidJob` if there is no savepoint, or if rows of the job would be written again.
     """
@@ -163,7 +163,7 @@ def import_savepoint(
 
 
 def _with_own_checkpoints(error: InvalidJob, store: ObjectStore, spec: JobSpec) -> InvalidJob:
-    """The import of an earlier command may have deleted the savepoint."""
+    """Adds a hint: the import of an earlier command may have deleted the savepoint."""
     view = _log_of(store, spec, "")
     if not view.completes:
         return error

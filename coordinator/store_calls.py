@@ -30,7 +30,7 @@ def backoff_s(attempt: int) -> float:
 def append_record(
     store: ObjectStore, job: str, log: DecisionLog, record: Record, sleep: Callable[[float], None]
 ) -> Appended | Foreign:
-    """For a process that is no coordinator.
+    """Appends a record, in a process that is no coordinator.
 
     Raises `Unavailable` if the outcome stays unknown. The log must have been read a moment ago.
     """

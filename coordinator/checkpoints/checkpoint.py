@@ -180,7 +180,7 @@ class PendingCheckpoints:
         return tuple(self._open.values())
 
     def request(self) -> int:
-        """Returns the future id."""
+        """Returns the id of the future checkpoint."""
         self._requested = True
         return self._next_id
 

@@ -64,7 +64,7 @@ class Unsorted:
     decided: list[Kept] = field(default_factory=list)
 
     def add(self, kept: Kept, retained: int) -> None:
-        """A later generation sweeps objects of decisions that this limit forgets."""
+        """Adds a decision. A later generation sweeps objects of forgotten decisions."""
         self.decided.append(kept)
         del self.decided[: -max(_UNSORTED_BOUND, retained)]
 

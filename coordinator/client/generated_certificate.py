@@ -44,7 +44,7 @@ def certificate_pem(token: str, hosts: Iterable[str], now: datetime.datetime) ->
 
 
 def is_of_token(certificate: bytes, token: str) -> bool:
-    """`certificate`: DER."""
+    """`certificate`: DER, whose key the TLS handshake has proven."""
     try:
         found = x509.load_der_x509_certificate(certificate).public_key()
     except ValueError:

@@ -22,7 +22,7 @@ _LIFE, _ADDRESS = "life.lock", "address"
 
 
 class PrivateDirectory:
-    """`remove()` may be repeated. `prefix` marks a kind."""
+    """Temporary directory with a lock. `prefix` marks a kind."""
 
     def __init__(self, prefix: str = PREFIX, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())

@@ -80,7 +80,7 @@ Verdict = Literal["", "not understood", "another time", "repeated", "wrong"]
 
 
 def signing_key(token: str | bytes) -> bytes:
-    """Another value than `daemon_key`."""
+    """Key of signatures, another value than `daemon_key`."""
     token = token.encode() if isinstance(token, str) else token
     return hmac.digest(token, b"barrier-runtime signing key", "sha256")
 

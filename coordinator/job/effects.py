@@ -26,7 +26,7 @@ class ReadLog:
 
 @dataclass(frozen=True)
 class Append:
-    """Only if the position is empty. `attempt` > 1: wait a little first."""
+    """Put these bytes if the position is empty. `attempt` > 1: wait a little first."""
 
     position: int
     data: bytes
@@ -76,7 +76,7 @@ class Compact:
 
 @dataclass(frozen=True)
 class DeleteAll:
-    """Never the log or savepoints."""
+    """Delete all checkpoints and snapshot files, but never log or savepoints."""
 
     permit: Permit
 

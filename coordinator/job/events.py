@@ -143,7 +143,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Deleted:
-    """Done as far as possible; `error` is for status only."""
+    """The deletion is done as far as possible; `error` is for status only."""
 
     error: str = ""
 

@@ -127,7 +127,7 @@ class Job:
                 self.outbox.send(slot, Probe(peers))
 
     def probe_again(self) -> None:
-        """Lost links lose probes and answers."""
+        """Repeats the probe: lost links lose probes and answers."""
         if self.probing and not self.slots.missing:
             self.probe()
 

@@ -129,7 +129,7 @@ def _appending(job: Job, phase: str) -> str:
 
 
 def _behind(job: Job) -> tuple[tuple[str, int], ...]:
-    """Restored checkpoints were committed at opening."""
+    """Late sinks. Restored checkpoints were committed at opening."""
     restored, completed = job.generation.restored, job.last_completed
     if completed <= (0 if restored is None else restored.manifest.checkpoint):
         return ()
@@ -138,7 +138,7 @@ def _behind(job: Job) -> tuple[tuple[str, int], ...]:
 
 
 def _uploaded(job: Job) -> CheckpointUploads | None:
-    """Only of this generation: after a restart the store may be fast again."""
+    """Uploads of this generation: after a restart the store may be fast again."""
     last = job.record.last_completed
     if last is None or last.token != job.log.token or not last.subtasks:
         return None

@@ -59,14 +59,14 @@ class Links:
         return pair.failures > 1
 
     def _in_time_ms(self, slot: RegisteredSlot, now_ms: int) -> int:
-        """0 during a gap."""
+        """Time of heartbeats without a gap; 0 during a gap."""
         if now_ms - slot.beat_ms > 3 * self.heartbeat_ms:
             return 0
         return now_ms - slot.in_time_since_ms
 
 
 def slot_to_move(slots: SlotTable, link: SilentLink) -> RegisteredSlot | None:
-    """The host with fewer slots loses a slot; of two such slots, the higher number moves."""
+    """Slot on the host with fewer slots; of two such slots, the higher number."""
     pair = [slot for slot in (slots.at(link.slot), slots.at(link.peer)) if slot is not None and slot.connected]
     hosts = [slot.register.host for slot in slots]
     return min(pair, key=lambda slot: (hosts.count(slot.register.host), -slot.index), default=None)

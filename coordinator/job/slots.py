@@ -68,7 +68,7 @@ class SlotTable:
         return before != connection
 
     def admit_any(self, parallelism: int) -> None:
-        """Until the log is known."""
+        """Admits slots of any program, until the log is known."""
         self._awaited, self._admitted = None, max(parallelism, self._parallelism)
 
     def admit(self, parallelism: int, program: str | None = None) -> tuple[RegisteredSlot, ...]:
@@ -163,7 +163,7 @@ class SlotTable:
         )
 
     def absences(self) -> tuple[AbsentSlot, ...]:
-        """Host "" and time 0 if never registered here."""
+        """Missing slots, with host "" and time 0 if never registered here."""
         found = []
         for index in self.missing:
             slot, kill = self._slots.get(index), self._kills.get(index)

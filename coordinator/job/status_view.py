@@ -185,7 +185,7 @@ def commits_status(job: Job, slow: tuple[SlowCommit, ...] = ()) -> CommitsStatus
 
 
 def savepoint_statuses(job: Job) -> tuple[SavepointStatus, ...]:
-    """Oldest first, with those of predecessors."""
+    """Savepoints, oldest first, with those of predecessors."""
     own = [
         SavepointStatus(
             id=entry.request.id,

@@ -43,7 +43,7 @@ def requested(before: Stop | None, mode: StopMode, savepoint: SavepointRequest |
 
 
 def record_of(stop: Stop | None, savepoints: Savepoints) -> StopWish | None:
-    """None without a savepoint, or if the savepoint has failed."""
+    """Entry in log records; None without a savepoint, or if the savepoint has failed."""
     if stop is None or isinstance(stop, StopNow) or stop.savepoint is None:
         return None
     entry = savepoints.entry(stop.savepoint.id)

@@ -57,7 +57,7 @@ def _damaged(record: Complete, why: str) -> Corrupt:
 
 
 def manifest_data(record: Complete, read: Callable[[str], bytes | None]) -> bytes | None:
-    """Unverified bytes; None if `read` finds none, because the checkpoint may have been dropped."""
+    """Unverified bytes; None if `read` finds none: the checkpoint may have been dropped."""
     inside = inline_data(record)
     return read(record.manifest) if inside is None else inside
 

@@ -127,7 +127,7 @@ class LeaseWatch:
         return Judgement(LeaseState.FREE if expired else LeaseState.HELD, lease, trouble)
 
     def may_take(self, found: Judgement, run_id: str, now_ms: int) -> bool:
-        """A run without a lease may be starting at another daemon, so wait a whole term."""
+        """Waits a whole term: a run without a lease may be starting at another daemon."""
         if found.state is LeaseState.HELD:
             return False
         if found.lease is not None and found.lease.run_id == run_id:

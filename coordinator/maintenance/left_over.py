@@ -42,7 +42,7 @@ def recognised(paths: Paths, key: str) -> str:
 def explained(
     paths: Paths, found: ObjectInfo, verdict: RetentionVerdict, walk: LogWalk, decided: bool, named_by: NamedBy | None
 ) -> UnreferencedObject | None:
-    """`decided`: the log decided the manifest."""
+    """Returns None if the object is needed. `decided`: the log decided the manifest."""
     if verdict is RetentionVerdict.NEEDED:
         return None
     if verdict is RetentionVerdict.NOT_OURS:

@@ -22,7 +22,7 @@ _WARM, _HOT = 0.5, 0.8  # busy or backpressured share
 
 
 def layers(chains: Sequence[ChainStatus]) -> list[list[ChainStatus]]:
-    """Ignores unknown inputs, cuts cycles."""
+    """Chains by layer. Ignores unknown inputs, cuts cycles."""
     by_id = {chain.chain: chain for chain in chains}
     depth: dict[int, int] = {}
     for start in by_id:
@@ -185,7 +185,7 @@ _LOWEST_MS = 0.1
 
 
 def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
-    """Minutes without rows are gaps."""
+    """Draws a point per minute; minutes without rows are gaps."""
     known = sorted(
         (point for point in points if point.count > 0), key=lambda point: point.at_ms
     )  # sorted, because a clock may have been set back

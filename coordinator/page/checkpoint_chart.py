@@ -159,7 +159,7 @@ def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float
 
 
 def subtasks(checkpoint: CheckpointStatus, operators: dict[int, str]) -> Markup:
-    """`operators`: names by chain."""
+    """Draws a line per subtask, slowest first. `operators`: names by chain."""
     if not checkpoint.subtasks:
         return Markup("")
     left, width, row = 300, 1000, 20
@@ -209,7 +209,7 @@ _REASON = 160  # the table below has all
 
 
 def timeline(status: JobStatus, events: Sequence[EventView], now_ms: int) -> Markup:
-    """Style sheets show the fitting width."""
+    """Draws two widths, of which style sheets show the fitting."""
     return _drawn(status, events, now_ms, _WIDE) + _drawn(status, events, now_ms, _NARROW)
 
 

@@ -31,7 +31,7 @@ REPLAYED_MS = 30 * 86_400_000
 
 
 def lag(ms: float | None) -> str:
-    """A lag above 30 days, of replayed data, is a dash."""
+    """Formats a lag; above 30 days, of replayed data, as a dash."""
     return ABSENT if ms is not None and ms > REPLAYED_MS else duration(ms)
 
 
@@ -78,13 +78,13 @@ def _utc(ms: int | None) -> datetime.datetime | None:
 
 
 def time_of_day(ms: int | None) -> str:
-    """In UTC: `14:05:09`."""
+    """Time in UTC: `14:05:09`."""
     at = _utc(ms)
     return ABSENT if at is None else at.strftime("%H:%M:%S")
 
 
 def day_and_time(ms: int | None) -> str:
-    """In UTC: `2026-03-01 14:05:09`."""
+    """Time in UTC: `2026-03-01 14:05:09`."""
     at = _utc(ms)
     return ABSENT if at is None else at.strftime("%Y-%m-%d %H:%M:%S")
 

@@ -47,7 +47,7 @@ _ORDER = {"bad": 0, "warn": 1}
 
 
 def job_list(jobs: Sequence[JobSummary], words: str = "", kind: str = "all") -> JobList:
-    """Living jobs before ended jobs, jobs in trouble first. An unknown kind is "all"."""
+    """Lists living jobs before ended jobs, jobs in trouble first. An unknown kind is "all"."""
     kind = kind if kind in _KINDS else "all"
     words = words[:LONGEST_FILTER]
     shown = [job for job in jobs if _KINDS[kind](job) and _has(job, words.lower().split())]

@@ -126,7 +126,7 @@ _DROPPED = {
 
 
 def dropped(status: JobStatus) -> list[tuple[str, str, str]]:
-    """(operator, reason, rows) over all slots, without zeros."""
+    """Returns (operator, reason, rows) over all slots, without zeros."""
     found = totals(slot.metrics for slot in status.slots)
     words = {metric.name: text for metric, text in _DROPPED.items()}
     parted = sorted((*key.rpartition(".")[::2], rows) for key, rows in found.items())
@@ -268,7 +268,7 @@ def failed_checkpoints(status: JobStatus) -> list[CheckpointStatus]:
 
 
 def store_use(status: JobStatus) -> tuple[list[tuple[str, str]], str]:
-    """(label, figure), and a note on the mean; empty while unknown."""
+    """Returns (label, figure), and a note on the mean; empty while unknown."""
     prices = prices_of(status)
     mean = store_rate(status.checkpoints.history, prices)
     if mean is None:
@@ -290,7 +290,7 @@ def store_use(status: JobStatus) -> tuple[list[tuple[str, str]], str]:
 
 
 def operator_metrics(status: JobStatus, operators: Sequence[str]) -> list[tuple[str, str, str]]:
-    """(operator, metric, figure) of all slots, with metrics of users' functions."""
+    """Returns (operator, metric, figure) of all slots, with metrics of users' functions."""
     found = totals(slot.metrics for slot in status.slots)
     parted = sorted((*key.rpartition(".")[::2], figure) for key, figure in found.items())
     return [(operator, metric, number(figure)) for operator, metric, figure in parted if operator in operators]

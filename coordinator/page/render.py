@@ -132,7 +132,7 @@ def _page(template: str, **facts: Any) -> str:
 
 
 def load() -> None:
-    """Compilation takes a while."""
+    """Compiles all templates early, because that takes a while."""
     for name in _environment().list_templates():
         _environment().get_template(name)
 
@@ -188,7 +188,7 @@ def step_page(facts: JobFacts, chain: ChainStatus, work: Sequence[SubtaskWork]) 
 
 
 def slots_page(facts: JobFacts) -> str:
-    """Only slots of a job that is led here have links to logs and stacks."""
+    """Page of slots; links to logs and stacks only for a job that is led here."""
     return _page("slots.html", status=facts.status, asks=_asks(facts))
 
 
@@ -216,7 +216,7 @@ def latency_page(facts: JobFacts) -> str:
 
 
 def checkpoint_page(facts: JobFacts, checkpoint: int, first: int = 0) -> str | None:
-    """None: not in the history. `first`: first row of the table of subtasks, counted from the slowest."""
+    """Returns None for a checkpoint outside the history. `first`: first row of subtasks."""
     history = facts.status.checkpoints.history
     index = next((at for at, each in enumerate(history) if each.checkpoint == checkpoint), None)
     if index is None:

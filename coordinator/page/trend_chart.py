@@ -44,7 +44,7 @@ class _Line:
 
 
 def hour_charts(status: JobStatus, trend: Sequence[TrendPoint], now_ms: int) -> list[HourChart]:
-    """Without lags of replayed data."""
+    """Draws rate, lag and latency, without lags of replayed data."""
     few = len(trend) <= _POINTS  # of a young job
     points = trend if few else downsampled(trend, _POINTS)
     apart_ms = 3 * (STEP_MS if few else HOUR_MS // _POINTS)
@@ -75,7 +75,7 @@ def _known(points: Iterable[tuple[int, float | None]]) -> list[Known]:
 
 
 def _worst(status: JobStatus) -> dict[int, LatencyPoint]:
-    """The slowest sink's point of each minute, for visible rows if known."""
+    """Slowest sink's point of each minute, for visible rows if known."""
     visible = [points for name, points in status.latency_hour.items() if name.endswith(":visible")]
     found: dict[int, LatencyPoint] = {}
     for points in visible or status.latency_hour.values():
@@ -131,7 +131,7 @@ def _drawn(name: str, lines: Sequence[_Line], now_ms: int, text: Callable[[float
 
 
 def _axis(figure: float, text: Callable[[float], str]) -> str:
-    """For the narrow space beside an axis: `1.5 min`."""
+    """Formats a figure for the narrow space beside an axis: `1.5 min`."""
     if text is duration:
         for unit_ms, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
             if figure >= unit_ms:

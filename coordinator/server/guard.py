@@ -151,7 +151,7 @@ def _caller(scope: Scope, headers: dict[bytes, bytes]) -> Caller:
 
 
 def _why_ambiguous(scope: Scope) -> Response | None:
-    """The check and a route could use different headers."""
+    """Refuses repeated headers: the check and a route could use different headers."""
     names = [name for name, _ in scope["headers"]]
     for name in ("Authorization", *SIGNED_HEADERS):
         if names.count(name.lower().encode()) > 1:

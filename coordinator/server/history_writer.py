@@ -134,7 +134,7 @@ class HistoryWriter:
             self._tell(HistoryTrouble(f"history could not be written ({type(error).__name__})"))
 
     async def _put(self, ended: RunOutcome | None) -> None:
-        """The log's next record may show a successor, whose figures must stay."""
+        """Writes the history, unless the log's next record shows a successor, whose figures must stay."""
         following = self._protocol.next_position
         ours = self._protocol.undecided  # the record there may be this process's own
         token = self._protocol.token or NO_RECORD

@@ -34,11 +34,11 @@ class Inspection:
         ]
 
     async def trend(self, request: Request) -> Response:
-        """A point per 10 s of the last hour."""
+        """Rate, lag and backlog of the last hour, a point per 10 s."""
         return json_answer(trend_of(await self._runner_of(request)))
 
     async def steps(self, request: Request) -> Response:
-        """Of the last 10 s, by chain."""
+        """Work of each subtask in the last 10 s, by chain."""
         return json_answer(steps_of(await self._runner_of(request)))
 
     async def lines(self, request: Request) -> Response:

@@ -109,7 +109,7 @@ class JobDirectory:
         self._current[runner.spec.job] = runner
 
     async def submit(self, spec: JobSpec) -> JobRunner:
-        """Repetition changes nothing. Raises `LedElsewhere` if another daemon leads."""
+        """Leads this run; repetition changes nothing. Raises `LedElsewhere` if another daemon leads."""
         spec = validated_spec(spec)
         await self._proven()
         if self._leases is not None and self._live(spec.job, spec.run_id) is None:
@@ -141,7 +141,7 @@ class JobDirectory:
                 return NotHere(f"the log or the lease of job {job} can't be read: {error}", fenced=False)
 
     async def leader_elsewhere(self, job: str, run_id: str | None) -> Lease | None:
-        """Raises `Unavailable` while a run that was led elsewhere has no leader."""
+        """Lease of another leader. Raises `Unavailable` while a run led elsewhere has no leader."""
         if self._leases is None:
             return None
         runner = self.job(job) if run_id is None else self.run(job, run_id)
@@ -190,7 +190,7 @@ class JobDirectory:
         return view, history
 
     async def close(self) -> None:
-        """Without messages to slots: exit ends no job."""
+        """Stops leading, without messages to slots: exit ends no job."""
         for run, task in self._tasks.items():
             if self._runs[run].outcome is None:  # else the runner is writing the outcome
                 task.cancel()

@@ -34,7 +34,7 @@ def configure(log_format: str) -> None:
 
 
 def place_of(error: Exception) -> str:
-    """Type and place of an error, whose text may contain a secret."""
+    """Type and place of an error for an answer: the error's text may contain a secret."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {at.name} ({Path(at.filename).name}:{at.lineno})"
 
@@ -59,7 +59,7 @@ class End:
 
 
 class NewFailures:
-    """None at the first look: a predecessor logged old failures."""
+    """Failures since the last look; none at first: a predecessor logged old failures."""
 
     def __init__(self) -> None:
         self._before: set[tuple[str, int, int]] | None = None

@@ -177,7 +177,7 @@ class JobRunner:
         return self._protocol.standbys
 
     def summary(self) -> JobSummary:
-        """As of the last event."""
+        """Row in the list of jobs, as of the last event."""
         summary = self._protocol.summary(self._clock())
         if not self._broken:
             return summary

@@ -90,11 +90,11 @@ class StoreThreads:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def copy(self, call: Callable[[], Result]) -> Result:
-        """For calls that may take minutes, one at a time."""
+        """Runs a call that may take minutes, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._copies, call)
 
     async def compact(self, call: Callable[[], Result]) -> Result:
-        """For a call that may take minutes, and returns soon once `closed` is set."""
+        """Runs a call that may take minutes, and returns soon once `closed` is set."""
         return await asyncio.get_running_loop().run_in_executor(self._compactions, call)
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ class StoreEffects:
         return Listed(objects, tuple(found))
 
     def _copy(self, effect: CopySavepoint) -> int:
-        """After some attempts there is no savepoint, and the user gets the error."""
+        """Retries for a while; then there is no savepoint, and the user gets the error."""
         attempt = 0
         while True:
             try:

@@ -29,7 +29,10 @@ Unit: TypeAlias = Literal["", "rows", "rows/s", "generations", "takeovers", "che
 
 @dataclass(frozen=True)
 class Tile:
-    """`name`: the figure's. A tile with a `label` stands alone; `under`: label and name of the smaller figure below."""
+    """Tile of the page; `name`: the figure's.
+
+    A tile with a `label` stands alone; `under`: label and name of the smaller figure below.
+    """
 
     name: str
     label: str = ""

@@ -238,7 +238,7 @@ class LatencyHour:
         return max((each.p99 for each in newest if 0 <= now_ms - each.at_ms <= 2 * RECENT_MS), default=None)
 
     def points(self, now_ms: int | None = None) -> dict[str, tuple[LatencyPoint, ...]]:
-        """Oldest first; with `now_ms`, of the last hour."""
+        """Points, oldest first; with `now_ms`, of the last hour."""
         since_ms = 0 if now_ms is None else now_ms - MINUTES * RECENT_MS
         kept = {name: tuple(each for each in points if each.at_ms > since_ms) for name, points in self._points.items()}
         return {name: points for name, points in kept.items() if points}

@@ -48,7 +48,7 @@ def past_status(view: LogView, history: History | None, run_id: str | None) -> J
 
 
 def with_last_savepoint(known: tuple[SavepointStatus, ...], finish: Finish) -> tuple[SavepointStatus, ...]:
-    """The history may lack FINISH's savepoint after a coordinator's death."""
+    """Adds FINISH's savepoint, which the history may lack after a coordinator's death."""
     stop = finish.stops_with
     if stop is None:
         return known

@@ -52,7 +52,7 @@ class ReportedFigures:
 
     @property
     def seconds(self) -> float:
-        """0 if too short."""
+        """Time between the oldest kept report and the newest; 0 if too short."""
         if self._newest is None or not self._kept:
             return 0.0
         length_ms = self._newest[0] - self._kept[0][0]
@@ -128,7 +128,7 @@ def _chain_status(chain: ChainSpec, reports: Mapping[int, ReportedFigures]) -> C
 
 
 class SubtaskWork(msgspec.Struct, frozen=True):
-    """In the last 10 s; None: unknown. Shares are of the slot's time, 0 to 1."""
+    """A subtask's work in the last 10 s; None: unknown. Shares are of the slot's time, 0 to 1."""
 
     slot: int
     rows_in_per_s: float | None

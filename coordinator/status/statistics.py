@@ -231,7 +231,7 @@ class JobRecord:
 
 
 def shortened(text: str, most: int) -> str:
-    """A traceback begins with the call and ends with the error, so both ends are kept."""
+    """Keeps both ends: a traceback begins with the call and ends with the error."""
     if len(text) <= most:
         return text
     half = most // 2

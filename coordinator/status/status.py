@@ -132,8 +132,9 @@ DURATION_BOUNDS_MS = (50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60
 
 
 class DurationCounts(msgspec.Struct, frozen=True):
-    """Of all completed checkpoints. Counts per bucket of `DURATION_BOUNDS_MS` (not cumulative), then those above; ()
-    before the first.
+    """Durations of all completed checkpoints.
+
+    Counts per bucket of `DURATION_BOUNDS_MS` (not cumulative), then those above; () before the first.
     """
 
     counts: tuple[int, ...] = ()
@@ -313,7 +314,7 @@ class CommitsStatus(msgspec.Struct, frozen=True):
 
 
 class Room(msgspec.Struct, frozen=True):
-    """Reported by the program that runs the slots.
+    """Free cores, reported by the program that runs the slots.
 
     `cores`: of the cluster, 0 if unknown. `held_by`: cores that others occupy, by name. `starting`: slots with a core,
     registered or not, while none fails. `failing`: newest error of a process for a missing slot.

@@ -38,7 +38,7 @@ class StoreUseBetween:
         self._reported[OWN] = (counts.writes, counts.reads, counts.sent_bytes, counts.received_bytes)
 
     def since_last(self) -> StoreUseStatus | None:
-        """None without any report."""
+        """Requests since the last call; None without any report."""
         if not self._reported:
             return None
         sums = [0, 0, 0, 0]

@@ -141,7 +141,7 @@ GLOBAL_COMMITTER = -1
 
 
 class Committed(Message, frozen=True):
-    """`subtask` may be `GLOBAL_COMMITTER`."""
+    """Everything up to `checkpoint` is committed. `subtask` may be `GLOBAL_COMMITTER`."""
 
     token: int
     checkpoint: int

@@ -58,7 +58,7 @@ class Compatibility:
         self._refused: dict[tuple[str, int], str] = {}  # (program, slot) -> why the last process was refused
 
     def why_refused(self, register: Register) -> str:
-        """The answer is remembered."""
+        """Returns "" if the slot may stay. The answer is remembered."""
         why = why_incompatible(register, self._versions)
         place = register.program, register.slot
         if why:

@@ -16,7 +16,7 @@ def after_commit(job: Job, now_ms: int) -> None:
 
 
 def send_visible(job: Job, slot: RegisteredSlot) -> None:
-    """The slot may have missed these messages."""
+    """Repeats messages that the slot may have missed."""
     for sink, checkpoint in job.commits.visible():
         job.outbox.send(slot, Visible(job.led.token, checkpoint, sink))
 

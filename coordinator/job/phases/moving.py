@@ -118,7 +118,7 @@ def _fetched(job: Job, rescale: Rescale, late: bool) -> bool:
 
 
 def _preparing(job: Job) -> list[RegisteredSlot]:
-    """New and remaining slots fetch files, present slots stop compacting."""
+    """Slots to prepare: new and remaining slots fetch files, present slots stop compacting."""
     return [*job.slots.standbys, *job.slots]
 
 

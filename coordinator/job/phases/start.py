@@ -270,7 +270,7 @@ class Fencing(Phase):
         return self._fence(job, job.decided_as(choice.entry, manifest), now_ms)
 
     def _missing(self, job: Job, key: str, record: Complete, now_ms: int) -> Decision | None:
-        """Another leader may have dropped the checkpoint."""
+        """Rereads the log: another leader may have dropped the checkpoint."""
         error = (
             f"manifest {key} of checkpoint {record.checkpoint} (sha256 {record.sha256}) is missing from the store: "
             "restore it from a backup; an older checkpoint is never taken by itself"

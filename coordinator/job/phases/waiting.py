@@ -218,7 +218,7 @@ class WaitingForSlots(Phase):
         return None if limit_ms is None else self._deploy_from_ms + max(waits_ms, limit_ms)
 
     def _narrow_ms(self, job: Job) -> int | None:
-        """None: not without more slots."""
+        """When the job continues with the present slots; None: not without more slots."""
         if self._deployed or _is_first_start(job) or narrowed(job.spec, len(job.slots.connected)) is None:
             return None
         after_ms = job.spec.degrade_after_ms

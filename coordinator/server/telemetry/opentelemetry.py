@@ -220,7 +220,7 @@ class OpenTelemetryMetrics:
         return self._sending.ready
 
     def offer(self, statuses: Iterable[JobStatus]) -> bool:
-        """False: dropped."""
+        """Returns False if the data are dropped."""
         return self.ready and self._sending.offer(self.points(statuses))
 
     def points(self, statuses: Iterable[JobStatus]) -> Any:

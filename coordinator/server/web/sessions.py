@@ -24,7 +24,7 @@ PREFIX = "_logins/"
 
 
 def use(store: ObjectStore, mark: str, now_ms: int) -> bool:
-    """False: used before. Blocks. Raises `Unavailable` if unclear."""
+    """Records the use of a link; False: used before. Blocks. Raises `Unavailable` if unclear."""
     try:
         outcome = store.put_if_absent(f"{PREFIX}{mark}", b"used")
     except OSError as error:
@@ -76,7 +76,7 @@ class _Signed:
         return hmac.compare_digest(self._signature(head).encode(), signature.encode("utf-8", "replace"))
 
     def ends_ms(self, value: str, now_ms: int) -> int | None:
-        """None for a foreign, damaged or expired value."""
+        """Expiry time; None for a foreign, damaged or expired value."""
         if not self.is_ours(value):
             return None
         ends = int(value.partition(".")[0])  # a number, by the valid signature
@@ -115,7 +115,7 @@ class LoginLinks:
         return self._signed.make(nonce, now_ms)
 
     def is_ours(self, code: str) -> bool:
-        """A holder of the token made the code, perhaps long ago."""
+        """Whether a holder of the token made the code, perhaps long ago."""
         return self._signed.is_ours(code)
 
     def mark(self, code: str, now_ms: int) -> str | None:

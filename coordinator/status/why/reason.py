@@ -20,7 +20,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`otherwise`: the answer when nothing known is wrong."""
+    """Answer to "why?". `otherwise`: the answer when nothing known is wrong."""
 
     reasons: tuple[Reason, ...]
     otherwise: str = ""
