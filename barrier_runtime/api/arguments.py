@@ -146,7 +146,7 @@ def why_by_wall_clock(function: Any, states: "Mapping[str, KeyedState]") -> str:
 def retried(
     function: Callable[[Any], Any], on_error: OnError | Retry, all_rows: bool, where: str, what: str = "row"
 ) -> tuple[Callable[[Any], Any], OnError]:
-    """Function that the operator calls, and its treatment of errors. `all_rows`: see `RetriedCall`."""
+    """`all_rows`: see `RetriedCall`."""
 
     from barrier_runtime.operators.retry import RetriedCall
 

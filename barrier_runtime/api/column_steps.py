@@ -26,10 +26,11 @@ _LITERALS = (bool, int, float, decimal.Decimal, datetime.date, datetime.timedelt
 
 
 def ready(given: str | pc.Expression, schema: pa.Schema | None, where: str) -> tuple[Expression, pa.DataType | None]:
-    """Compiles SQL or an expression of `pyarrow.compute`; returns the expression and its type.
+    """Returns the compiled expression and its type.
 
     If the schema is unknown, the type is None, and SQL is compiled for the first rows. Raises `InvalidJob` for other
-    values, and for expressions that do not fit the schema."""
+    values, and for expressions that do not fit the schema.
+    """
     from barrier_runtime.data.expressions import Compiled, evaluated_types
 
     if isinstance(given, pc.Expression):
@@ -47,7 +48,7 @@ def ready(given: str | pc.Expression, schema: pa.Schema | None, where: str) -> t
 def read_by(
     expressions: Sequence[Expression], schema: pa.Schema | None, columns: Iterable[str] = ()
 ) -> frozenset[str] | None:
-    """Columns of `schema` that these expressions need, and `columns`; None: unknown."""
+    """Columns of `schema` that the expressions need, and `columns`; None: unknown."""
     if schema is None:
         return None
     if not expressions:
@@ -59,7 +60,7 @@ def read_by(
 
 
 def literal_or(value: Any) -> Any:
-    """Expression of a plain value for all rows; SQL of a `ColumnExpression`; other values unchanged."""
+    """Expression of a plain value; SQL of a `ColumnExpression`; other values unchanged."""
     return pc.scalar(value) if isinstance(value, _LITERALS) else as_text(value)
 
 
@@ -75,7 +76,7 @@ ALL = "*"
 
 
 class ColumnName(str):
-    """The name of a column as it is; other text may be SQL."""
+    """Name of a column; other text may be SQL."""
 
 
 @plain_errors

@@ -41,7 +41,7 @@ _TAKEN = ("timer", "wall_timer")  # their handlers are those of timers
 
 
 def connect(*unnamed: object, **inputs: KeyedStream | BroadcastStream) -> "ConnectedStreams":
-    """Connects streams to one function, each under the name of its keyword argument.
+    """Connects streams to one function, each under its keyword.
 
     Rows of streams by key meet at equal values of their keys; every subtask gets the rows of broadcast streams. The
     streams' columns may differ.
@@ -55,7 +55,7 @@ def connect(*unnamed: object, **inputs: KeyedStream | BroadcastStream) -> "Conne
 
 @plain_errors
 class ConnectedStreams:
-    """Named inputs, the result of `connect`. The next step, `process`, reads all."""
+    """Named inputs of `process`, the result of `connect`."""
 
     def __init__(self, inputs: Mapping[str, KeyedStream | BroadcastStream]) -> None:
         where = "connect"
@@ -206,7 +206,7 @@ class ConnectedStreams:
     # ------------------------------------------------------------ inside
 
     def _why_by_arrival(self) -> str:
-        """Reason why a replay may produce other rows, or empty. Rules that wait for a barrier are no reason."""
+        """Reason why a replay may produce other rows. Rules that wait for a barrier are no reason."""
         by_row = [each for each, stream in self._broadcast.items() if stream._switch == "row"]
         return f"a row sees what of input {by_row[0]!r} has come before it" if by_row and self._keyed else ""
 

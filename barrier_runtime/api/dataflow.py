@@ -37,10 +37,7 @@ LOADED_PROGRAM: ContextVar[str] = ContextVar("the file that a command loads at t
 
 
 def takes_options(where: Literal["apart", "spark"]) -> Callable[[F], F]:
-    """Decorator that replaces `**options` in a signature by every option, for notebooks and `help()`.
-
-    `where`: "apart" leaves out the options of Spark runs.
-    """
+    """Replaces `**options` in a signature by every option, for notebooks and `help()`."""
 
     def described(function: F) -> F:
         plain = signature(function)
@@ -105,9 +102,10 @@ class Dataflow(Readers):
     ) -> "JobResult":
         """Runs on this machine, without Spark, until the job ends.
 
-        Options are those of `run` that need no Spark. All slots share this process; with `processes=n` each of n slots
-        has its own process, `parallelism` is n by default, and `barrier-runtime slot` starts slots beyond n. `wire`:
-        for tests, passes rows and messages as bytes, under a cluster's rules and limits."""
+        Options are those of `run` that need no Spark. With `processes=n` each of n slots has its own process,
+        `parallelism` is n by default, and `barrier-runtime slot` starts slots beyond n. `wire`: for tests, passes rows
+        and messages as bytes, under a cluster's rules and limits.
+        """
         if processes is not None:
             from barrier_runtime.launch import processes as in_processes
 
@@ -150,7 +148,7 @@ class Dataflow(Readers):
         return JobOptions.for_local_run(options, self.options, processes=processes)
 
     def _chosen(self, options: Mapping[str, object], *, local: bool = False) -> "JobOptions":
-        """Raises `InvalidJob` for invalid options, and while a command loads the program to run it."""
+        """Raises `InvalidJob` while a command loads the program."""
         from barrier_runtime.launch.options import JobOptions
 
         self._refuse_while_loaded()

@@ -40,7 +40,7 @@ class JoinStep:
     sides: Mapping[str, pa.Schema] = field(default_factory=dict)  # of late rows
 
 
-_EVERY_ROW_JOINS = ("join", "window_join")  # joins in which each row of a side meets every row of the other
+_EVERY_ROW_JOINS = ("join", "window_join")  # each row of a side meets every row of the other
 
 
 def event_times(

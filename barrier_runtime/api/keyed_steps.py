@@ -59,12 +59,11 @@ class StatefulSteps(KeyedSteps[S]):
         early: WindowTrigger | None = None,
         clock: Literal["event", "processing"] = "event",
     ) -> "WindowedStream[S]":
-        """Groups the rows of each key by window (see docs/windows.md).
+        """Groups the rows of each key by window (docs/windows.md).
 
         `window`: `Tumbling`, `Sliding`, `Calendar` or `Session` of event time, `Count`, or `Global` (all rows of a
-        key).
-        `event_time`: a timestamp, date or int64-milliseconds column, by default that of the source; for results of
-        windows their start or end (docs/time.md). `Count` and `Global` have none.
+        key). `event_time`: a timestamp, date or int64-milliseconds column, by default that of the source; for results
+        of windows their start or end (docs/time.md). `Count` and `Global` have none.
 
         `allowed_lateness`: time for which a window is kept after its end (event time); each row that comes for the
         window then emits the result again, with a column `update` that counts from 0. `early`: results before the end

@@ -76,14 +76,14 @@ class Reads(Protocol[P]):
 
 
 class SourceMethod(Generic[P]):
-    """A method of `Dataflow` with the arguments of a source class, imported on first access."""
+    """Method with the arguments of a source class, which is imported on first access."""
 
     def __init__(
         self,
         described_by: Callable[[], Callable[P, SourceDescription]],
         read: "Callable[[Readers, str, Any], Any] | None" = None,
     ) -> None:
-        """`read`: makes the streams of a source that may have several."""
+        """`read`: for sources that may have several streams."""
         self._described_by = described_by
         self._read = read
         self._name = ""
@@ -130,7 +130,7 @@ def _settings_of(name: str, source: Source | SourceDescription, given: SourceSet
 
 
 def _class_of(name: str, source: Source | SourceDescription) -> RowClass | None:
-    """Class given as `schema=` of a source. With `debezium=`, which changes the columns, rows are dicts."""
+    """With `debezium=`, which changes the columns, rows are dicts."""
     rows = row_class(getattr(source, "schema", None), f"source {name!r}")
     return None if getattr(source, "debezium", None) is not None else rows
 

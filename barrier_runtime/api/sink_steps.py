@@ -154,7 +154,6 @@ class SinkSteps(UnkeyedSteps[S]):
         call: "BatchCall | None",
         rows: Input,
     ) -> None:
-        """`sink`: a sink, or a factory with the same attributes."""
         from barrier_runtime.runtime.sinks.operator import SinkOperator
 
         self._plan.add(

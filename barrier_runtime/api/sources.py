@@ -52,7 +52,7 @@ class SettingsOfSource(TypedDict, total=False):
 
 
 class SourceOptions(SettingsOfSource, total=False):
-    """Arguments of all source classes that have a `schema`, beside the schema and functions."""
+    """Arguments of all source classes with a `schema`."""
 
     paths: str | Sequence[str]
     pace: float | None

@@ -131,7 +131,7 @@ else:
 class Steps(ABC, Generic[S]):
     @abstractmethod
     def _added(self, node: StepNode) -> Outputs[S]:
-        """Adds `node` to the flow; returns the streams of main output and side outputs, in order."""
+        """Streams of main output and side outputs, in order."""
 
 
 class UnkeyedSteps(Steps[S]):
@@ -159,7 +159,6 @@ class UnkeyedSteps(Steps[S]):
         keeps: Mapping[str, str] | None = None,
         row_classes: Mapping[str, RowClass] | None = None,
     ) -> S:
-        """`reads` to `row_classes`: see `StepNode`."""
         node = StepNode(
             name, kind, (self._as_input(),), make, schema,
             describe=describe, reads=reads, renames=renames, made_of=made_of, keeps=keeps,
@@ -207,10 +206,11 @@ class KeyedInput:
         need_watermarks(self.plan, self.node, where, why, or_else)
 
     def event_time(self, where: str, window: WindowAssigner | None = None) -> str | None:
-        """Column of the rows' event time, for a step whose user names none; None: unknown.
+        """Column of the rows' event time, unless the user names a column; None: unknown.
 
         `window`: in which the step counts rows. Results of windows that lie in the step's windows count by their start,
-        and other results by their end. Raises `InvalidJob` if several columns are possible."""
+        and other results by their end. Raises `InvalidJob` if several columns are possible.
+        """
         if start := self._start_within(window):
             return start.column
         known = self._event_times
@@ -296,7 +296,7 @@ class KeyedInput:
         return next(iter(older)) if len(older) == 1 else self._only_event_time
 
     def expect_event_time(self, column: str, where: str, window: WindowAssigner | None = None) -> None:
-        """Warns if the watermark is known to be based on another column than the step's event time."""
+        """Warns if the watermark is based on another column."""
         if self.tag:
             return
         known = self.plan.event_times(self.node)
@@ -333,7 +333,7 @@ class KeyedInput:
 
     @property
     def event_times_of_batches(self) -> frozenset[str]:
-        """Columns that the watermark is based on, if earlier functions of batches have kept them."""
+        """The watermark's columns, if earlier functions of batches have kept them."""
         return event_times_of_batches(self.plan, self.node, self.tag)
 
     def _is_over_before(self, window: WindowAssigner | None, column: str) -> bool:
@@ -425,7 +425,7 @@ def one_or_all(streams: Outputs[S]) -> Any:
 
 
 def need_watermarks(plan: Plan, node: int, where: str, why: str, or_else: str = "") -> None:
-    """Raises `InvalidJob` if a source of the rows has no watermark. `or_else`: another remedy."""
+    """`or_else`: another remedy."""
     missing = plan.without_watermarks(node)
     if missing:
         sources = "source" if len(missing) == 1 else "sources"
@@ -441,7 +441,7 @@ def event_times_of_batches(plan: Plan, node: int, tag: str) -> frozenset[str]:
 
 
 def users_line() -> int:
-    """Number of calls between the caller and the user's program, as `warnings` counts them."""
+    """Number of calls up to the user's program, as `warnings` counts them."""
     package = str(Path(__file__).parents[1])
     files = [call.filename for call in inspect.stack(context=0)[1:]]
     return next((level for level, file in enumerate(files, 1) if not file.startswith(package)), len(files))

@@ -1,7 +1,6 @@
 """`Stream`, `KeyedStream` and `BroadcastStream`, on which users write steps.
 
-Each class returns the others, so they are one file; most steps come from their base classes (see `steps`). Names,
-columns and types are checked when the flow is written.
+Each class returns the others, so they are one file; most steps come from their base classes (see `steps`).
 """
 
 import datetime

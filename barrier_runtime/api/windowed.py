@@ -58,8 +58,6 @@ T = TypeVar("T")
 
 @plain_errors
 class WindowedStream(Generic[S]):
-    """A keyed stream whose rows are grouped by window, too."""
-
     def __init__(
         self,
         keyed: KeyedSteps[S],
@@ -147,7 +145,6 @@ class WindowedStream(Generic[S]):
         side_outputs: Mapping[str, pa.Schema | None] | None = None,
         **more: Any,
     ) -> Any:
-        """Returns the stream, or a tuple of results, late rows and `side_outputs`."""
         rows, window, clock = self._keyed._keyed_input(), self._window, self._clock
         lateness_ms, trigger = self._lateness_ms, self._trigger
         make = partial(
@@ -206,7 +203,7 @@ class WindowedStream(Generic[S]):
             raise InvalidJob(f"{where}: no row is late by the wall clock: leave late= out")
 
     def _results_within(self, by_row: bool = False) -> frozenset[Within] | None:
-        """Window columns of the results; None: windows without event time. `by_row`: results are rows."""
+        """Window columns of the results; None: no event time. `by_row`: results are rows."""
         time, window = self._clock.column, self._window
         if time is None:
             return None
@@ -384,7 +381,7 @@ class WindowedStream(Generic[S]):
         return every
 
     def _shown(self, streams: T, results: bool = True) -> T:
-        """Streams without the internal key. `results`: true if the main output has key columns."""
+        """Removes the internal key. `results`: the main output has key columns."""
         if not self._all_rows:
             return streams
         given = streams_by_name(streams) if isinstance(streams, Outputs) else {MAIN: streams}
