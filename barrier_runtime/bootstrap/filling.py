@@ -62,7 +62,7 @@ class StateFilling:
         self._max_parallelism = operators[0].backend.max_parallelism
         self._numbers: list[Counter[tuple[Any, ...]]] = [Counter() for _ in operators]
         self._last: list[dict[tuple[Any, ...], int]] = [{} for _ in operators]
-        self._places = [array("q") for _ in operators]  # hashes of keys, to detect repeated keys
+        self._places = [array("q") for _ in operators]  # hashes, to detect repeated keys
         self._tables = [self._table(operator) for operator in operators]
         self._what: StateDescription = operators[0].backend.description(state)
         self._namespaces = [
@@ -78,7 +78,6 @@ class StateFilling:
                 table.drop_stored()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Raises `InvalidJob` for columns that are missing or of other types."""
         batch = self._checked(batch)
         groups = key_groups_of([batch.column(name) for name in self._keys.names], self._max_parallelism)
         subtasks = groups.astype(np.int64) * len(self._operators) // self._max_parallelism

@@ -128,7 +128,6 @@ def _check_kind(graph: JobGraph, before: tuple[OperatorSnapshot, ...]) -> None:
 
 
 def _no_splits(source: Source, parallelism: int) -> Sequence[Split]:
-    """No source is read here."""
     return [Split("none")]
 
 
@@ -152,7 +151,7 @@ def _manifest(graph: JobGraph, base: Manifest | None, operators: tuple[OperatorS
 
 
 def _copied(url: str, manifest: Manifest, store: LinkedStore, scratch: ObjectStore, base: str | None) -> int:
-    """Copies the objects into the folder; objects of `base` by their store, if possible."""
+    """Copies the objects; those of `base` by their store, if possible."""
     id = uuid.uuid4().hex
     objects = {
         key: f"data/{manifest.checkpoint}-{manifest.token}-{id}/{number}"
@@ -239,7 +238,7 @@ BATCH_ROWS = 65_536
 
 
 def batches_of(frame: Any, where: str) -> Iterator[pa.RecordBatch]:
-    """Rows of a frame with plain column types. Raises `InvalidJob` for other objects than tables."""
+    """Rows with plain column types. Raises `InvalidJob` unless `frame` is a table."""
     if isinstance(frame, pa.RecordBatch):
         frame = pa.Table.from_batches([frame])
     if isinstance(frame, pa.Table):
