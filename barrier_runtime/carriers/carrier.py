@@ -16,7 +16,7 @@ from barrier_runtime.spark.task import SlotSettings
 
 
 class Carrier(Protocol):
-    """Runs slots. Any thread may call any method.
+    """Any thread may call any method.
 
     A group names the slots of one `submit`; the names of a job's groups begin with the same text.
     """
@@ -28,7 +28,7 @@ class Carrier(Protocol):
         """Ends the slots of `group` without waiting, also of a submission that has not begun."""
 
     def kill(self, attempt: int, reason: str) -> bool:
-        """Ends a slot by its attempt's number; a replacement starts. False if no such slot runs."""
+        """Ends a slot; a replacement starts. False: no such slot runs."""
         ...
 
     def trouble(self) -> Exception | None:
@@ -43,7 +43,7 @@ class Carrier(Protocol):
 
     @property
     def frames(self) -> MakeFrame:
-        """Makes the data frames for functions of `for_each_batch`."""
+        """Makes data frames for functions of `for_each_batch`."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class Carrier(Protocol):
 
 class RoomOfCarrier(Protocol):
     def look(self) -> Room:
-        """Cores, their holders, and slots that are starting."""
+        """Includes slots that are starting."""
         ...
 
     def complete(self) -> None:

@@ -89,7 +89,7 @@ class Submission:
 
 
 class AllSlots:
-    """All slots of a job, over all submissions. For one thread, except `join` and `cancel`.
+    """For one thread, except `join` and `cancel`.
 
     `runs()`: true while the coordinator runs the job.
     """
@@ -159,7 +159,7 @@ class AllSlots:
                 self._carry(place)
 
     def _is_carried(self, place: "_Place") -> bool:
-        """True if a submission of its own carries the slot: the first submission outlives single slots."""
+        """Only a separate submission counts: the first submission outlives single slots."""
         submission = self._carried_by.get(place)
         return submission is not None and submission is not self._first and submission.alive and not submission.given_up
 
@@ -205,10 +205,8 @@ class AllSlots:
         submission.start()
 
     def _wanted_of(self, submission: Submission) -> Sequence[int]:
-        """Slots of `submission` to start again.
-
-        Omits slots that moved to another submission, or that the job neither has nor awaits. The first submission
-        starts no standby: each gets a separate submission.
+        """Slots to start again, without those that moved to another submission, or that the job neither has
+        nor awaits. The first submission starts no standby: each gets a separate submission.
         """
         own = [place for place, by in dict(self._carried_by).items() if by is submission]
         if not self._runs():
