@@ -35,7 +35,6 @@ def _emits_at_once(node: StepNode) -> bool:
 
 
 def refuse_sinks_without_mode(nodes: Sequence[Node]) -> None:
-    """Raises `InvalidJob` for sinks that write rows again without `mode="at_most_once"`."""
     for node in nodes:
         if isinstance(node, StepNode) and node.is_sink and node.guarantee == AT_MOST_ONCE:
             raise InvalidJob(

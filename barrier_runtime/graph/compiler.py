@@ -71,7 +71,7 @@ def compile_plan(
 
 
 def _named(nodes: list[Node]) -> list[Node]:
-    """Names unnamed steps `<kind>-<n>`. No state is stored under these names."""
+    """No state is stored under the made names, `<kind>-<n>`."""
     used = {node.name for node in nodes if node.name is not None}
     counts: dict[str, int] = {}
     named: list[Node] = []
@@ -89,7 +89,7 @@ def _named(nodes: list[Node]) -> list[Node]:
 
 
 def _reading(nodes: list[Node]) -> list[Node]:
-    """Makes sources omit columns that no later step needs, as far as steps declare their needs."""
+    """Sources omit columns that no later step needs, as far as declared."""
 
     def wanted(number: int) -> frozenset[str] | None:
         columns = frozenset[str]()
@@ -174,7 +174,7 @@ def _check_circles(nodes: list[Node]) -> None:
 
 
 def _check_pauses(nodes: list[Node]) -> None:
-    """Warns once of each source that, without rows, holds back the event time of other inputs."""
+    """Warns of each source that, without rows, holds back the event time of other inputs."""
     todo = {node.name for node in nodes if isinstance(node, SourceNode) and _holds_back(node)}
     above, followers, without_time = _sources_above(nodes), followers_of(nodes), timeless(nodes)
     in_turn = {step for node in nodes if isinstance(node, SourceNode) for step in node.after}
@@ -311,7 +311,7 @@ def _source(node: SourceNode, list_splits: _List, detail: Detail, interval_ms: i
 
 
 def _listed(node: SourceNode, list_splits: _List) -> Sequence[Split]:
-    """Errors of a connector's library get the source's name; a user's errors stay."""
+    """Errors of a connector's library get the source's name."""
     try:
         return list_splits(node.source)
     except BarrierRuntimeError:

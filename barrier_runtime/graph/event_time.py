@@ -7,8 +7,8 @@ A step follows event time with one of these details (`Detail`):
 - "late": rows of the source that may be late. Windows and joins by the source's time.
 - "rows": all rows, since a step may have changed their time. Other windows and joins.
 
-Steps before such a step keep the event time that was reached at each row (`Batch.reached`); a step that takes whole
-batches then takes them in parts of one event time. Design: docs/design/event-time-in-a-batch.md.
+Steps before such a step keep the event time reached at each row (`Batch.reached`). Design:
+docs/design/event-time-in-a-batch.md.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _CLOSENESS: dict[Detail, int] = {"none": 0, "late": 1, "rows": 2, "every": 3}
 
 @dataclass(frozen=True)
 class StepBehind:
-    """Closest detail at which later steps follow a node's event time, and the first such step."""
+    """Closest detail of later steps, and the first such step."""
 
     detail: Detail = "none"
     step: str = ""
@@ -54,7 +54,7 @@ def followers_of(nodes: Sequence[Node]) -> list[StepBehind]:
 
 
 def divides(node: StepNode, behind: StepBehind) -> bool | None:
-    """Returns True if `node` takes a batch in parts of one event time, None if its kind never does."""
+    """True if `node` takes a batch in parts of one event time; None: its kind never does."""
     divides_for = _DIVIDES_FOR.get(node.kind)
     if divides_for is None or node.whole_batches:
         return None

@@ -22,7 +22,7 @@ _LOOK = (
 
 
 def drawn(plan: Plan, at: int | None = None) -> str:
-    """Draws the plan as SVG. `at`: a node to mark, with only the steps before it; None: all."""
+    """Draws SVG. `at`: a node to mark, with only the steps before; None: all."""
     shown = range(len(plan.nodes)) if at is None else _leading_to(plan, at)
     column: dict[int, int] = {}
     rows: dict[int, int] = {}
@@ -101,7 +101,7 @@ _OVERTAKEN = ("hash", "rebalance")  # edges whose rows an unaligned barrier over
 
 
 def explain_graph(graph: JobGraph, settings: Mapping[str, str], options: OptionValues) -> str:
-    """Describes the job in a page of text. `settings`: the effective settings, by name."""
+    """Describes the job. `settings`: the effective settings, by name."""
     lines = [f"job {graph.name}: {graph.parallelism} slots, {len(graph.chains)} chains, {len(graph.edges)} edges", ""]
     for chain in graph.chains:
         lines += _chain(chain, graph)

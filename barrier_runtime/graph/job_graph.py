@@ -22,7 +22,7 @@ Partitioning = Literal["forward", "same", "hash", "rebalance", "broadcast", "sin
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """An operator of a chain. `make` builds a new, unopened operator, and travels in Spark's closure."""
+    """`make` builds a new, unopened operator, and travels in Spark's closure."""
 
     name: str
     kind: str
@@ -97,7 +97,7 @@ class Chain:
 
 class Combines(Protocol):
     def combined(self, batch: Batch) -> Batch:
-        """Returns fewer rows in place of the batch, or the batch."""
+        """Returns fewer rows, or the batch."""
         ...
 
 

@@ -54,8 +54,8 @@ class SourceNode:
 
 @dataclass(frozen=True)
 class StepNode:
-    """A step. `make` gets the final name. Unnamed steps, named at compilation, have no state.
-    Fields without a comment are those of `OperatorSpec` and `Edge`.
+    """`make` gets the final name. Unnamed steps have no state. Fields without a comment are those of
+    `OperatorSpec` and `Edge`.
     """
 
     name: str | None
@@ -153,7 +153,9 @@ def _first_names(names: frozenset[str], times: _Times) -> frozenset[str]:
 
 
 def _of_function(times: _Times, above: frozenset[str], schema: pa.Schema | None) -> _Times:
-    """Event times behind a function, by name. Names `above` that got another one and lost it count again."""
+    """Event times behind a function, by name. A name in `above` counts again if its column was renamed and
+    the new name is gone.
+    """
     if schema is None:
         return times
     kept = _Times(each for each in times if each.name in schema.names)
@@ -215,7 +217,7 @@ def _within(node: Node) -> frozenset[Within] | None:
 
 
 def _in_all(known: list[frozenset[Within]]) -> frozenset[Within]:
-    """Columns of windows that the rows of all inputs have, with the windows of each input."""
+    """Columns of windows that all inputs have, with the windows of each input."""
     columns = set.intersection(*({(each.column, each.of) for each in found} for found in known))
     return frozenset(each for found in known for each in found if (each.column, each.of) in columns)
 
@@ -225,7 +227,7 @@ def _renamed_within(found: frozenset[Within], names: Mapping[str, str]) -> Itera
 
 
 class Plan:
-    """Nodes of the dataflow `name`. A node's number is its index."""
+    """A node's number is its index."""
 
     def __init__(self, name: str) -> None:
         self.name = check_job_id(name)
@@ -247,7 +249,7 @@ class Plan:
         return len(self.nodes) - 1
 
     def without_watermarks(self, number: int) -> list[str]:
-        """Sources at or above node `number` whose rows arrive without watermarks."""
+        """Sources at or above node `number` without watermarks."""
         ignored = timeless(self.nodes[:number])
 
         def inputs(at: int) -> list[int]:
@@ -282,10 +284,11 @@ class Plan:
         return self._of_rows(number, _event_times, _renamed)[number]
 
     def event_times_of_rows(self, number: int, tag: str, schema: pa.Schema | None) -> frozenset[str]:
-        """As `event_times`, of an output of node `number`, without copies of columns that are there; empty: unknown.
+        """As `event_times`, of an output, without copies of existing columns; empty: unknown.
 
         Behind a function: the columns of `schema` with the names of those that the watermark is based on before the
-        function, under the names that later renames gave them."""
+        function, under the names that later renames gave them.
+        """
         known = None if tag else self.event_times(number)
         if known is None and schema is None:
             return frozenset()
@@ -303,7 +306,7 @@ class Plan:
         return known
 
     def function_before(self, number: int) -> str:
-        """Names the function that made the rows of node `number`; empty: no function."""
+        """The function that made the rows of node `number`; empty: no function."""
         node = self.nodes[number]
         while isinstance(node, StepNode) and (node.kind in _SAME_ROWS or node.renames is not None):
             if len(node.inputs) != 1 or node.inputs[0].tag:
@@ -314,13 +317,13 @@ class Plan:
         return f"{node.kind} {node.name!r}" if node.name else f"a {node.kind}"
 
     def event_times_above(self, number: int) -> set[str]:
-        """Columns that the watermark is based on before the functions above node `number`."""
+        """The watermark's columns before the functions above node `number`."""
         of_rows = self._of_rows(number, _event_times, _renamed)
         visited = self._upwards(self._inputs(number), lambda at: self._inputs(at) if of_rows[at] is None else [])
         return set[str]().union(*(of_rows[at] or () for at in visited))
 
     def inherited_event_times(self, number: int) -> frozenset[str]:
-        """As `event_times_above`, under the names that renames behind the functions gave these columns."""
+        """As `event_times_above`, under names given behind the functions."""
         return frozenset(each.name for each in self._inherited(number, ""))
 
     def _inherited(self, number: int, tag: str) -> frozenset[_Inherited]:
@@ -411,7 +414,6 @@ class Plan:
         return found
 
     def read_after(self, number: int, step: str) -> None:
-        """Lets source `number` be read after the first input of `step` has ended."""
         node = self.nodes[number]
         assert isinstance(node, SourceNode)
         self.nodes[number] = replace(node, after=(*node.after, step))

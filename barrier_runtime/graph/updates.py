@@ -23,7 +23,7 @@ _ONE_ROW = ("max", "last", "arg_max")  # each picks one of all updates: the righ
 
 @dataclass(frozen=True)
 class Updated:
-    """Column whose values `step` emits again with updates. The newest value per `keys` counts."""
+    """The newest value per `keys` counts."""
 
     step: str
     kind: str
@@ -43,7 +43,6 @@ class Updates:
 
     @property
     def any(self) -> Updated | None:
-        """First update among the columns of the rows."""
         return next(iter(self.columns.values()), self.others)
 
 
@@ -52,7 +51,7 @@ NONE = Updates()
 
 @dataclass(frozen=True)
 class UpdatesOfStep:
-    """`counts`: warning about counted updates, or "". `gives`: own columns that are updates."""
+    """`gives`: own columns that are updates."""
 
     counts: Callable[[Updates], str]
     gives: Collection[str] = ()
@@ -77,7 +76,7 @@ def counted_updates(before: Updates, aggregates: Mapping[str, object]) -> str:
 
 
 def first_update_passes(before: Updates, columns: Collection[str]) -> str:
-    """Returns a warning if deduplication by `columns` would keep only the first update of each key."""
+    """Warns if deduplication by `columns` would keep only the first update of each key."""
     updated = before.any
     if updated is None or not set(columns) <= set(updated.keys):
         return ""
@@ -88,7 +87,7 @@ def first_update_passes(before: Updates, columns: Collection[str]) -> str:
 
 
 def every_update_joins(before: Updates, keys: Collection[str]) -> str:
-    """Returns a warning if each update of a step is joined with the rows of the other side."""
+    """Warns if each update of a step would be joined with the other side's rows."""
     updated = before.any
     if updated is None or not set(keys) <= set(updated.keys):
         return ""
@@ -99,7 +98,7 @@ def every_update_joins(before: Updates, keys: Collection[str]) -> str:
 
 
 def ranked_updates(before: Updates, columns: Iterable[str]) -> str:
-    """Returns a warning if these columns, by which rows are ranked, are updates."""
+    """Warns if rows would be ranked by updates."""
     updated = next(filter(None, map(before.of, columns)), None)
     return "" if updated is None else _counted("the ranking", updated)
 
