@@ -43,13 +43,13 @@ class BatchFunctions:
         ]
 
     def start(self, on_trouble: Callable[[], None]) -> None:
-        """`on_trouble` is called by a thread whose function has failed for good."""
+        """`on_trouble`: called by a thread whose function has failed for good."""
         self._on_trouble = on_trouble
         for thread in self._threads:
             thread.start()
 
     async def watched(self, job: Coroutine[Any, Any, _Result]) -> _Result:
-        """Runs a local job. If a function fails for good, cancels the job and raises `trouble`."""
+        """If a function fails for good, cancels the job and raises `trouble`."""
         loop, running = asyncio.get_running_loop(), asyncio.ensure_future(job)
 
         def cancel() -> None:

@@ -39,7 +39,7 @@ _OF_STANDALONE = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d+)?")
 
 @dataclass(frozen=True)
 class CoordinatorPlace:
-    """`host`: slots connect there. `bind`: the coordinator listens there."""
+    """`host`: for slots. `bind`: for the coordinator."""
 
     host: str
     bind: str
@@ -108,7 +108,7 @@ def check_daemon(url: str, control_host: str, master: str) -> None:
 
 
 def check_bound(place: CoordinatorPlace, bound: str, master: str) -> None:
-    """Raises `InvalidJob` if the coordinator's host name is loopback on that host, as in many /etc/hosts."""
+    """Refuses a host name that is loopback on that host, as in many /etc/hosts."""
     if place.host == place.bind and is_loopback(bound) and not is_local(master):
         raise InvalidJob(
             f"the coordinator's host {place.host!r} is {bound} on this host, a loopback address, and executors of the "
@@ -228,7 +228,7 @@ class CoordinatorOfJob:
         return self.next_status(None, 0.0)
 
     def next_status(self, last: JobStatus | None, wait_s: float) -> JobStatus | None:
-        """Returns the status once it differs from `last`, at the latest after `wait_s`. See `status`."""
+        """Waits until the status differs from `last`, at most `wait_s`. See `status`."""
         try:
             return self.client.next_status(self._spec.job, self._spec.run_id, last, wait_s)
         except Unavailable:

@@ -46,7 +46,7 @@ class ConditionLog:
 
 
 class Follower:
-    """`happened` returns each line about deaths and takeovers once."""
+    """`happened` returns each line once."""
 
     def __init__(self) -> None:
         self._ran = False  # events before this program began are not news
@@ -171,7 +171,7 @@ def _in_brief(status: JobStatus, sink: str) -> str:
 
 
 def _of_sink(status: JobStatus, sink: str) -> tuple[int | None, int, dict[str, float]]:
-    """Returns the checkpoint up to which rows are visible, failed commits, and p99 by kind in ms."""
+    """Checkpoint up to which rows are visible, failed commits, and p99 by kind in ms."""
     through = [upto for key, upto in status.commits.through.items() if key.rpartition("/")[0] == sink]
     told = {kind: status.latency_last_minute.get(f"{sink}:{kind}") for kind in ("processed", "visible")}
     troubles = [each for each in status.commits.troubles if each.sink.rpartition("/")[0] == sink]
@@ -259,7 +259,7 @@ class Watched(Protocol):
 
 
 def live_widget(handle: Watched) -> Any | None:
-    """Live figures for a notebook, with a stop button; None without ipywidgets."""
+    """Live figures with a stop button; None without ipywidgets."""
     try:
         import ipywidgets
     except ImportError:
@@ -290,7 +290,7 @@ def _widget_text(handle: Watched) -> str:
 
 
 def table_of(status: JobStatus) -> str:
-    """HTML table of a job's figures. Those of an ended job (`at_ms` is 0) have no age."""
+    """HTML table; figures of an ended job (`at_ms` is 0) have no age."""
     figures = live(status, status.at_ms)
     cells = "".join(
         f'<td style="padding:2px 14px 2px 0"><small>{name}</small><br><b>{html.escape(figures[key])}</b></td>'

@@ -24,7 +24,7 @@ _LONGEST_S = 86_400
 
 
 def first_rows(plan: Plan, stream: Input, rows: int, within_s: float | None = None) -> pa.Table:
-    """Returns at most `rows` rows that `stream` produces within `within_s`, or raises the job's error.
+    """At most `rows` rows that `stream` produces within `within_s`.
 
     The steps before run in this process with one subtask, without sinks and checkpoints.
     """

@@ -58,9 +58,7 @@ _LEAVE_S = 15.0
 
 @plain_errors
 class JobHandle(Steered):
-    """Handle of a running job.
-    The end of the context stops the job after a last checkpoint, `close` at once.
-    """
+    """Handle of a running job. The context stops the job after a last checkpoint, `close` at once."""
 
     def __init__(
         self,
@@ -123,7 +121,7 @@ class JobHandle(Steered):
         return f"job {self._spec.job} starts" if self._last is None else line_of(self._last)
 
     def status(self) -> JobStatus:
-        """Returns the coordinator's current status; while the coordinator restarts, the last known status."""
+        """While the coordinator restarts, the last known status."""
         status = self._coordinator.status()
         if status is not None:
             self._last = status

@@ -152,7 +152,7 @@ class _Terminator:
 
 
 class Termination:
-    """Handles SIGTERM in programs without a handler: cancels the job and removes folders before the end."""
+    """Handles SIGTERM if the program does not: cancels the job and removes folders."""
 
     def __init__(self) -> None:
         self._ours = False
@@ -253,7 +253,7 @@ async def run_graph(
     clock: Clock = SYSTEM_CLOCK,
     programs: Mapping[str, JobGraph] = MappingProxyType({}),
 ) -> JobStatus:
-    """Runs coordinator and slots on this loop until the job ends, and returns the last status.
+    """Runs the job on this loop until the end; returns the last status.
 
     `slots` receives the slots as they start. `programs`: by name in `JobSpec`, possible replacements of the first.
     """

@@ -51,7 +51,6 @@ Mode = Literal["checkpoint", "drain", "now"]
 @plain_errors
 class LocalJobHandle(Steered):
     def __init__(self, plan: Plan, options: JobOptions) -> None:
-        """Raises `InvalidJob` for an invalid flow, as `run_local` does."""
         self._job = PreparedJob(plan, options)
         self._programs: dict[str, JobGraph] = {}
         self._page: CoordinatorClient | None = None

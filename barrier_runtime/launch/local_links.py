@@ -64,7 +64,7 @@ class LocalDataPlane:
 
 
 class WireOutput(LocalOutput):
-    """Passes rows and control elements as frames."""
+    """Rows and control elements become frames."""
 
     __slots__ = ("_reader", "_writer")
 

@@ -39,7 +39,7 @@ async def with_page(
     ui: bool,
     serves: Callable[[CoordinatorClient], None] = _nobody,
 ) -> T:
-    """Awaits `run`, with a page if `ui` is true. `serves` receives a client of the page's server."""
+    """Awaits `run`, with a page if `ui`. `serves` receives a client of the page."""
     if not ui:
         return await run()
     async with page_of(runner, store) as client:
@@ -50,7 +50,7 @@ async def with_page(
 
 @asynccontextmanager
 async def page_of(runner: JobRunner, store: ObjectStore) -> AsyncIterator[CoordinatorClient]:
-    """Yields a client. Raises `InvalidJob` if the packages of `[coordinator]` are missing."""
+    """Raises `InvalidJob` if the packages of `[coordinator]` are missing."""
     try:
         from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress
         from barrier_runtime.coordinator.server.serving import ServerOptions, rest_server

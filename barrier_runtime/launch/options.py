@@ -54,11 +54,11 @@ _OF_HOST = {"slot_host", "slot_ports", "tls_certificate", "tls_key", "tls_ca", "
 
 @dataclass(frozen=True)
 class JobOptions(OptionValues):
-    """Options of `Dataflow.run`, `start` and `run_local`, from the table `coordinator.option_table`."""
+    """Made from the table `coordinator.option_table`."""
 
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, object], of_flow: Mapping[str, object] = NOTHING) -> "JobOptions":
-        """Makes options from `keywords`, which win over the flow's options, `of_flow`."""
+        """Makes options from `keywords`, which win over the flow's, `of_flow`."""
         given = {**of_flow, **keywords}
         options = cls(**typed(given))
         options.check()
@@ -88,7 +88,7 @@ class JobOptions(OptionValues):
         *,
         processes: int | None = None,
     ) -> "JobOptions":
-        """Makes options of a local run, which refuses Spark's keywords, except in the flow.
+        """Refuses Spark's keywords, except in the flow.
 
         `processes`: number of slots in processes of their own; None: all slots are in this process.
         """
@@ -195,10 +195,8 @@ def typed(given: Mapping[str, object]) -> dict[str, Any]:
 def refuse_for_spark(
     given: Mapping[str, str], remedy: str, *, processes: str = "processes=", apart: bool = False
 ) -> None:
-    """Raises `InvalidJob` for options that a local run would ignore.
-
-    `given`: option -> the user's name. `processes`: the user's name of that option. `apart`: slots run in processes of
-    their own.
+    """`given`: option -> the user's name. `processes`: the user's name of that option. `apart`: slots run
+    in processes of their own.
     """
     idle = {name: said for name, said in given.items() if not is_usable_locally(name, apart=apart)}
     if idle:
@@ -323,9 +321,7 @@ _CHANGED_BY = {"checkpoint_interval": "min_pause", "max_concurrent": "min_pause"
 
 
 def effective(options: JobOptions, sources: Mapping[str, str], *, local: bool = False) -> dict[str, str]:
-    """Returns each option's value in force, followed by its source in brackets.
-    `sources`: of the given options.
-    """
+    """Each value in force, with the source in brackets. `sources`: of the given options."""
     values = _in_force(options) | {name: "" for name in _MADE if name not in sources}
     told = {}
     for name, option in OPTIONS.items():
@@ -367,7 +363,7 @@ def _text(option: Option, value: Any, options: JobOptions) -> str:
 
 
 def shared_store(url: str) -> ObjectStore:
-    """Raises `InvalidJob` for a store that other processes cannot read."""
+    """Opens a store; refuses memory, which other processes cannot read."""
     if url.startswith("memory://"):
         raise InvalidJob(
             f"checkpoints={shown(url)!r} is the memory of one process, a Spark job runs in several: "
@@ -377,7 +373,7 @@ def shared_store(url: str) -> ObjectStore:
 
 
 def url_for_slots(url: str) -> str:
-    """Returns the URL of the same place for processes with another working directory.
+    """URL of the same place for processes with another working directory.
 
     S3 URLs stay as given: without their endpoint, slots would write to another S3.
     """

@@ -119,7 +119,7 @@ class HasPage(Protocol):
 
 
 def tell_page(client: HasPage, job: str) -> None:
-    """Prints the page's address. Only a terminal gets a link that logs in, since its output is not stored."""
+    """Only a terminal gets a link that logs in, since its output is not stored."""
     address = f"{client.url.rstrip('/')}/jobs/{job}"
     if sys.stderr is not None and sys.stderr.isatty():
         # The job runs without a link as well: the daemon has no page, or is away.
@@ -130,7 +130,7 @@ def tell_page(client: HasPage, job: str) -> None:
 
 @contextmanager
 def interruption_told(job: str, goes_on: bool) -> Iterator[None]:
-    """Replaces the message of a Ctrl-C inside the context by the state of the job.
+    """Ctrl-C shows the state of the job.
 
     `goes_on`: true if the next run continues from checkpoints.
     """
@@ -179,7 +179,7 @@ class WrongCall(InvalidJob, TypeError):
 
 
 def plain_errors(cls: C) -> C:
-    """Class decorator: errors leave public methods without our frames; checks types of arguments."""
+    """Errors leave public methods without our frames. Also checks types of arguments."""
     for name, method in list(vars(cls).items()):
         if isinstance(method, FunctionType) and not name.startswith("_"):
             setattr(cls, name, plainly(method))

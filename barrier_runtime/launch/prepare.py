@@ -136,7 +136,7 @@ def program_of(plan: Plan) -> str:
 
 
 def patient_listing(options: JobOptions) -> ListSplits:
-    """Returns a function that lists splits, waiting for servers as long as the restart strategy allows."""
+    """Function that lists splits, waiting for servers as the restart strategy allows."""
     wait_limit_ms = RestartPolicy(restart_options(options)).wait_limit_ms
     allowed = "sets no end" if wait_limit_ms is None else f"allows {wait_limit_ms / 1000:g} s"
 
@@ -163,7 +163,7 @@ def commit_removed_sinks(graph: JobGraph, store: ObjectStore, options: JobOption
     """Commits the decided transactions of sinks that `graph` lacks, before the job forgets them.
 
     `allow_non_restored` may not drop decided transactions: their rows count upstream, and no other sink will write
-    them. Committing is idempotent, even beside a living run. Raises `InvalidJob` if the commit fails.
+    them. Raises `InvalidJob` if the commit fails.
     """
     if not options.allow_non_restored or options.restore == "none":
         return
@@ -189,7 +189,7 @@ def _settle(store: ObjectStore, pending: PendingJob, sink: PendingSink, present:
 
 
 def stage_sources(graph: JobGraph, storage: str, *, fresh: bool) -> bool:
-    """Returns True if there are staged sources: compile again, for their splits."""
+    """Returns whether to compile again, for the splits of staged sources."""
     sources = list(_staged(graph))
     for source in sources:
         source.stage(graph.name, storage, fresh=fresh)
@@ -216,8 +216,7 @@ def _staged(graph: JobGraph) -> Iterator[StagedSource]:
 
 
 def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[SourceSpec]) -> tuple[str, bool]:
-    """Returns a page for people about the restore of a start, and whether the job would start.
-    Writes nothing.
+    """Page for people about a restore, and whether the job would start. Writes nothing.
 
     Raises `InvalidJob` if there is nothing to restore.
     """
@@ -288,7 +287,6 @@ def _page(
 
 
 def check_splits(restored: Mapping[str, RestoredSource], sources: Sequence[SourceSpec]) -> None:
-    """Raises `InvalidJob` if the splits of a source do not allow to continue from `restored`."""
     for spec in sources:
         if spec.name in restored:
             check_none_lost(spec.source, spec.splits, restored[spec.name], f"source {spec.name!r}")
@@ -333,7 +331,6 @@ def _left(spec: SourceSpec | None, restored: RestoredSource) -> str:
 
 
 def _transactions(store: ObjectStore, manifest: Manifest) -> tuple[str, ...]:
-    """A savepoint has none."""
     found: dict[str, list[int]] = {}
     for each in _having(store, manifest, PENDING_VALUE):
         where = f"sink {each.operator!r}, subtask {each.subtask}"

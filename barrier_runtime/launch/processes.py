@@ -45,10 +45,7 @@ log = logging.getLogger("barrier_runtime.job")
 
 
 def run(plan: Plan, options: JobOptions, processes: int) -> JobResult:
-    """Runs `plan` until the job ends, with `processes` slots in processes of this machine.
-
-    Raises the errors of `JobHandle.wait`. SIGTERM ends the program after temporary folders are removed.
-    """
+    """Raises the errors of `JobHandle.wait`. SIGTERM ends the program after temporary folders are removed."""
     told = interruption_told(plan.name, goes_on=options.checkpoints is not None)
     with Termination(), told, start(plan, options, processes) as handle:
         return handle.wait()
@@ -153,7 +150,7 @@ def followed(
     wait: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> JobStatus:
-    """Carries out the kill orders of each status until the job ends; returns the last status.
+    """Carries out kill orders until the job ends; returns the last status.
 
     `ended` is called while no coordinator answers, with the seconds since the last answer: a coordinator that ends with
     its job may be gone before its end was seen.
@@ -180,7 +177,7 @@ def followed(
 
 
 def ended_in_log(status: JobStatus, view: LogView | None, silent_s: float, *, returns: bool) -> JobStatus | None:
-    """Returns the end of the run of `status` according to the job's log; None if the run goes on.
+    """End of the run by the job's log; None: the run goes on.
 
     `view`: None if the store does not answer. Raises `Unavailable` after `silent_s` seconds without a coordinator that
     ends with its program (`returns` is false).

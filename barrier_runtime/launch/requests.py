@@ -77,10 +77,9 @@ def wait_for_change(
     ask: Callable[[], object],
     status: Callable[[], JobStatus | None],
 ) -> RescaleStatus:
-    """Waits for the change `id` (number of slots, program) and returns the record.
+    """Waits for the change `id`; raises `failed` unless the change completes.
 
-    `became`: the change ("it was rescaled"). `stays`: what the job keeps otherwise. Raises `failed` unless the change
-    completes.
+    `became`: the change ("it was rescaled"). `stays`: what the job keeps otherwise.
     """
 
     def over(known: JobStatus) -> RescaleStatus | None:
@@ -137,7 +136,7 @@ def savepoint_asked(url: str) -> SavepointAsked:
 
 
 def savepoint_asked_again(asked: SavepointAsked, known: JobStatus) -> SavepointAsked:
-    """Returns an earlier request for a final savepoint in the same folder, else `asked`.
+    """An earlier request for a final savepoint in the same folder, else `asked`.
 
     The earlier request is open, or ended the job: repeated commands get its result.
     """
@@ -274,7 +273,6 @@ _LOADED = msgspec.msgpack.Decoder(LoadedProgram)
 
 
 def new_program(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> NewProgram:
-    """Raises `InvalidJob` if the program can never continue the job."""
     job = continuing_job(plan, of_flow, order)
     check_travels(job.graph)
     spec = msgspec.structs.replace(job.spec, fingerprint=fingerprint(job.graph, job.spec))
@@ -300,7 +298,7 @@ def continuing_job(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) 
 
 
 def load_order(flow: str, spec: JobSpec, answer: str = "") -> LoadOrder:
-    """`spec`: of the run's start, whose parallelism determines the splits of generated sources."""
+    """`spec`: of the start, whose parallelism determines splits of generated sources."""
     return LoadOrder(flow, spec.job, spec.parallelism, spec.max_parallelism, spec.checkpoints.mode, answer)
 
 
@@ -323,7 +321,7 @@ def wait_for_replace(
 
 
 class Programs:
-    """Loads programs, once per request id, in a thread, and reports the results.
+    """Loads programs, once per request id, in a thread.
 
     `own`: file and flow of this program, or "": the only code that a holder of the token can have loaded.
     """
@@ -372,7 +370,7 @@ class Programs:
 
 
 def loaded_apart(order: LoadOrder) -> LoadedProgram:
-    """Returns an error, too, if the separate process dies."""
+    """Loads in a separate process, whose death is an error, too."""
     done = subprocess.run(
         [sys.executable, "-m", _LOADER],
         input=msgspec.json.encode(order),
