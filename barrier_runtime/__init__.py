@@ -1,7 +1,6 @@
 """Exactly-once stream processing in milliseconds, in Python, on the Spark you already run.
 
-Each public name is imported on first use: `import barrier_runtime` must stay cheap (no pyarrow, no pyspark), because
-every command line and every Spark worker pays for the import.
+Each public name is imported on first use: `import barrier_runtime` must stay cheap (no pyarrow, no pyspark).
 """
 
 import importlib.util

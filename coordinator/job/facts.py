@@ -319,7 +319,7 @@ class Job:
 
     @property
     def awaits_decisions(self) -> bool:
-        """Whether sources have ended, but `stable` steps need checkpoints for last rows."""
+        """Returns whether sources have ended, but `stable` steps need checkpoints for last rows."""
         if self.all_ended or not any(STABLE_KIND in chain.kinds.values() for chain in self.spec.chains):
             return False
         sources = {chain.chain for chain in self.spec.chains if chain.is_source}

@@ -325,7 +325,7 @@ class JobProtocol:
 
     @property
     def _may_poll(self) -> bool:
-        """Whether to poll: a deposed leader would wait for the successor's slots for ever."""
+        """Returns whether to poll: a deposed leader would wait for the successor's slots for ever."""
         return self._job.leads and not self._job.log.in_flight and not self._polling
 
     def _on_answer(self, event: Event, now_ms: int) -> Decision | None:

@@ -93,7 +93,7 @@ class RescaleRequest:
 
     @property
     def returns(self) -> bool:
-        """Whether the job itself made this request, to return to full width."""
+        """Returns whether the job itself made this request, to return to full width."""
         return self.id.startswith(RETURN)
 
     def same_request(self, other: "RescaleRequest") -> bool:

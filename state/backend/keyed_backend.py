@@ -263,7 +263,7 @@ class KeyedBackend:
 
     @property
     def compacts(self) -> bool:
-        """Whether files are being merged, maybe most of the state, which the next snapshot uploads."""
+        """Returns whether files are being merged, maybe most of the state, for the next snapshot."""
         return not self.snapshots.closed and self._shard.kv.compacts
 
     def compact(self) -> None:

@@ -189,7 +189,7 @@ class ColumnTable:
 
     @property
     def is_whole(self) -> bool:
-        """False: row ids are valid until the next call."""
+        """Returns whether all entries keep row ids; otherwise valid until the next call."""
         return self._complete and not self._came_back
 
     @property

@@ -192,7 +192,7 @@ class ObstoreS3Store(CloudStore):
 
     @property
     def _aborts_uploads(self) -> bool:
-        """Whether a failed upload leaves no parts. Python 3.10 has older releases of obstore."""
+        """Returns whether a failed upload leaves no parts. Python 3.10 has older releases of obstore."""
         return tuple(map(int, self._obstore.__version__.split(".")[:2])) >= (0, 12)
 
     # ---- errors
