@@ -10,7 +10,7 @@ _TEXT = "too many open files"  # of libraries whose errors have no number
 
 
 def raise_limit() -> None:
-    """For processes of this project, not for the user's program."""
+    """Raises the limit in processes of this project, not in the user's program."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):  # macOS has a lower bound than the hard limit

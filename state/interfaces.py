@@ -82,7 +82,7 @@ _LENGTHS = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}  # of sockaddr: be
 
 
 def interfaces() -> list[Interface]:
-    """In the kernel's order, without link-local addresses. Raises `OSError`."""
+    """Addresses in the kernel's order, without link-local addresses. Raises `OSError`."""
     library = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Entry)()
     if library.getifaddrs(ctypes.byref(first)) != 0:

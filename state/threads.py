@@ -82,7 +82,7 @@ class Threads:
 
 
 def _outcome_of(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """In a separate call: an error's traceback must keep no future."""
+    """Runs `work` in a separate call: an error's traceback must keep no future."""
     try:
         return work(), None
     except BaseException as error:

@@ -130,7 +130,7 @@ def _settings_of(name: str, source: Source | SourceDescription, given: SourceSet
 
 
 def _class_of(name: str, source: Source | SourceDescription) -> RowClass | None:
-    """With `debezium=`, which changes the columns, rows are dicts."""
+    """Class of the rows. With `debezium=`, which changes the columns, rows are dicts."""
     rows = row_class(getattr(source, "schema", None), f"source {name!r}")
     return None if getattr(source, "debezium", None) is not None else rows
 

@@ -117,7 +117,7 @@ class ProcessCarrier:
                 delay = min(2 * delay, _MAX_DELAY_S)
 
     def _run(self, order: SlotOrder, died: dict[int, str], group: str) -> tuple[bool, dict[int, str]]:
-        """Whether the slot has left or was cancelled, and the signal of a death."""
+        """Returns whether the slot has left or was cancelled, and the signal of a death."""
         started = self._start(order, died, group)
         if started is None:
             return True, {}

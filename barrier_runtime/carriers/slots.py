@@ -89,7 +89,7 @@ class Submission:
 
 
 class AllSlots:
-    """For one thread, except `join` and `cancel`.
+    """Slots of all submissions. For one thread, except `join` and `cancel`.
 
     `runs()`: true while the coordinator runs the job.
     """

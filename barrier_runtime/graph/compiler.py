@@ -71,7 +71,7 @@ def compile_plan(
 
 
 def _named(nodes: list[Node]) -> list[Node]:
-    """No state is stored under the made names, `<kind>-<n>`."""
+    """Makes names `<kind>-<n>`, under which no state is stored."""
     used = {node.name for node in nodes if node.name is not None}
     counts: dict[str, int] = {}
     named: list[Node] = []

@@ -41,7 +41,7 @@ def daemon_key(token: str) -> bytes:
 
 
 def read_token_file(path: Path) -> str:
-    """No error message repeats a possible token.
+    """Reads a token. No error message repeats a possible token.
 
     Raises `InvalidJob` unless only the owner can read the file (G2).
     """

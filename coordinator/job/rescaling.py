@@ -212,7 +212,7 @@ class Rescales:
         self.fallback_spec: JobSpec | None = None  # previous program, until the present has run
 
     def remember(self, earlier: tuple[RescaleStatus, ...], *, same_run: bool) -> None:
-        """No ended request of this run is repeated."""
+        """Takes predecessors' rescales: no ended request of this run is repeated."""
         self._earlier = earlier
         found = self.open
         if same_run and found is not None and any(each.id == found.request.id for each in earlier):

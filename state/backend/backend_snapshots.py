@@ -153,7 +153,7 @@ class BackendSnapshots:
             self._merging = None
 
     def drain(self, max_entries: int = 256) -> bool:
-        """True if no frozen entries are left. While `linking`, call again after about a millisecond."""
+        """Returns True if no frozen entries are left. While `linking`, call again after about a millisecond."""
         if self._linking is not None:
             return not self._has_frozen()
         left = max_entries

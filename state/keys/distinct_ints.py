@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 
 def distinct_ints(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """In ascending order, in a new array."""
+    """Distinct values in ascending order, in a new array."""
     ordered = np.sort(values)
     if len(ordered) < 2:
         return ordered

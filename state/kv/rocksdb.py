@@ -269,7 +269,7 @@ class RocksDbKv:
         return int(self._db.property_int_value(f"rocksdb.{name}") or 0)
 
     def checkpoint(self, directory: Path) -> None:
-        """Without a write since the last checkpoint, that checkpoint's files are linked again.
+        """Links files; without a write since the last checkpoint, that checkpoint's files again.
 
         RocksDB's own checkpoint, the last resort, holds the interpreter's lock during each sync.
         """
@@ -321,7 +321,7 @@ class RocksDbKv:
         return True
 
     def _linked_again(self, last: Path, names: list[str], directory: Path) -> bool:
-        """False: the owner of the last checkpoint has deleted a file."""
+        """Returns False if the owner of the last checkpoint has deleted a file."""
         directory.mkdir(mode=0o700)
         try:
             for name in names:

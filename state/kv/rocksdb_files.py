@@ -155,7 +155,7 @@ class LiveFiles:
         self._entry = b""  # parts of the next entry
 
     def read(self, content: bytes) -> bool:
-        """False: the last entry is incomplete."""
+        """Returns False if the last entry is incomplete."""
         while len(content) > self._at:
             left = _BLOCK_BYTES - self._at % _BLOCK_BYTES
             if left < _HEAD_BYTES:

@@ -107,7 +107,7 @@ class SideBySide:
                 start = stop
 
     def move(self, most: int) -> bool:
-        """False: all entries are in the first database."""
+        """Returns False if all entries are in the first database."""
         if not self._others:
             return False
         donor = self._others[-1]

@@ -42,7 +42,7 @@ class _Number(int):
 
 
 class _Gapped(int):
-    """No element has an index below `start`; the next element gets `end`."""
+    """Number of elements of a list; no index is below `start`, the next element gets `end`."""
 
     start: int
     end: int

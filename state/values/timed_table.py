@@ -247,7 +247,7 @@ class TimedEntries(Timed):
         table.set_number(key, 0)
 
     def walk(self, key: Key, reads: bool = True) -> Iterator[tuple[Any, Any]]:
-        """As `EntryTable.walk`. `reads`: counts as reading."""
+        """Yields live entries, as `EntryTable.walk`. `reads`: counts as reading."""
         start = self._table.extent(key)[1] if self._is_list else 0
         for entry, stamped in self._table.walk(key, start=start):
             now_ms = self._now()

@@ -28,7 +28,7 @@ _MOST_BYTES = 8 << 20
 
 
 class KnownKeys:
-    """For user keys with many entries, encoding would be most of a write.
+    """Caches encoded keys: for user keys with many entries, encoding is most of a write.
 
     `make`: (key group and state id, encoded user key) -> cached value.
     """
@@ -75,7 +75,7 @@ Timer = tuple[int, Key]  # time in ms, user key
 
 
 class TimerTable(StateTable):
-    """For a single thread."""
+    """Timers, for a single thread."""
 
     most_cache_bytes = 2 * _MOST_WAITING * _TIMER_BYTES
     spilled_at_once = 512  # less than a millisecond; sorted timers of a key group are neighbours

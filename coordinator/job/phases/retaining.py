@@ -78,7 +78,7 @@ def under_way(generation: Generation) -> UnderWay:
 
 
 def abandon(job: Job, acks: Iterable[Ack]) -> None:
-    """With unknown kept checkpoints, a later sweep deletes."""
+    """Deletes uploads; with unknown kept checkpoints, a later sweep deletes."""
     if isinstance(job.retention, Unsorted) or not job.leads:
         return
     prefix = job.paths.data_token_prefix(job.led.token)
