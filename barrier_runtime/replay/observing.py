@@ -28,11 +28,10 @@ State = dict[str, Any]  # by name: a value, {entry: value}, [element, …], [tim
 
 @dataclass(frozen=True)
 class ReplayedRow:
-    """A row that the observed operator has processed.
-
-    `row`: as it arrived at input `port`; None if only time advanced. `reached_ms`: event time at the row, or the event
-    time that arrived; None: unknown. `before`, `after`: the key's state by name. `emitted`: rows of the main output,
-    `side`: rows of side outputs by name. `error`: error of the operator, or empty."""
+    """`row`: as it arrived at input `port`; None if only time advanced. `reached_ms`: event time at the
+    row, or the event time that arrived; None: unknown. `before`, `after`: the key's state by name. `emitted`: rows of
+    the main output, `side`: rows of side outputs by name. `error`: error of the operator, or empty.
+    """
 
     number: int  # from 0
     row: dict[str, Any] | None
@@ -45,7 +44,7 @@ class ReplayedRow:
     error: str = ""
 
     def redacted(self, columns: Sequence[str]) -> "ReplayedRow":
-        """Copy with hidden values under these names."""
+        """Hides values of columns with these names."""
         hidden = {name: masked(getattr(self, name), columns) for name in ("row", "before", "after", "emitted", "side")}
         if self.error and columns:
             hidden["error"] = f"{self.error.partition(':')[0]} (the rest is hidden)"
@@ -54,7 +53,7 @@ class ReplayedRow:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Values of columns by input port. Ports without an entry select all rows."""
+    """Values of columns by input port; other ports select all rows."""
 
     by_port: Mapping[int, Mapping[str, Any]]
     only_now: Callable[[], bool] = lambda: True
@@ -99,7 +98,7 @@ class _Collecting(Emit):
 
 
 class DebuggerQuit(UserCodeError):
-    """The user has left the debugger: the replay ends."""
+    """The user has left the debugger."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,8 @@ class Coming:
 
 
 class Observer:
-    """`told` receives each processed row.
-    `call` runs `work`, which processes a row, and receives the row and the key's state before: a debugger may step in.
+    """`told` receives each processed row. `call` gets the row and the key's state before `work`, so a
+    debugger may step in.
     """
 
     def __init__(
@@ -223,7 +222,7 @@ def _known(ms: int | None) -> int | None:
 
 
 def state_of(operator: Operator) -> State:
-    """State, as plain data, of an operator that has the entries of one key."""
+    """State, as plain data, of one key."""
     if not isinstance(operator, KeyedLife) or not hasattr(operator, "backend"):
         return {}
     found: State = {}

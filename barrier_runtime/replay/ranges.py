@@ -28,10 +28,11 @@ def read_ranges(
     until: StoredCheckpoint | None,
     needed: Collection[str] | None = None,
 ) -> dict[str, ReadRange]:
-    """Ranges by source, for the sources in `needed` (None: all).
+    """Ranges by source; `needed` None: all.
 
     `before` None: from the first row on; `until` None: to the end of the rows. Raises `InvalidJob` with everything that
-    cannot be read again."""
+    cannot be read again.
+    """
     ranges: dict[str, ReadRange] = {}
     missing: list[str] = []
     for chain in graph.chains:
@@ -122,7 +123,7 @@ def without_sinks(graph: JobGraph, told: Callable[[str, Batch], None]) -> JobGra
 
 
 def up_to(graph: JobGraph, target: OperatorPlace, watch: Callable[[Operator], Operator]) -> JobGraph:
-    """Graph of the steps that lead to the `watch`ed target; nothing reads the target's output."""
+    """Graph of the steps that lead to the `watch`ed target."""
     needed = {target.chain.id}
     todo = [target.chain.id]
     while todo:

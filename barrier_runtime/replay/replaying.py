@@ -32,8 +32,6 @@ _NEVER_S = 365 * 86_400.0
 
 
 class ReplayedFlow(Protocol):
-    """A `Dataflow`."""
-
     plan: Plan
 
     @property
@@ -42,9 +40,7 @@ class ReplayedFlow(Protocol):
 
 @dataclass(frozen=True)
 class Replayed:
-    """Result of a replay.
-
-    `error`: error of a function, which ended the replay, or empty. `read`: rows read from sources."""
+    """`error`: error of a function, which ended the replay, or empty. `read`: rows read from sources."""
 
     rows: tuple[ReplayedRow, ...]
     error: str
@@ -52,7 +48,7 @@ class Replayed:
 
     @property
     def emitted(self) -> list[dict[str, Any]]:
-        """All rows that the operator emitted."""
+        """Rows that the operator emitted."""
         return [row for each in self.rows for row in each.emitted]
 
 
@@ -115,7 +111,7 @@ class Stretch:
         )
 
     def check_switches(self, operators: Iterable[str]) -> None:
-        """Raises `InvalidJob` if broadcast rows became valid at a barrier: a replay has no barriers."""
+        """Refuses broadcast rows that became valid at a barrier: a replay has no barriers."""
         if self.reached is None:
             return
         first = 0 if self.before is None else self.before.manifest.checkpoint
@@ -223,9 +219,7 @@ def run_stretch(
     own: ObjectStore,
     only: OneKey | None = None,
 ) -> tuple[ReplayEnded, ObjectStore]:
-    """Runs `graph`, which reads `ranges`, on the state of the stretch's first checkpoint.
-
-    Log and files go to `own`. Returns the end, and a store with the restored and the written files."""
+    """Log and files go to `own`. Returns the end, and a store with the restored and the written files."""
     spec, before = job_spec(graph, options), stretch.before
     source = before.store if before is not None else own
     store = LinkedStore(own, source)
@@ -264,7 +258,7 @@ def _one_key(
     target: OperatorPlace,
     by_port: Mapping[int, Mapping[str, Any]],
 ) -> OneKey | None:
-    """The only key of the operator to restore; None: all keys."""
+    """Restored key of the operator; None: all keys."""
     if before is None or not target.keys or not by_port:
         return None
     for port, columns in target.keys.items():

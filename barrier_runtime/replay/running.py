@@ -55,7 +55,7 @@ _GROUP_BYTES = 2
 
 @dataclass(frozen=True)
 class OneKey:
-    """Restriction of the restored state of `operator`; `key` is in the form of state keys."""
+    """Restricts the restored state of `operator`; `key` is in the form of state keys."""
 
     operator: str
     key: tuple[Any, ...]
@@ -64,9 +64,10 @@ class OneKey:
 def state_key(
     manifest: Manifest | None, operator: str, values: Mapping[str, Any], rows: pa.Schema | None
 ) -> tuple[Any, ...] | None:
-    """State key with these `values` of columns; None if the key's types are unknown.
+    """State key with these `values`; None if the key's types are unknown.
 
-    `rows`: the operator's input schema in the flow, for checkpoints of releases that did not store key types."""
+    `rows`: the operator's input schema in the flow, for checkpoints of releases that did not store key types.
+    """
     snapshots = () if manifest is None else manifest.operators
     told = next((each.values[KEYS] for each in snapshots if each.operator == operator and KEYS in each.values), b"")
     fields = key_fields(told.decode()) if told else []
@@ -80,9 +81,10 @@ def state_key(
 
 
 def begin(store: LinkedStore, at: StoredCheckpoint, spec: JobSpec, sinks: Collection[str], only: OneKey | None) -> None:
-    """Makes `at` the newest checkpoint of the replaying job, whose log and files are in `store`.
+    """Makes `at` the newest checkpoint of the replaying job.
 
-    Of `sinks` only rows in flight to them are restored."""
+    Of `sinks` only rows in flight to them are restored.
+    """
     operators = tuple(
         each if each.operator not in sinks else msgspec.structs.replace(each, values={}, objects={}, keyed=None)
         for each in at.manifest.operators
@@ -157,8 +159,9 @@ _FUNCTIONS = ("_call", "_function")  # attributes of operators with the user's f
 
 
 class Stops:
-    """Python's debugger. `debugger`: with streams of its own; None: on this terminal.
-    `redact`: columns hidden in printed rows and state; the debugger itself shows everything."""
+    """`debugger`: with streams of its own; None: on this terminal. `redact`: columns hidden in printed
+    rows and state; the debugger itself shows everything.
+    """
 
     def __init__(self, debugger: pdb.Pdb | None = None, redact: Sequence[str] = ()) -> None:
         self._debugger = debugger or pdb.Pdb(nosigint=True, readrc=False)
@@ -167,9 +170,10 @@ class Stops:
         self._set_quit, self._debugger.set_quit = self._debugger.set_quit, self._quits  # type: ignore[method-assign]
 
     def call(self, operator: Operator, coming: Coming, work: Callable[[], None]) -> None:
-        """Calls `work`, and stops at the first line of the user's function, or of `work` if there is none.
+        """Calls `work`, and stops at the first line of the user's function, else of `work`.
 
-        Raises `DebuggerQuit` when the user leaves the debugger, even if the operator handles the exception."""
+        Raises `DebuggerQuit` when the user leaves the debugger, even if the operator handles the exception.
+        """
         debugger = self._debugger
         debugger.message(f"row {coming.number}: {masked(coming.row, self._redact)}")
         debugger.message(f"state: {masked(coming.before, self._redact)}")
@@ -199,7 +203,6 @@ def code_of(operator: Operator) -> CodeType | None:
 
 
 def _code(function: Any) -> CodeType | None:
-    """Code of a function, also inside our guard or retry."""
     for _ in range(10):
         code = getattr(function, "__code__", None)
         cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
@@ -228,8 +231,6 @@ class StandingClock(SystemClock):
 
 @dataclass(frozen=True)
 class ReplayEnded:
-    """`trouble`: last error of a slot, or None."""
-
     status: JobStatus
     trouble: BaseException | None
 
@@ -246,7 +247,7 @@ async def run_replay(
     ranges: Mapping[str, ReadRange],
     wall_ms: int | None,
 ) -> ReplayEnded:
-    """Runs the graph until all ranges are read. `wall_ms`: time of the operators' wall clock."""
+    """Runs until all ranges are read. `wall_ms`: time of the operators' wall clock."""
     runner = make_runner(spec, store)
     slots: list[Slot] = []
     clock = SystemClock() if wall_ms is None else StandingClock(wall_ms)
@@ -277,7 +278,6 @@ class _Progress:
         self._moved_s = 0.0
 
     def over(self) -> bool:
-        """Raises `InvalidJob` if expected rows do not arrive."""
         now_s, read = time.monotonic(), sum(each.total for each in self._ranges.values())
         if read != self._read:
             self._read, self._moved_s = read, now_s

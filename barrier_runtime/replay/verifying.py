@@ -6,8 +6,6 @@ Compared                  with
                           on batches, and ids of a `deduplicate` with `within=`, which forgets ids
   rows to a sink          the rows that the sink made visible between the checkpoints, if the sink can read them back
                           (`ReadsBack`); else the rows of another replay: everything independent of the run is equal
-
-A difference is hidden non-determinism, such as the order of rows of several channels, which no checkpoint records.
 """
 
 from collections import Counter
@@ -46,10 +44,9 @@ _MOST = 10
 
 @dataclass(frozen=True)
 class Divergence:
-    """Difference between the committed and the replayed side.
-
-    `operator`: a step with state, or a sink. `what`: state and key, or the row, as text. `committed`, `replayed`: the
-    value on either side; for a row its number of occurrences."""
+    """`operator`: a step with state, or a sink. `what`: state and key, or the row, as text. `committed`,
+    `replayed`: the value on either side; for a row its number of occurrences.
+    """
 
     operator: str
     what: str
@@ -62,10 +59,9 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Verified:
-    """Result of `verify`.
-
-    `differences`: the first ones, in the order of the flow's steps; empty: both sides are equal. `read_back`: sinks
-    whose visible rows were compared; `repeated`: sinks for which two replays were compared."""
+    """`differences`: the first ones, in the order of the flow's steps; empty: both sides are equal.
+    `read_back`: sinks whose visible rows were compared; `repeated`: sinks for which two replays were compared.
+    """
 
     after: int
     until: int
@@ -250,7 +246,6 @@ class _Verifying:
         return Divergence(found.operator, f"state {found.state!r} of key {key}{beside}", *values)
 
     def _committed(self, sink: str, reads: ReadsBack) -> Counter[str] | None:
-        """Returns None if the rows can no longer be read back."""
         before = self._stretch.before
         after, until = 0 if before is None else before.manifest.checkpoint, self._reached.manifest.checkpoint
         try:
@@ -266,7 +261,7 @@ class _Verifying:
 
 
 def same_content(found: StateDifference) -> bool:
-    """True if only sketches of aggregates differ, and only in their encoding."""
+    """True if only the encoding of aggregates' sketches differs."""
     before, after = found.before, found.after
     if not (isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys()):
         return False
