@@ -55,10 +55,7 @@ class Unblock:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Forward `barrier`, then take the snapshot.
-
-    `recorded`: channels whose rows before the barrier are in-flight data.
-    """
+    """`recorded`: channels whose rows before the barrier are in-flight data."""
 
     barrier: Barrier
     start_delay_ms: float
@@ -95,7 +92,7 @@ class NoCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """After the snapshot: rows before the barrier still arrive on the channels `missing` (never empty)."""
+    """After the snapshot: rows before the barrier still arrive on the channels `missing`."""
 
     checkpoint: int
     missing: frozenset[int]
@@ -253,7 +250,7 @@ class Aligner:
         return []
 
     def overtake(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Takes the snapshot of an aligned checkpoint at once: its barriers overtake the rows before them.
+        """Takes the snapshot at once: the barriers overtake the rows before them.
 
         Call when the barrier or the end has arrived on every channel. Does nothing while an `aligned_only` channel has
         not delivered the barrier.

@@ -109,8 +109,8 @@ class SnapshotRun:
             return
         waiting = dict(self._captures)
         for name, capture in self._captures.items():
-            # For small values two turns of a thread would be most of the snapshot's cost. But the snapshot must not
-            # complete within this call.
+            # For small values two turns of a thread would be most of the cost. But the snapshot must not complete
+            # within this call.
             if len(waiting) > 1 and self._is_small(capture):
                 del waiting[name]
                 self._took[name] = 0.0, 0.0
@@ -127,7 +127,6 @@ class SnapshotRun:
         return all(len(value) <= self._values_store.small_bytes for value in capture.values.values())
 
     def _finish_operator(self, name: str, capture: Capture) -> OperatorSnapshot:
-        """Runs on a worker thread."""
         began_ms = self._now_ms()
         values = dict(capture.values)
         if capture.blocking is not None:
@@ -155,7 +154,7 @@ class SnapshotRun:
             self._finished[name] = result
         self._part_finished(error if error is None else of_operator(error, name, self.subtask))
         keyed = self._captures[name].keyed
-        if keyed is not None:  # before this executor's next snapshot, and after the last possible part of this one
+        if keyed is not None:  # before this executor's next snapshot
             self._executors[name].submit(keyed.clean_up, _cleaned_up)
 
     def _in_flight_written(self, result: Any, error: BaseException | None) -> None:
@@ -316,7 +315,6 @@ class Checkpointing:
         self._to_tell.pop(checkpoint, None)
 
     def tell_stored(self, completed: int) -> None:
-        """Raises errors of operators."""
         try:
             for tell in self._to_tell.get(completed, ()):
                 tell()

@@ -38,13 +38,13 @@ class GenerationExecutors:
         return unhurried, snapshots
 
     def add_further(self) -> WorkerExecutor:
-        """Returns an unhurried executor for parallel work, which nothing awaits."""
+        """Unhurried executor for parallel work, which nothing awaits."""
         executor = self._new(unhurried=True)
         self._further.append(executor)
         return executor
 
     def add_awaited(self) -> WorkerExecutor:
-        """Returns an executor for parallel work, awaited before the operator is closed."""
+        """Executor for parallel work, awaited before the operator is closed."""
         return self._new()
 
     def add_in_flight(self, chain: int) -> None:
@@ -183,7 +183,7 @@ class OperatorContexts:
         )
 
     def closing(self, operator: str, close: Callable[[], None]) -> Callable[[], None]:
-        """Call that closes the operator and releases its folder, without other references to the generation."""
+        """Call that closes the operator and its folder, without references to the generation."""
         return partial(_closed, close, self._res.copies, self._folder(operator))
 
     def remove_folder(self, operator: str) -> None:

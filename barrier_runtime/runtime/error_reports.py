@@ -26,13 +26,13 @@ _WITH_USERS_FUNCTIONS = (
 
 
 def runs_users_code(source: Source) -> bool:
-    """True if readers are users' classes, or may call users' functions on the loop."""
+    """True if readers may call users' code on the loop."""
     module = type(source).__module__
     return not module.startswith("barrier_runtime.connectors.") or module in _WITH_USERS_FUNCTIONS
 
 
 def of_source(error: BaseException, spec: SourceSpec, subtask: int, split: str = "", rows: int = 0) -> BaseException:
-    """Converts `error`, raised after `rows` rows of `split`; retryable errors are returned unchanged."""
+    """Converts `error`, raised after `rows` rows of `split`, unless retryable."""
     if isinstance(error, UserCodeError) or not must_be_mended(error):
         return error
     kind = type(spec.source)

@@ -65,7 +65,7 @@ _ADAPT_S = 0.2
 
 
 class Execution:
-    """Generation in a slot; reports nothing after `cancel`."""
+    """Reports nothing after `cancel`."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Execution:
     # ------------------------------------------------------------ restore and connect
 
     async def restore(self) -> None:
-        """Raises errors of operators. The coordinator limits the wait for a server."""
+        """The coordinator limits the wait for a server."""
         self._wiring.make_inputs()
         deploy, restored = self._deploy, self._deploy.operators
         if deploy.manifest is not None:
@@ -253,7 +253,6 @@ class Execution:
                 self._step_failed(subtask, error)
 
     def _between_passes(self) -> bool:
-        """True if more is left."""
         for subtask in self.subtasks:
             if subtask.announcements:
                 self._guarded(Subtask.take_announcements)
@@ -328,7 +327,7 @@ class Execution:
         self._fail(None, getattr(error, "operator", ""), error)
 
     def _fail(self, subtask: SubtaskId | None, operator: str, error: Exception) -> None:
-        """Reports the failure before channels close: failures that peers report come later."""
+        """Reports the failure before channels close, so peers report theirs later."""
         if not self._cancelled:
             self._events.failed(subtask, operator, error)
             self.cancel()

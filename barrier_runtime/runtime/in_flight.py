@@ -78,9 +78,8 @@ _ROWS_AT_ONCE = 256  # processed before the slot does anything else
 def write_in_flight(
     data: InFlightData, store: ObjectStore, new_key: Callable[[], str], inline_bytes: int, check: Callable[[], None]
 ) -> tuple[InFlight, ...]:
-    """Stores a file per port and schema: in one object, or inside the manifest if the files are tiny.
-
-    `check` is called before an upload, and raises for an aborted checkpoint.
+    """Stores a file per port and schema: in one object, or inside the manifest if tiny. `check` raises for
+    an aborted checkpoint.
     """
     encoded = [(port, part) for port, batches in sorted(data.items()) for part in _encoded(batches)]
     inline = sum(len(part) for _, part in encoded) <= inline_bytes
@@ -109,7 +108,7 @@ def read_in_flight(
     max_parallelism: int,
     store: ObjectStore,
 ) -> list[tuple[int, Batch]]:
-    """(port, batch) pairs that `subtask` of `operator` processes first. Blocks.
+    """(port, batch) pairs to be processed first. Blocks.
 
     `edges`: into the operator, by port. Raises `InvalidJob` if the edges changed incompatibly, `Corrupt` for damage.
     """
@@ -131,7 +130,6 @@ def read_in_flight(
 
 
 def rows_in_flight(store: ObjectStore, ref: FileRef) -> list[pa.RecordBatch]:
-    """Raises `Corrupt` for damage."""
     return [batch.rows for batch in _decoded(store, ref)]
 
 

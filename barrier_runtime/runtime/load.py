@@ -40,7 +40,7 @@ class Load:
 
 
 class LongSteps:
-    """The last long steps. `reading`: a reader of this package needed most of the time."""
+    """`reading`: a reader of this package needed most of the time."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int, bool]] = deque(maxlen=_KEPT)
@@ -50,7 +50,7 @@ class LongSteps:
             self._steps.append((ended_s, seconds, chain, reading))
 
     def longest_since(self, since_s: float) -> tuple[float, int, bool]:
-        """Seconds, chain and `reading` of the longest step; (0, -1, False): none."""
+        """Seconds, chain and `reading`; (0, -1, False): none."""
         steps = ((s, chain, reading) for ended_s, s, chain, reading in self._steps if ended_s > since_s)
         return max(steps, default=(0.0, -1, False))
 

@@ -48,7 +48,7 @@ class OpenChains:
         self._stopped: asyncio.Future[None] = resources.loop.create_future()
 
     async def open(self, restored: tuple[OperatorSnapshot, ...]) -> None:
-        """Opens all chains in parallel. Raises errors of operators.
+        """Opens all chains in parallel.
 
         While an operator's server does not answer, its chain is reopened, without limit.
         """
@@ -65,14 +65,12 @@ class OpenChains:
 
     @property
     def being_opened(self) -> dict[str, float]:
-        """Seconds since the start, by operator or source."""
         now_s = self._res.clock.monotonic_s()
         opened_now = list(self._opened_now.values())  # a copy: worker threads change the dict
         return {name: now_s - since_s for name, since_s in opened_now}
 
     @property
     def records(self) -> int:
-        """Input records, without repetitions."""
         drivers = list(self.sources.values())  # a copy: worker threads still add during a restore
         return sum(driver.records for _, driver in drivers)
 
@@ -82,7 +80,7 @@ class OpenChains:
         return {SKIPPED_ROWS.key(name): float(rows) for name, each in drivers if (rows := each.skipped) is not None}
 
     def written(self, chain: int) -> Mapping[str, SplitPosition]:
-        """Positions written by the sink of a chain with a source, of all subtasks. Blocks."""
+        """Positions written by the sink, of all subtasks. Blocks."""
         operators = self.operators[chain]
         return operators[-1][1].written() if operators else {}
 
@@ -96,7 +94,7 @@ class OpenChains:
         return all(opening.done() for opening in self._opening)
 
     def to_close(self) -> list[tuple[str, Callable[[], None]]]:
-        """Names of all open operators and sources with their closing calls. Requires `quiet`."""
+        """Closing calls of open operators and sources, by name. Requires `quiet`."""
         for opening in self._opening:
             if not opening.cancelled():
                 opening.exception()  # marks the exception as retrieved: the waiter may have been cancelled
@@ -191,7 +189,6 @@ class Closing:
     """
 
     def __init__(self, resources: SlotResources, closed: asyncio.Future[None]) -> None:
-        """Calls `waiting(operator, attempts, error)` for each attempt without a server."""
         self._res = resources
         self._closed = closed
         self._left = 0

@@ -81,7 +81,7 @@ class OperatorChain:
     # ------------------------------------------------------------ rows
 
     def process(self, batch: Batch, port: int) -> Batch | None:
-        """Returns the rows that the first operator gave back, or None."""
+        """Rows that the first operator gave back, or None."""
         rest = None
         if self.operators:
             self.first.process(batch, self._emits[1], port)
@@ -97,7 +97,7 @@ class OperatorChain:
         return rest
 
     def watch(self, position: int, seen: Callable[[Batch], None]) -> Callable[[], None]:
-        """Calls `seen` with batches for operator `position` (or for the edges) until the result is called.
+        """Calls `seen` with batches for operator `position` until the result is called.
 
         Allows a single watcher.
         """

@@ -30,7 +30,7 @@ _REST_S = 20.0  # longest wait for a compaction
 
 
 class Preparing:
-    """For the loop's thread. `tell` is called when `done` changes."""
+    """`tell` is called when `done` changes."""
 
     def __init__(self, resources: SlotResources, tell: Callable[[], None]) -> None:
         self._res = resources
@@ -60,7 +60,7 @@ class Preparing:
         res.workers.submit(work, partial(self._fetched, order, timers, until_s, ended))
 
     def end(self) -> None:
-        """Ends prefetching before a restore, which waits for the file being fetched."""
+        """Ends prefetching; a restore waits for the file being fetched."""
         self._ended.set()
         self._following = None
 

@@ -14,7 +14,7 @@ from barrier_runtime.state.store.paths import Paths
 
 
 def snapshots_in(store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint: int) -> tuple[OperatorSnapshot, ...]:
-    """All snapshots in a decided manifest. Raises `Corrupt` if it is missing or of another checkpoint."""
+    """Raises `Corrupt` if the manifest is missing or of another checkpoint."""
     data = get_or_none(store, ref.key)
     if data is not None and paths.log_position(ref.key) is not None:
         data = _inside(ref.key, data)

@@ -28,7 +28,7 @@ _LOOK_S = 0.001  # between looks at blocked subtasks
 
 @dataclass(frozen=True)
 class LongestStep:
-    """Step that blocked the slot. `reading`: mostly in a reader of this package."""
+    """`reading`: mostly in a reader of this package."""
 
     seconds: float
     subtask: Subtask

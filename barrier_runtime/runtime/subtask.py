@@ -53,12 +53,12 @@ class SubtaskHost(Protocol):
     def captured(
         self, subtask: "Subtask", barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
     ) -> None:
-        """Finishes and acknowledges the snapshot. `times` lacks `async_ms`. `recording`: `recorded` follows."""
+        """`times` lacks `async_ms`. `recording`: `recorded` follows."""
         ...
 
     def recorded(self, subtask: "Subtask", checkpoint: int, in_flight: InFlightData) -> None: ...
     def start_timer(self, subtask: "Subtask", delay_ms: int, callback: Callable[[], None]) -> None:
-        """Calls `callback` after `delay_ms`; replaces an earlier timer of `subtask`."""
+        """Replaces an earlier timer of `subtask`."""
         ...
 
     def snapshot_aborted(self, subtask: "Subtask", checkpoint: int, reason: str) -> None: ...
@@ -184,7 +184,7 @@ class Subtask:
         return worked
 
     def _go_on(self) -> bool:
-        """Advances event time. Barriers come after rows that the operator gave back, and rows in queues."""
+        """Advances event time; barriers come after rows that the operator gave back, or in queues."""
         self._advance_further()
         if self._ending:
             return True

@@ -37,7 +37,7 @@ class LoopTimer:
 
 
 class FileTimer:
-    """Timer of Linux, precise to fractions of a millisecond; a loop's timers count whole milliseconds.
+    """Timer of Linux, precise to fractions of a millisecond.
 
     Raises `OSError` if there is none.
     """
@@ -92,7 +92,7 @@ class Clock(Protocol):
 
 
 class SourceTime:
-    """Wall-clock time at the start plus elapsed steady time: setting the clock has no effect."""
+    """Wall-clock time that ignores changes of the clock after the start."""
 
     def __init__(self, clock: Clock) -> None:
         self._steady_s = clock.monotonic_s

@@ -40,7 +40,6 @@ class GenerationTimers:
             self._paused = 0
 
     def move_is_near(self) -> None:
-        """Notes a sign of a move."""
         self._near_until_s = self._now_s() + _NEAR_S
         if not self._held and not self._ended:
             self._held = True
@@ -48,7 +47,7 @@ class GenerationTimers:
             self._later(_LOOK_S, self._look)
 
     def ends_before_move(self, under_way: Callable[[], bool]) -> None:
-        """Registers work that cannot wait once begun; `at_rest` is False while `under_way()`."""
+        """Registers work: `at_rest` is False while `under_way()`."""
         self._under_way.append(under_way)
 
     @property
@@ -78,7 +77,7 @@ class GenerationTimers:
         self._later(delay_s, callback)
 
     def call_when_settled(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Calls back when no move is near: merged entries would be uploaded during the move."""
+        """Waits until no move is near: merged entries would be uploaded during the move."""
 
         def call() -> None:
             if self._waits:

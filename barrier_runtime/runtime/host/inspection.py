@@ -79,7 +79,7 @@ def bounded(texts: Iterable[str], most_bytes: int = MOST_BYTES) -> tuple[str, ..
 
 
 def first_of(texts: Iterable[str], most_bytes: int = MOST_BYTES) -> tuple[str, ...]:
-    """First texts of at most `most_bytes` together; expects masked secrets."""
+    """First texts within `most_bytes`; expects masked secrets."""
     found, left = [], most_bytes
     for text in texts:
         left -= len(text.encode())

@@ -54,7 +54,7 @@ class OwnLog:
         logging.Logger.callHandlers = noting  # type: ignore[method-assign, assignment]
 
     def _end(self) -> None:
-        """Restores `callHandlers`, unless the user's program replaced it by a function that calls `noting`."""
+        """Leaves `callHandlers` if the user's program replaced it by a function that calls `noting`."""
         if logging.Logger.callHandlers is self._noting:
             logging.Logger.callHandlers = self._before  # type: ignore[method-assign]
             self._noting = None

@@ -27,7 +27,6 @@ class Preview:
 
 
 def place_of(step: str, subtasks: Sequence[Subtask]) -> tuple[Subtask, int] | None:
-    """Subtask with the step, and the position in the chain."""
     for subtask in subtasks:
         names = [name for name, _ in subtask.chain.operators]
         if subtask.source is not None and subtask.source[0] == step:

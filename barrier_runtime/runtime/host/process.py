@@ -34,7 +34,7 @@ class Heap:
         gc.freeze()
 
     def trim(self, dropped: bool) -> None:
-        """Collects garbage after a restore, or after a generation was dropped (`dropped`)."""
+        """Collects garbage after a restore or (`dropped`) after a generation was dropped."""
         if dropped and self._generation_frozen:
             gc.unfreeze()
             self._generation_frozen = False
@@ -45,7 +45,7 @@ class Heap:
 
 
 def _tracked() -> int:
-    """Objects that the collector tracks, counted in a single step of the interpreter.
+    """Counts tracked objects in a single step of the interpreter.
 
     Otherwise another thread that is filling a tuple in the list could get a SystemError ("bad argument to internal
     function").
@@ -56,7 +56,7 @@ def _tracked() -> int:
 PROCESS_HEAP = Heap()
 
 
-# How long a worker thread may keep the interpreter from the loop (default: 5 ms).
+# Time for which a worker thread may keep the interpreter from the loop (default: 5 ms).
 _SWITCH_INTERVAL_S = 0.0005
 _GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare
 

@@ -17,7 +17,7 @@ _Stack: TypeAlias = tuple[tuple[str, int, str], ...]  # file, line, function; ou
 
 
 def sampled_stacks(first: int | None = None, pause: Callable[[float], None] = time.sleep) -> list[str]:
-    """A text per distinct stack: threads with their number of samples, then frames.
+    """A text per distinct stack.
 
     `first`: id of the thread whose stacks come first. Omits the calling thread. Takes `SAMPLES` times `PAUSE_S`.
     """

@@ -17,7 +17,7 @@ ORPHANED = 77  # exit status
 
 
 def inherited_sockets() -> list[int]:
-    """Connected stream sockets of this process, if the system has /proc. Call before opening any."""
+    """Connected stream sockets of this process. Call before opening any."""
     found = []
     directory = Path("/proc/self/fd")
     if not directory.is_dir():
@@ -93,7 +93,7 @@ _BYTES = 128
 
 
 class _File:
-    """Schedule statistics of the creating thread. Stays open: opening costs ten reads."""
+    """Statistics of the creating thread. Stays open: opening costs ten reads."""
 
     def __init__(self) -> None:
         self._descriptor = -1
@@ -122,7 +122,7 @@ _of = _OfThread()
 
 
 def _forget() -> None:
-    """Drops files opened before a fork, which belong to the parent's thread."""
+    """Drops files opened before a fork: they belong to the parent's thread."""
     global _of
     _of = _OfThread()
 
@@ -131,5 +131,5 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def starved_s() -> float:
-    """Seconds for which this thread was starved. Costs about 2 microseconds: not for each batch."""
+    """Seconds of this thread. A call costs about 2 microseconds: not for each batch."""
     return _of.file.waited_ns() / 1e9

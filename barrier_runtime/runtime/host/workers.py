@@ -43,7 +43,7 @@ class Workers:
         self._closed = False
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
-        """Runs `work` on an opening thread. After `close` no work begins, not even queued work."""
+        """After `close` no work begins, not even queued work."""
         self._on(self._opening, work, done)
 
     async def run(self, work: Callable[[], Any]) -> Any:
@@ -54,13 +54,13 @@ class Workers:
         return WorkerExecutor(partial(self._on, self._unhurried if unhurried else self._snapshots), on_error)
 
     def close(self) -> None:
-        """Does not wait: running work is decided or harmless."""
+        """Running work is decided or harmless."""
         self._closed = True
         for threads in self._all:
             threads.close()
 
     def drain(self, timeout_s: float) -> bool:
-        """Closes the pool and waits for running work; False after `timeout_s`. Not for the loop's thread."""
+        """Waits for running work; False after `timeout_s`. Not for the loop's thread."""
         self.close()
         end = time.monotonic() + timeout_s
         return all(threads.join(max(0.0, end - time.monotonic())) for threads in self._all)

@@ -38,7 +38,7 @@ class PeerLost(ConnectionError):
 
 
 class InputChannel:
-    """Input channel of a subtask; the sender stops when the window is full.
+    """The sender stops when the window is full.
 
     An `empty` channel never has rows, a `timeless` channel has rows without event time. Barriers, cancels and the end
     are also appended on arrival to the subtask's `announcements`.
@@ -111,10 +111,7 @@ class InputChannel:
             self._wake()
 
     def pop(self, ahead: bool = False) -> Element:
-        """Takes the next element, or the first rows of a large batch.
-
-        `ahead`: the reader has no room; the sender gets credit at `settle`.
-        """
+        """`ahead`: the reader has no room; the sender gets credit at `settle`."""
         element, size = self._elements.popleft()
         if isinstance(element, Batch):
             if size > self.chunk.bytes:
@@ -129,7 +126,7 @@ class InputChannel:
         return element
 
     def pop_along(self, with_batch: Batch, rows: int) -> Batch | None:
-        """Takes the next element if it can be processed together with `with_batch`, else None.
+        """Takes the next element if `with_batch` can be joined, else None.
 
         That is a small batch of at most `rows` rows and the same schema, without event times.
         """
@@ -189,7 +186,7 @@ class InputChannel:
     # ------------------------------------------------------------ in-flight data
 
     def record(self, checkpoint: int) -> list[Batch]:
-        """Batches before the barrier of `checkpoint`; grows until that barrier, the end or `stop_recording`."""
+        """Batches before the barrier; grows until the barrier, the end or `stop_recording`."""
         recorded: list[Batch] = []
         for element, _ in self._elements:
             if isinstance(element, Batch):
@@ -219,7 +216,7 @@ def _ends_recording(element: Element, checkpoint: int) -> bool:
 class OutputChannel(Protocol):
     @property
     def writable(self) -> bool:
-        """Returns whether the receiver has room. `send` always accepts: the bound is soft by a step's output."""
+        """Returns whether the receiver has room. `send` always accepts."""
         ...
 
     def send(self, element: Element) -> None: ...

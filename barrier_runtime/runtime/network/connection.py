@@ -49,7 +49,7 @@ _NO_ROUTE_S = 0.5  # pause: an attempt without a route fails at once
 
 
 class PacketsLost(Exception):
-    """A host answered neither with a connection nor with a refusal."""
+    """The host answered neither with a connection nor with a refusal."""
 
 
 async def reach(protocol: Callable[[], asyncio.Protocol], host: str, port: int, tls: PeerTls | None = None) -> None:
@@ -75,10 +75,7 @@ async def listen_on_one_of(
     tls: PeerTls | None,
     refused: Callable[[object, str], None],
 ) -> asyncio.Server | TlsListener:
-    """Raises `InvalidJob` for an unknown host, `Unavailable` if all ports are in use.
-
-    `refused(peer, reason)`: called for peers that TLS refuses.
-    """
+    """refused(peer, reason)`: called for peers that TLS refuses."""
     loop = asyncio.get_running_loop()
     for wanted in ports:
         try:
@@ -140,7 +137,7 @@ class DataConnection(asyncio.Protocol):
             self._read = lambda data: b"".join(framing.feed(data))
 
     def beat(self) -> int:
-        """Sends a sign of life on an idle connection. Returns the number of calls since bytes came."""
+        """Sends a sign of life if idle. Returns the number of calls since bytes came."""
         if self._finished or self.transport.is_closing():
             return 0
         if self._idle and not self.transport.get_write_buffer_size():

@@ -57,11 +57,11 @@ class FrameError(BarrierRuntimeError):
 
 
 class UnknownFrames(FrameError):
-    """Frames of a release with another format."""
+    """Frames of another release's format."""
 
 
 class RowTooLarge(InvalidJob):
-    """Row that exceeds the size of a frame."""
+    """The row exceeds a frame."""
 
 
 _FORMAT = Format(
@@ -145,7 +145,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Raises `FrameError` at the first wrong byte. For a single connection, in order."""
+    """Raises `FrameError` at the first wrong byte."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -155,7 +155,7 @@ class FrameReader:
         self._ahead = 0
 
     def feed(self, data: bytes) -> list[tuple[Element, int]]:
-        """Complete elements with sizes on the wire, which include preceding schemas and event times."""
+        """Complete elements; sizes are on the wire, with preceding schemas and event times."""
         buffer: bytes | bytearray = data
         if self._buffer:
             self._buffer += data

@@ -42,7 +42,7 @@ class InputQueues:
         return self._barrier_behind[channel.index] > done or (wanted > done and channel.index in self._end_behind)
 
     def read_in_turn(self, first: int) -> None:
-        """Declares that other ports' channels have no rows before the channels of port `first` have ended."""
+        """Other ports' channels have no rows before the channels of port `first` have ended."""
         self.merger.count_later([channel.index for channel in self.channels if channel.port != first])
 
     def has_ended(self, port: int) -> bool:
@@ -67,7 +67,7 @@ class InputQueues:
         return None
 
     def gathered(self, batch: Batch, count: int, channel: InputChannel) -> Batch:
-        """Joins `batch` with the next small batches of the port: operators cost the same per batch."""
+        """Joins small batches, because operators cost the same per batch."""
         parts, emit_ns = [batch], batch.emit_ns
         most = min(MOST_ROWS, count + channel.chunk.left // SMALL_ROW_BYTES)
         for other in self.channels:

@@ -61,7 +61,7 @@ class Wiring:
             self.inputs[chain.id] = channels
 
     def _hear_the_same(self, chain: int) -> bool:
-        """True if all subtasks of the chain learn of idleness from the same subtasks."""
+        """True if all subtasks learn of idleness from the same subtasks."""
         if self._graph.chains[chain].source is not None:
             return False
         inputs = self._graph.inputs(chain)
@@ -72,7 +72,7 @@ class Wiring:
         return source is not None and never_has_rows(source.source, source.splits, slot)
 
     def aligned_only(self, chain: int) -> list[int]:
-        """Inputs that are never recorded: their rows cannot be distributed again, or must precede the barrier."""
+        """Inputs that are never recorded: rows cannot be redistributed, or must precede the barrier."""
         aligned = [edge.id for edge in self._graph.inputs(chain) if edge.aligned or edge.partitioning in _ALIGNED]
         return [channel.index for (edge, _), channel in self._channel_of.items() if edge in aligned]
 
@@ -114,7 +114,7 @@ _EARLIER = 0  # port of the input that is read first
 
 
 def connect_followers(subtasks: Sequence[Subtask]) -> None:
-    """Connects the sources of a slot to the steps whose first input ends before these sources are read.
+    """Connects sources to the steps whose first input ends before these sources are read.
 
     A step has a channel from every subtask of the earlier source, so no message has to report the end.
     """

@@ -41,7 +41,7 @@ from barrier_runtime.state.errors import ProtocolViolation
 
 @dataclass(frozen=True, slots=True)
 class PreCommit:
-    """Makes transaction `txn` durable; answered by `precommitted(checkpoint, committable)`."""
+    """Answered by `precommitted(checkpoint, committable)`."""
 
     txn: int
     checkpoint: int
@@ -49,7 +49,7 @@ class PreCommit:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Makes a transaction visible; answered by `committed` or `commit_failed`."""
+    """Answered by `committed` or `commit_failed`."""
 
     checkpoint: int
     committable: bytes
@@ -57,7 +57,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CommitTogether:
-    """Makes transactions visible, oldest first; answered like `Commit`."""
+    """Oldest first; answered like `Commit`."""
 
     checkpoint: int
     committables: tuple[bytes, ...]
@@ -225,7 +225,7 @@ class SinkDriver:
     # ------------------------------------------------------------ events
 
     def recover(self, checkpoint: int, entries: Sequence[PendingEntry]) -> list[Effect]:
-        """Handles the restore of `checkpoint` (0: started empty), before any other event.
+        """Call before any other event. `checkpoint`: restored; 0: started empty.
 
         `entries`: pending entries that this subtask takes over.
         """
@@ -282,7 +282,6 @@ class SinkDriver:
         return []
 
     def committed(self, checkpoint: int) -> list[Effect]:
-        """Ends a commit, also of transactions that were already committed."""
         self._note(f"committed({checkpoint})")
         effects: list[Effect] = []
         for transaction in self._under_way(checkpoint, self._move_when_done()):

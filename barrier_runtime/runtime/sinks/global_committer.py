@@ -25,7 +25,7 @@ ReadEntries: TypeAlias = Callable[[], tuple[PendingEntry, ...]]
 
 @dataclass(frozen=True, slots=True)
 class CommitAll:
-    """Makes all entries visible at once; answered by `committed()` or `failed(error, now)`."""
+    """Answered by `committed()` or `failed(error, now)`."""
 
     checkpoint: int
     read: ReadEntries

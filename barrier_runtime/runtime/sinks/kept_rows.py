@@ -10,7 +10,7 @@ KEPT = f"{OWN}kept-"  # subtask i of P takes over the values of i % P
 
 
 class KeptRows:
-    """Kept rows of a sink: `values` runs on the pre-commit thread, all else on the loop."""
+    """`values` runs on the pre-commit thread, all else on the loop."""
 
     def __init__(self, sink: TwoPhaseCommitSink, where: str) -> None:
         self._sink = sink
@@ -36,7 +36,7 @@ class KeptRows:
         self._sink.restore_kept(kept, moved=any(each.parallelism != parallelism for each in snapshots))
 
     def stored(self) -> dict[str, FileRef]:
-        """Stored values that a capture may still need. A value that the pre-commit drops is listed once more."""
+        """Values that a capture may need; a value that the pre-commit drops is listed once more."""
         if not self._stored:
             return {}
         needed = {f"{KEPT}{name}" for name in self._sink.kept_names()}

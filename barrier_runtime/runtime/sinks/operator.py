@@ -271,7 +271,7 @@ class SinkOperator(Operator):
         return {PENDING_VALUE: encode_pending(checkpoint, entries), **kept}
 
     def _look_for_sealed(self) -> None:
-        """Reports finished pre-commits to the driver: the sealing thread never calls into the loop."""
+        """Polls, because the sealing thread never calls into the loop."""
         for transaction in self._driver.pending:
             if transaction.stage is Stage.SEALING:
                 staged = self._staged[transaction.number]
@@ -350,14 +350,14 @@ class SinkOperator(Operator):
             self._do(self._driver.retry())
 
     def _staged_early(self, _: Any, error: BaseException | None) -> None:
-        """Only counts failures: pre-commit stages the rest, and reports failures."""
+        """Only counts failures: pre-commit stages the rest."""
         self._stagings -= 1
         self._context.wake()
         if error is not None and not self._closed:
             self._context.metrics.count(EARLY_STAGING_FAILED)
 
     def _encoded_early(self, _: Any, error: BaseException | None) -> None:
-        """Keeps an error that a person must mend. Pre-commit reports other failures."""
+        """Keeps an error that a person must mend. Pre-commit reports others."""
         self._encoding = False
         if isinstance(error, Exception) and must_be_mended(error):
             self._refused = error

@@ -68,7 +68,7 @@ class PendingJob:
 
 
 def read_pending(store: ObjectStore, job: str) -> PendingJob:
-    """Raises `InvalidJob` for an unknown job or newer format, `Corrupt` for a damaged log or manifest."""
+    """Raises `InvalidJob` for an unknown job or newer format."""
     paths = Paths(job)
     view = _read_log(store, paths)
     if view.head is None or view.fence is None:
@@ -148,7 +148,7 @@ def _tells_rows(part: object) -> bool:
 
 
 def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], None] = time.sleep) -> str:
-    """Leader of the job, found by watching log and lease; "" if nobody seems to lead.
+    """Leader of the job, by log and lease; "" if nobody seems to lead.
 
     Misses a job that takes no checkpoints and only waits for the last commits.
     """
@@ -211,7 +211,7 @@ class InDoubtResolver:
         return make_sink(sink.value.kind, {**sink.value.settings, **self.overrides.get(sink.name, {})})
 
     def commit(self, sink: PendingSink, told: Callable[[PendingEntry], None]) -> None:
-        """Makes all entries visible, oldest first; may be repeated. Raises the sink's errors."""
+        """Commits all entries, oldest first; may be repeated. Raises the sink's errors."""
         made = self.opened(sink, self.pending.token)
         try:
             for entry in sink.entries:
@@ -222,10 +222,7 @@ class InDoubtResolver:
             made.close()
 
     def clean_up(self, sink: PendingSink, token: int) -> None:
-        """Commits all decided entries and drops undecided entries.
-
-        `token`: of a generation that fenced the last generation.
-        """
+        """`token`: of a generation that fenced the last generation."""
         made = self.opened(sink, token)
         try:
             made.recover([entry.committable for entry in sink.entries])

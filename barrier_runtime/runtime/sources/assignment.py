@@ -99,7 +99,7 @@ class Assignment:
 
 
 def under_known_ids(listed: Sequence[Split], restored: RestoredSource, where: str) -> list[Split]:
-    """`listed` with the former id of each split that the snapshot knows only by that."""
+    """Restores the former id of each split that the snapshot knows only by that."""
     if not any(split.formerly for split in listed):
         return list(listed)
 
@@ -144,7 +144,7 @@ def assign_listed(
 
 
 def never_has_rows(source: Source, listed: Sequence[Split], subtask: int) -> bool:
-    """True if the list is fixed and has no split for this subtask, whatever a snapshot has."""
+    """True if the list is fixed and has no split for this subtask."""
     return not isinstance(source, DiscoveringSource | StagedSource) and subtask >= len(listed)
 
 
@@ -160,7 +160,7 @@ def has_finished(split: Split, finished: NameSet | FinishedSplits, where: str) -
 def compare_finished(
     source: MarkingSource, listed: Sequence[Split], assignment: Assignment, subtask: int, parallelism: int
 ) -> None:
-    """Raises `InvalidJob` if a finished split's content changed. See `MarkingSource.renewed_marks`."""
+    """Refuses finished splits with changed content; see `MarkingSource.renewed_marks`."""
     marked = []
     for split in listed[subtask::parallelism]:
         known = assignment.finished.find(split.id)
@@ -243,7 +243,7 @@ def reading_subtasks(
 
 
 def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredSource, where: str) -> None:
-    """Raises `InvalidJob` if a split in progress is missing, or a file changed after reading."""
+    """Raises `InvalidJob` if a split in progress is missing, or a read file changed."""
     if isinstance(source, StagedSource):
         return
     listed = under_known_ids(listed, restored, where)
@@ -267,7 +267,7 @@ def _check_chosen(source: Source, restored: RestoredSource, where: str) -> None:
 
 
 def _check_shares(listed: Sequence[Split], restored: RestoredSource, where: str) -> None:
-    """Raises `InvalidJob` if new shares replace finished shares: they hold the same rows again."""
+    """Refuses new shares in place of finished shares: they hold the same rows again."""
     shares = [split for split in listed if split.of is not None]
     ended = sum(split.id in restored.finished for split in shares)
     begins = any(split.id not in restored.finished and split.id not in restored.splits for split in shares)

@@ -77,7 +77,7 @@ class SourceDriver:
     def __init__(self) -> None:
         self._queue: list[_Place] = []
         self._numbers = itertools.count()
-        self._kept: dict[str, OpenSplit] = {}  # in snapshots
+        self._kept: dict[str, OpenSplit] = {}  # listed in snapshots
         self._kept_rows = 0
         self._unit_seen = False
         self._lingering: list[OpenSplit] = []  # finished; the reader waits for the decision on its end
@@ -115,10 +115,7 @@ class SourceDriver:
         self._readers: frozenset[int] = frozenset()
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
-        """Opens readers at their restored positions.
-
-        `context.restored` has all subtasks' snapshots, because a changed list moves splits between subtasks.
-        """
+        """`context.restored` has all subtasks' snapshots, because a changed list moves splits between subtasks."""
         self._spec = spec
         self.runs_users_code = runs_users_code(spec.source)
         self._timeout_ns = (spec.idle_timeout_ms or 0) * 1_000_000
@@ -185,10 +182,7 @@ class SourceDriver:
                 prepared += 1
 
     def wait_for_slower(self, max_drift_ms: int) -> None:
-        """Limits event time to `max_drift_ms` ahead of the job's slowest split.
-
-        Before `lowest_in_job` only splits without rows are read.
-        """
+        """Before `lowest_in_job` only splits without rows are read."""
         if self.has_event_time:
             self._max_drift_ms = max_drift_ms
             self._ahead_ms = WATERMARK_MIN
@@ -208,7 +202,7 @@ class SourceDriver:
         return self._earlier_ended is not None
 
     def lowest_in_job(self, watermark_ms: int) -> None:
-        """Sets the job's lowest watermark. WATERMARK_MIN: not known of every split; WATERMARK_MAX: no limit."""
+        """Lowest watermark. WATERMARK_MIN: not known of every split; WATERMARK_MAX: no limit."""
         if self._max_drift_ms is None:
             return
         if watermark_ms in (WATERMARK_MIN, WATERMARK_MAX):
@@ -353,7 +347,7 @@ class SourceDriver:
         return watermark_ms
 
     def next_due_ns(self, gathering_ns: int = 0) -> int | None:
-        """Time of the next poll, or None to poll as soon as possible.
+        """Time of the next poll; None: as soon as possible.
 
         Known if every unfinished split has a due time. Rows wait `gathering_ns` for others.
         """
@@ -426,7 +420,7 @@ class SourceDriver:
         return self._spec.idle_timeout_ms is not None and not any(True for _ in self._counted())
 
     def idle_splits(self, most: int) -> tuple[list[str], int]:
-        """First `most` ids of splits silent beyond the idle timeout, and the number of all such splits."""
+        """First `most` ids of splits silent beyond the timeout, and the number of all."""
         if self._spec.idle_timeout_ms is None:
             return [], 0
         silent = [split.id for *_, split in self._queue if split.silent_for_ns() > self._timeout_ns]
@@ -532,7 +526,7 @@ class SourceDriver:
         return (*split.order, next(self._numbers), split)
 
     def _counted(self) -> Iterator[OpenSplit]:
-        """All unfinished splits except silent splits; unpolled splits count."""
+        """Unfinished splits except silent splits; unpolled splits count."""
         every, timeout_ns = self._spec.idle_timeout_ms is None, self._timeout_ns
         return (split for *_, split in self._queue if every or split.silent_for_ns() <= timeout_ns)
 

@@ -41,7 +41,7 @@ class Ends:
             self._placed[split.id] = split, _PLACED
 
     def request(self) -> None:
-        """Skips to the ends of the restored splits, off the loop; the first call only."""
+        """The first call skips to the ends of the restored splits, off the loop."""
         if self._requested:
             return
         self._requested = True

@@ -32,8 +32,6 @@ class SplitProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class SourceProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Value of a source in a snapshot."""
-
     splits: dict[str, SplitProgress]
     done: list[str] = msgspec.field(default_factory=list)  # ids of finished splits, of older releases
     done_rows: int = 0
@@ -90,7 +88,6 @@ class RestoredSource:
 
 
 def _finished(values: Mapping[str, bytes], progress: SourceProgress, where: str) -> list[bytes]:
-    """Raises `Corrupt` if the number of finished splits differs from `progress`."""
     count, of_each = progress.finished, RECORD_BYTES if progress.version > 1 else FORMER_RECORD_BYTES
     found = [data for name, data in values.items() if name == FINISHED_VALUE or name.startswith(RUN_VALUE)]
     size = sum(map(len, found))

@@ -19,7 +19,7 @@ class Silence:
         self.asked_ns = now_ns
 
     def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
-        """Notes a poll without rows. Silence starts again if no poll came for the idle timeout."""
+        """Notes a poll without rows. Silence starts again if no poll came for the timeout."""
         if self.silent_ns is None or now_ns - self.asked_ns > timeout_ns:
             self.silent_ns = now_ns
         self.asked_ns = now_ns
