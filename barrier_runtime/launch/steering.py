@@ -75,9 +75,10 @@ class Steered(ABC):
         self._requests().trigger(self._job.spec.job, self._job.spec.run_id)
 
     def why(self, checkpoint: int | None = None) -> Answer:
-        """Explains a slow or failed checkpoint, or (None) why the job does not start or got slow.
+        """Explains a slow or failed checkpoint, or (None) the job.
 
-        Prints as reasons with evidence and remedy. Raises `InvalidJob` for a checkpoint before the last 100."""
+        Prints as reasons with evidence and remedy. Raises `InvalidJob` for a checkpoint before the last 100.
+        """
         return self._requests().why(self._job.spec.job, checkpoint, self._job.spec.run_id)
 
     def savepoint(self, url: str, timeout: float | None = None) -> SavepointTaken:
@@ -167,7 +168,7 @@ _registered = False
 
 
 def at_end(call: Callable[[], None]) -> Callable[[], None]:
-    """Registers `call` for the end of the program, and returns a function that cancels this.
+    """Calls `call` when the program ends, unless the returned function is called before.
 
     Threads still take work then. `atexit` is too late: the interpreter ends the pools of threads before.
     """

@@ -168,7 +168,10 @@ def check_manifest(
 
 
 def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> tuple[OperatorSnapshot, ...]:
-    """Raises `InvalidJob` if the job does not fit. `what`: for messages. `settled`: all transactions of the checkpoint are visible."""
+    """Raises `InvalidJob` if the job does not fit.
+
+    `what`: for messages. `settled`: all transactions of the checkpoint are visible.
+    """
     if manifest.max_parallelism != spec.max_parallelism:
         raise InvalidJob(
             f"{what} was taken with max_parallelism "
