@@ -32,6 +32,7 @@ class OpenChains:
         executors: GenerationExecutors,
         waiting: Callable[[str, int, str], None],
     ) -> None:
+        """`waiting(operator, attempts, error)`: called for each attempt without a server."""
         self._graph = graph
         self._res = resources
         self._contexts = contexts

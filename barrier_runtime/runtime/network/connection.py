@@ -75,7 +75,7 @@ async def listen_on_one_of(
     tls: PeerTls | None,
     refused: Callable[[object, str], None],
 ) -> asyncio.Server | TlsListener:
-    """refused(peer, reason)`: called for peers that TLS refuses."""
+    """`refused(peer, reason)`: called for peers that TLS refuses."""
     loop = asyncio.get_running_loop()
     for wanted in ports:
         try:
