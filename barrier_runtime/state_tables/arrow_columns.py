@@ -1,7 +1,7 @@
 """Values of state as Arrow columns, and back (`plain_of`), by the type in the snapshot.
 
-A field that an entry lacks is null in the struct. Values without a column type, and those of older releases, are JSON.
-Values of an earlier version (`migrate=`) have only the fields that still exist.
+A missing field is null in the struct. Values without a column type, and those of older releases, are JSON. Values of an
+earlier version (`migrate=`) have only the fields that still exist.
 """
 
 import base64
@@ -126,7 +126,7 @@ def _of_class(kind: ValueType) -> ValueColumn:
 
 
 def without_marks(data: bytes) -> tuple[int | None, bytes]:
-    """Write time (ms; None: not stored) and the value's own bytes."""
+    """Write time (ms; None: not stored) and the value alone."""
     written_ms, data = without_time(data)
     return written_ms, without_version(data)
 
@@ -148,8 +148,9 @@ def decoded(data: bytes, kind: ValueType | None, where: str) -> Any:
 def decoded_all(data: Sequence[bytes], kind: ValueType | None, where: str) -> list[Any]:
     """Decodes many values with their marks.
 
-    Concatenated values form a list of MessagePack, which decodes faster. Values with marks fail there: no MessagePack
-    begins with a mark."""
+    Concatenated values are decoded faster, as one list; no value of MessagePack begins with a mark, so values with
+    marks fail there.
+    """
     if kind is not None and (kind.kind == "pickle" or kind == PACKED_INT):
         return [decoded(without_marks(each)[1], kind, where) for each in data]
     try:
@@ -173,8 +174,7 @@ _JSON_KEYS = {"bool", "int", "float", "list", "tuple", "array", "choice"}  # typ
 def plain_of(kind: ValueType) -> Callable[[Any], Any]:
     """Converter for values of `column_of(kind)`. Raises `InvalidJob` for invalid JSON.
 
-    Structs of classes that are stored in order become lists. A null field whose type has no null is omitted: the entry
-    lacked the field.
+    Structs of classes that are stored in order become lists. A null field is omitted if its type has no null.
     """
     if column_of(kind) is JSON_COLUMN:
         return partial(_of_json, kind)

@@ -37,7 +37,7 @@ class Beside:
 
 
 def beside_of(snapshot: OperatorSnapshot) -> dict[str, Beside]:
-    """States of one subtask by name. Reads no files."""
+    """States of one subtask by name, without reading files."""
     names = {*snapshot.values, *snapshot.objects}
     none = StateDescription()
     found = {f"in_flight_{each.port}": Beside("in flight", none) for each in snapshot.in_flight}
@@ -54,9 +54,10 @@ def beside_of(snapshot: OperatorSnapshot) -> dict[str, Beside]:
 def beside_batches(
     store: ObjectStore, snapshot: OperatorSnapshot, name: str, everyone: Sequence[OperatorSnapshot]
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of state `name`, one of `beside_of(snapshot)`, in batches of one schema.
+    """Rows of state `name` in batches of one schema.
 
-    `everyone`: the operator's snapshots, whose copies of broadcast state must be equal. Raises `Corrupt` for damage."""
+    `everyone`: the operator's snapshots, whose copies of broadcast state must be equal. Raises `Corrupt` for damage.
+    """
     found = beside_of(snapshot)[name]
     if found.kind == "in flight":
         port = int(name.rpartition("_")[2])

@@ -1,7 +1,7 @@
 """Entries that differ between two checkpoints of one job, or savepoints of one flow.
 
-Both sides are read in key order, so memory does not grow with the state; columns are held for one subtask at a time.
-Subtasks with the same files on both sides are not read.
+Both sides are read in key order, so memory does not grow with the state; states of columns are held whole. Subtasks
+with the same files on both sides are not read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,8 @@ class StateDifference:
 
     `key`: by the names of its columns. `beside`: the rest of the entry's address (a map's entry, a list's position, a
     window). `before`, `after`: the value, or None; of columns, a dict. `over_ms`: event time at which an entry with a
-    time to live expires; it may have been deleted since."""
+    time to live expires; it may be deleted by then.
+    """
 
     operator: str
     state: str
@@ -45,7 +46,8 @@ class StateDifference:
 def diff(before: StoredState, after: StoredState, operator: str = "", state: str = "") -> Iterator[StateDifference]:
     """Yields the differences from `before` to `after`, by operator, state and key group.
 
-    `operator`, `state`: restrict the result. Raises `InvalidJob` if the sides have different numbers of key groups."""
+    Raises `InvalidJob` if the sides have different numbers of key groups.
+    """
     one, other = before.manifest, after.manifest
     if one.max_parallelism != other.max_parallelism:
         raise InvalidJob(
@@ -163,7 +165,8 @@ class _Side:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yields (key, data) in key order, without the state id in keys.
 
-        `timers`: keys are (time, *key). Keys of older releases, (*key, time), are sorted here."""
+        `timers`: keys are (time, *key); older releases' keys, (*key, time), are sorted here.
+        """
         for part in self._read(without):
             keyed = _keyed(part)
             if state in keyed.states:

@@ -37,9 +37,10 @@ class StoredCheckpoint:
 
 
 def find_checkpoint(url: str, job: str = "", checkpoint: int | None = None) -> StoredCheckpoint:
-    """Finds a savepoint in `url`, or with `job` the job's newest checkpoint, or number `checkpoint`.
+    """Finds the savepoint in `url`, or checkpoint `checkpoint` (None: the newest) of `job`.
 
-    Raises `InvalidJob` if there is none, `Corrupt` if it is damaged."""
+    Raises `InvalidJob` if there is none, `Corrupt` if it is damaged.
+    """
     store = ReadOnlyStore(open_existing_store(url))
     if not job:
         savepoint = find_savepoint(url)
@@ -54,13 +55,14 @@ def pinned_checkpoint(
 ) -> tuple[StoredCheckpoint, CheckpointPin | None]:
     """Finds a checkpoint of a job that may run, and pins its files.
 
-    The pin is None if this process may not write there."""
+    The pin is None without permission to write.
+    """
     store = ReadOnlyStore(open_existing_store(url))
     return _pinned(store, url, job, lambda: _completed(store, url, job, checkpoint))
 
 
 def pinned_again(url: str, job: str, decided: LogEntry) -> tuple[StoredCheckpoint, CheckpointPin | None]:
-    """Pins a checkpoint that another process pinned: the log may lack the record by now."""
+    """Pins a checkpoint that another process pinned, even if the log lacks the record by now."""
     store = ReadOnlyStore(open_existing_store(url))
     return _pinned(store, url, job, lambda: _still_readable(store, job, decided))
 
@@ -111,7 +113,7 @@ def _check_readable(store: ObjectStore, job: str, entry: LogEntry, view: LogView
 
 
 def _is_pinned(store: ObjectStore, job: str, record: Complete) -> bool:
-    """True if the checkpoint, or an older one, was pinned before the drop: the files still exist."""
+    """Whether the checkpoint, or an older one, was pinned before the drop: then the files exist."""
     now_ms = time.time_ns() // 1_000_000
     return any(pin.checkpoint <= record.checkpoint and pin.until_ms >= now_ms for pin in pins_of(store, Paths(job)))
 

@@ -1,6 +1,6 @@
 """Opens a checkpoint or savepoint, and reads each state as an Arrow table.
 
-docs/state-as-tables.md lists the columns. Expired entries that are not yet deleted are included.
+docs/state-as-tables.md lists the columns. Expired entries may be included.
 """
 
 import time
@@ -66,13 +66,14 @@ class StateTableInfo:
 
 
 def open_checkpoint(url: str, job: str = "", checkpoint: int | None = None, *, pin: bool = True) -> "StoredState":
-    """Opens a savepoint in `url`, or with `job` the job's newest checkpoint, or number `checkpoint`.
+    """Opens the savepoint in `url`, or checkpoint `checkpoint` (None: the newest) of `job`.
 
     >>> with open_checkpoint("s3://jobs", "orders") as stored:
     ...     stored.table("alarms", "last").read_pandas()
 
     `pin`: a running job keeps the files until `close`, if this process may write to the job's store. Raises
-    `InvalidJob` if there is no such checkpoint, `Corrupt` if it is damaged."""
+    `InvalidJob` if there is no such checkpoint, `Corrupt` if it is damaged.
+    """
     if not job or not pin:
         found = find_checkpoint(url, job, checkpoint)
         return StoredState(found.store, found.manifest, found.what)
@@ -81,9 +82,7 @@ def open_checkpoint(url: str, job: str = "", checkpoint: int | None = None, *, p
 
 
 class StoredState:
-    """State of one checkpoint, opened by `open_checkpoint`.
-
-    Use as a context manager, or call `close`: files are fetched to a temporary folder."""
+    """State of one checkpoint. `close`, or the context manager, removes the temporary files."""
 
     def __init__(self, store: ObjectStore, manifest: Manifest, what: str, pin: CheckpointPin | None = None) -> None:
         self._pin = pin
@@ -130,7 +129,7 @@ class StoredState:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the checkpoint was taken, by this machine's clock."""
+        """Age of the checkpoint by this machine's clock."""
         return max(0.0, time.time() - self._manifest.created_wall_ms / 1000)
 
     @property
@@ -138,7 +137,7 @@ class StoredState:
         return self._manifest.checkpoint
 
     def tables(self) -> list[StateTableInfo]:
-        """All states by operator and name, including rows in flight and other state beside keyed state."""
+        """All states by operator and name, including state beside keyed state."""
         found: dict[tuple[str, str], StateTableInfo] = {}
         sizes: dict[str, int] = {}
         for snapshot in self._manifest.operators:
@@ -160,7 +159,7 @@ class StoredState:
         return [found[place] for place in sorted(found)]
 
     def parts(self, operator: str, state: str) -> int:
-        """Number of parts in which the state can be read: one per subtask that had the state."""
+        """Number of parts in which the state can be read, one per subtask."""
         return len(self._parts(operator, state))
 
     def table(
@@ -175,8 +174,8 @@ class StoredState:
         """Reads the state as batches, in no order.
 
         `where`: only keys with these values (for state beside keyed state: rows); with all columns of the key, only
-        files of the key's subtask are read. `columns`: only these, in this order; others are not decoded. `part`: only
-        this one of `parts`, from 0."""
+        files of the key's subtask are read. `columns`: only these, in this order. `part`: one of `parts`, from 0.
+        """
         parts = self._parts(operator, state)
         if part is not None:
             if not 0 <= part < len(parts):
@@ -197,7 +196,7 @@ class StoredState:
         return _projected(reader, columns, f"{operator}.{state}")
 
     def count(self, operator: str, state: str, where: Mapping[str, Any] | None = None) -> int:
-        """Number of rows of `table`, counted without reading values."""
+        """Number of rows of `table`, without reading values."""
         parts = self._parts(operator, state)
         if state in beside_of(parts[0]):
             return sum(batch.num_rows for batch in self._beside(parts, operator, state, where or {}))

@@ -16,7 +16,7 @@ from barrier_runtime.state_tables.arrow_columns import column_of
 
 TIME = pa.timestamp("ms", tz="UTC")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]")
-# A column's name may contain anything, so a column ends after the first text that is a key type.
+# A name may contain anything, so a column ends after the first text that is a key type.
 _COLUMN = re.compile(
     r"(.*?): ("
     r"timestamp\[[^\]]*\]|date32\[day\]|date64\[ms\]|bool|u?int\d+|halffloat|float|double|(?:large_)?string|(?:large_)?binary"
@@ -69,7 +69,7 @@ class WantedKeys:
         return [*self.names, *[self.beside(f"namespace_{number}") for number in more]]
 
     def beside(self, name: str) -> str:
-        """Name of a column of the state, distinct from the key's columns."""
+        """Name of a column of the state that no key column has."""
         return free_name(name, self.names)
 
     def array(self, place: int, values: Any) -> pa.Array:
@@ -90,7 +90,7 @@ def free_name(name: str, taken: Collection[str]) -> str:
 
 
 def key_fields(told: str) -> list[tuple[str, pa.DataType | None]]:
-    """Names and types of a key's columns; None: a type without a short name."""
+    """Names and types of a key's columns. None: a type without a short name."""
     return [(name, _type(kind)) for name, kind in key_types(told).items()]
 
 
@@ -98,9 +98,7 @@ _NULL = " is null"
 
 
 def condition(told: str, types: Mapping[str, str]) -> tuple[str, Any] | None:
-    """Column and value of `column=value` or `column is null`; None for other text.
-
-    `types`: of the known columns, from `key_types`."""
+    """Parses `column=value` or `column is null`; None for other text. `types`: from `key_types`."""
     column, equals, text = told.partition("=")
     if equals:
         return column, value_of_text(text, types.get(column, ""))
@@ -108,7 +106,7 @@ def condition(told: str, types: Mapping[str, str]) -> tuple[str, Any] | None:
 
 
 def value_of_text(text: str, kind: str) -> Any:
-    """Value that a person writes for a key's column; bytes are hexadecimal. `kind`: from `key_types`."""
+    """Parses a value of a key's column; bytes are hexadecimal. `kind`: from `key_types`."""
     if kind in ("string", "large_string"):
         return text
     if kind in ("binary", "large_binary"):
@@ -127,7 +125,7 @@ def key_types(told: str) -> dict[str, str]:
 
 
 def as_stored(value: Any, kind: pa.DataType | None, name: str, where: str) -> Any:
-    """Value of a key's column in the form of state keys. Raises `InvalidJob` for an unfit value."""
+    """Value in the form of state keys. Raises `InvalidJob` for an unfit value."""
     if kind is None:
         return value
     row = pa.RecordBatch.from_arrays([one_value(value, kind, name, where)], [name])
@@ -135,7 +133,7 @@ def as_stored(value: Any, kind: pa.DataType | None, name: str, where: str) -> An
 
 
 def one_value(value: Any, kind: pa.DataType, name: str, where: str) -> pa.Array:
-    """Column with one row. Raises `InvalidJob` for a value that does not fit the type."""
+    """Column with one row. Raises `InvalidJob` for an unfit value."""
     try:
         if type(value) is int and pa.types.is_integer(kind):
             return pa.array([value], kind)
