@@ -1,8 +1,4 @@
-"""`certify` crashes a sink at every point and compares the visible rows.
-
-Real `SinkOperator`s drive the sink through many small jobs in one thread, in which generations die or stall. See
-`docs/writing-a-sink.md`.
-"""
+"""`certify` crashes a sink at every point and compares the visible rows (docs/writing-a-sink.md)."""
 
 import inspect
 import random
@@ -45,13 +41,13 @@ Reader: TypeAlias = Callable[[], Iterable[Mapping[str, Any]]] | Callable[[int], 
 
 
 def make_row(number: int) -> dict[str, Any]:
-    """Returns row `number` of `SCHEMA`, with one of two keys."""
+    """Row `number` of `SCHEMA`; two keys alternate."""
     return {"id": number, "key": f"key-{number % 2}", "value": number * 10}
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """Result of a certification without a broken rule."""
+    """Result of a certification that found no broken rule."""
 
     sink: str
     guarantee: str
@@ -68,7 +64,7 @@ class Certificate:
 
 
 class NotCertified(AssertionError):
-    """Broken rule. `certify(..., only=scenario)` runs the scenario alone."""
+    """Broken rule; `certify(..., only=scenario)` runs the scenario alone."""
 
     def __init__(self, sink: str, scenario: str, broken: Broken, steps: list[str]) -> None:
         self.scenario = scenario
@@ -115,17 +111,16 @@ def certify(
     `make_sink`: returns a new, unopened sink, one per subtask and generation; all write to the same target.
 
     `read`: returns the rows (mappings) that a reader of the target sees now; also called before the first write. Every
-    scenario is a separate job with new ids, so the target need not be emptied. A `read` with a parameter receives the
-    scenario's lowest id; omitting rows with lower ids is faster.
+    scenario writes new ids, so the target need not be emptied. A `read` with a parameter receives the scenario's lowest
+    id, and may omit rows with lower ids.
 
     `make_row`, `schema`, `id_column`, `key_column`: rows to write; `make_row(n)[id_column]` must be n.
 
-    `scenarios`: number of enumerated crashes and stalls, evenly drawn; None: all (some thousand). Single scenarios, and
-    a random walk for each of `seeds`, always run.
+    `scenarios`: number of crashes and stalls, evenly drawn; None: all (some thousand). Other scenarios, and a random
+    walk for each of `seeds`, always run.
 
     `inside`: number of deaths inside a call, between two lines of the sink's own files (and its package's); None: at
-    every line. An in-memory stand-in of a target must then be in another file. Writes of files are always interrupted,
-    after `open` and in the middle of a write.
+    every line. A stand-in of a target must then be in another file. Writes of files are always interrupted.
 
     `parallelism`: subtasks of a generation. `rows`: rows of a subtask per checkpoint. `ordered`: `read` returns rows in
     the readers' order; a subtask's rows of a key must have the order of writing.
@@ -135,14 +130,13 @@ def certify(
 
     `make_store` opens object stores by URL; `job_store`: store of the jobs, by default in memory.
 
-    `reset`: empties the target between scenarios, to save time.
+    `reset`: empties the target between scenarios.
 
-    `kill`: ends everything else of a sink's process, such as connections, without notice. Default: sinks are only
-    dropped.
+    `kill`: ends everything else of a sink's process, such as connections, without notice.
 
     `leftovers`: returns everything staged in the target; must be empty after a generation that found all work done.
 
-    `only`: the single scenario to run, as named by a failure.
+    `only`: the scenario to run, as named by a failure.
     """
     sample = make_sink()
     if not isinstance(sample, TwoPhaseCommitSink):
@@ -192,7 +186,7 @@ _MOST_WRITES = 60  # scenarios with a death inside a write of a file
 
 
 def _drawn(every: list[Scenario], most: int | None) -> list[Scenario]:
-    """All scenarios, or an even sample, equal in every run."""
+    """All scenarios, or an even sample that is equal in every run."""
     if most is None or most >= len(every):
         return every
     chosen = sorted(random.Random(len(every)).sample(range(len(every)), max(0, most)))
@@ -235,7 +229,7 @@ class _Run:
         return Certificate(self.sink, guarantee, self.scenarios, self.crashes, self.observations, seconds)
 
     def play(self, scenario: Scenario) -> Counter[str]:
-        """Returns the numbers of the first generation's crash points. Raises `NotCertified`."""
+        """Returns how many crash points of each kind the first generation reached. Raises `NotCertified`."""
         if self._reset is not None:
             self._reset()
         self.scenarios += 1

@@ -116,7 +116,7 @@ class ConnectedHarness(FunctionHarness[Out]):
     def push(self, input: str, *rows: AnyRow) -> list[Out]:
         """Processes rows of `input` one by one and returns the results.
 
-        Rows of a broadcast input go to every subtask.
+        Every subtask receives rows of a broadcast input.
         """
         for row in rows:
             self._turn_to(input)
@@ -131,7 +131,7 @@ class ConnectedHarness(FunctionHarness[Out]):
         return self._taken()
 
     def broadcast(self, name: str) -> dict[Any, Any]:
-        """Returns the broadcast state `name`. Raises `InvalidJob` if its copies differ between subtasks."""
+        """Broadcast state `name`. Raises `InvalidJob` if copies differ between subtasks."""
         first, *others = [operator.content_of(name) for operator in self._operators]
         for subtask, other in enumerate(others, 1):
             if list(first.items()) != list(other.items()):
@@ -139,7 +139,7 @@ class ConnectedHarness(FunctionHarness[Out]):
         return first
 
     def snapshot(self) -> ConnectedHarnessSnapshot:
-        """Completes a checkpoint and returns the snapshot; the harness continues."""
+        """Completes a checkpoint and returns the snapshot."""
         snapshot = ConnectedHarnessSnapshot(self._snapshot(), dict(self._input_rows))
         self._switch()
         return snapshot

@@ -1,4 +1,4 @@
-"""Points at which a tested process dies. `CrashPoints` counts them, for `certify` and for `check`.
+"""Points at which `certify` and `check` let a process die.
 
 Only a death between two lines shows that a sink needs two steps to show rows and remember them; a line that writes a
 file has several steps.
@@ -41,11 +41,11 @@ class CrashPoints:
 
 
 class Crash(BaseException):
-    """Death of the process. Not an `Exception`: no code of the process may handle it."""
+    """Death of the process. Code of the process must not handle it, so this is no `Exception`."""
 
 
 def own_files(sink: TwoPhaseCommitSink) -> frozenset[str]:
-    """Files of the sink's classes; for classes in a package also the package's other modules."""
+    """Files of the sink's classes and of the classes' packages."""
     found: set[str] = set()
     for each in type(sink).__mro__:
         module = sys.modules.get(each.__module__)
@@ -59,10 +59,7 @@ def own_files(sink: TwoPhaseCommitSink) -> frozenset[str]:
 
 
 class Lines:
-    """Counts "line" and "write" points of a sink's own `files`; raises `Crash` at the chosen point.
-
-    A "write" is an opened file or a half-written write.
-    """
+    """Raises `Crash` at the chosen line of a sink's own `files`, or the chosen step of file writes."""
 
     def __init__(self, points: CrashPoints, files: frozenset[str] = frozenset(), *, every_line: bool = False) -> None:
         self._points = points
@@ -94,7 +91,7 @@ class Lines:
 
     @contextmanager
     def _watched_files(self) -> Iterator[None]:
-        """Lets `shutil` copy in chunks of bytes instead of inside the kernel."""
+        """Makes `shutil` copy in chunks, not inside the kernel."""
         real, in_kernel = builtins.open, shutil._USE_CP_SENDFILE  # type: ignore[attr-defined]
 
         def opened(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:

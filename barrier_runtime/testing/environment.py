@@ -1,7 +1,7 @@
-"""Environment of a scenario.
+"""Environment of a scenario (docs/design/certify-and-check.md).
 
 Rows are written again from the newest decided checkpoint's position; the next generation reuses ids of undecided
-checkpoints. Design: docs/design/certify-and-check.md.
+checkpoints.
 """
 
 import random
@@ -33,7 +33,7 @@ Round = Literal["commit", "late", "expire", "half", "empty"]
 @dataclass(frozen=True)
 class Target:
     make_sink: Callable[[], TwoPhaseCommitSink]
-    read: Callable[[int], Iterable[Mapping[str, Any]]]  # rows with this id or a higher id; others do no harm
+    read: Callable[[int], Iterable[Mapping[str, Any]]]  # rows with this or a higher id
     make_row: Callable[[int], dict[str, Any]]
     schema: pa.Schema
     promise: Promise
@@ -88,7 +88,7 @@ class Environment:
     # ------------------------------------------------------------ generations
 
     def start(self, parallelism: int = 0, at: Point | None = None, at_call: Callable[[], None] = _die) -> Process:
-        """Starts a generation, still unopened, that dies at point `at`; at a "call", `at_call` runs instead."""
+        """Starts a generation, still unopened, that dies at point `at`; `at_call` replaces a death at a "call"."""
         self._token += 1
         place = Place(
             self.job,
@@ -114,7 +114,7 @@ class Environment:
     def begin_lineage(self, *, token: int | None = None, keep: Decision | None = None) -> None:
         """Restarts the job, without state or (`keep`) from an older checkpoint.
 
-        Tokens begin after `token`, as with a new storage; None: they continue.
+        `token`: tokens begin above, as with a new storage; None: tokens continue.
         """
         self._started_at, self._rounds_before = self._position, self._rounds_done
         self.lineages += 1
@@ -149,7 +149,7 @@ class Environment:
     def live(self, process: Process, rounds: int | None = None, *, flush: bool = True) -> Iterator[bool]:
         """Opens, recovers, plays `rounds` rounds of the plan (default all), and commits at the end (`flush`).
 
-        Each step yields whether to look at the target.
+        Yields, after each step, whether to look at the target.
         """
         yield from self.open(process)
         index, position = self._rounds_done, self._position
@@ -195,7 +195,7 @@ class Environment:
         return position + count
 
     def checkpoint(self, process: Process, position: int, rounds: int) -> Iterator[bool]:
-        """Barrier, pre-commits, decision. After a failed pre-commit the next checkpoint covers the rows."""
+        """Takes a checkpoint. After a failed pre-commit the next checkpoint covers the rows."""
         for _ in range(_ATTEMPTS):
             checkpoint, captures = self.barrier(process)
             try:
@@ -283,7 +283,7 @@ class Environment:
     # ------------------------------------------------------------ running and looking
 
     def run(self, steps: Iterator[bool], most: int | None = None) -> bool:
-        """Runs `most` steps (default all), looking after each. Returns whether the steps ended."""
+        """Runs `most` steps (default all), and looks. Returns whether the steps ended."""
         done = 0
         while most is None or done < most:
             look = next(steps, None)
@@ -295,7 +295,7 @@ class Environment:
         return False
 
     def run_as_zombie(self, steps: Iterator[bool]) -> None:
-        """Ignores a zombie's errors: only its effects matter."""
+        """Ignores the zombie's errors: only effects matter."""
         try:
             self.run(steps)
         except Exception as error:
@@ -330,7 +330,7 @@ class Environment:
         self.look()
 
     def recover_once_more(self, parallelism: int = 0, *, clean_up: bool = True) -> None:
-        """Finds all work done, and changes nothing. `clean_up`: no staged data may remain."""
+        """Starts a generation that finds all work done. `clean_up`: no staged data may remain."""
         process = self.start(parallelism)
         self.run(self.live(process))
         self.end(process)
@@ -355,7 +355,7 @@ class Environment:
         *arguments: object,
         attempts: int = _ATTEMPTS,
     ) -> T:
-        """A zombie's call may raise; others must succeed after some attempts."""
+        """A zombie's call may raise; any other call must succeed within `attempts`."""
         for attempt in range(attempts):
             try:
                 return call(*arguments)

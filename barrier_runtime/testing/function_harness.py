@@ -143,7 +143,7 @@ class FunctionHarness(Generic[Out]):
         return self._taken()
 
     def end(self) -> list[Out]:
-        """Ends the input. Returns results of all event-time timers, and of wall-clock timers that are due."""
+        """Ends the input. Returns results of all event-time timers and of due wall-clock timers."""
         for operator in self._subtasks:
             operator.on_wall_clock(self._emit, last=True)
         given = self.watermark(WATERMARK_MAX)
@@ -153,7 +153,7 @@ class FunctionHarness(Generic[Out]):
 
     @arguments_checked
     def side(self, name: str) -> list[Any]:
-        """Returns rows of the side output `name` since the last call; "errors" belongs to `on_error="side"`."""
+        """Returns rows of the side output `name` since the last call; "errors" is that of `on_error="side"`."""
         if name not in self._side:
             raise InvalidJob(
                 f"{self._where}: there is no side output {name!r}, only {', '.join(map(repr, self._side)) or 'none'}: "
@@ -179,19 +179,19 @@ class FunctionHarness(Generic[Out]):
 
     @arguments_checked
     def state(self, key: Any, at_ms: int | None = None) -> dict[str, Any]:
-        """Returns all states of `key` (a tuple for several columns) by name: a value, a list, or a dict.
+        """All states of `key` (a tuple for several columns) by name: a value, a list, or a dict.
 
-        States with a TTL in event time appear as to a row at `at_ms` (default: the latest time). For a function of
-        several inputs the result includes broadcast states of the key's subtask. This counts as a read.
+        States with a TTL in event time appear as to a row at `at_ms` (default: the latest time); the call counts as a
+        read. With several inputs, broadcast states of the key's subtask are included.
         """
         return {name: _content(each) for name, each in self._at(key, at_ms).states.items()}
 
     def timers(self, key: Any) -> list[int]:
-        """Returns times (ms) of pending timers of `key`, earliest first."""
+        """Times (ms) of pending timers of `key`, earliest first."""
         return self._at(key).timers.of_key()
 
     def wall_timers(self, key: Any) -> list[int]:
-        """Returns times (ms) of pending wall-clock timers of `key`, earliest first."""
+        """Times (ms) of pending wall-clock timers of `key`, earliest first."""
         return self._at(key).wall_timers.of_key()
 
     def _snapshot(self) -> HarnessSnapshot:
@@ -322,11 +322,11 @@ class KeyedHarness(FunctionHarness[Out], Generic[Rows, Out]):
 
     `key`: the column of `key_by`, or several. `rows`: the schema of pushed rows; default: the types of the first push.
     `schema`, `state`, `event_time`, `side` and `on_error` are those of `process`. `parallelism`: number of subtasks.
-    `restore` begins with the result of `snapshot()`, perhaps of another parallelism or an earlier version of the
-    function. The wall clock stands at `wall_ms` (ms since the epoch; default: the time of the snapshot, or 0) until
-    `wall` moves it; wall-clock timers and states with `TTL(…, clock="processing")` follow it. Changes in place that are
-    not stored are refused at a snapshot, as by `check_state`. Errors are those of a job: `UserCodeError` for errors of
-    the function, `InvalidJob` for wrong use.
+    `restore`: a result of `snapshot()`, perhaps of another parallelism or an earlier version of the function. The wall
+    clock stands at `wall_ms` (ms since the epoch; default: the time of the snapshot, or 0) until `wall` moves it;
+    wall-clock timers and states with `TTL(…, clock="processing")` follow it. A snapshot refuses unstored changes in
+    place, as `check_state`. Errors are those of a job: `UserCodeError` for errors of the function, `InvalidJob` for
+    wrong use.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Judge of observations: rules for the rows that readers of a target may see. Pure.
+"""Rules for the rows that readers of a target may see. Pure.
 
 A transaction must be visible after the commit has returned, may be visible after the decision, and otherwise must not
 be visible.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Rule = Literal[
-    "lost",  # a decided row is not visible, or never will be: the commit keeps raising
+    "lost",  # a decided row is not visible, or the commit keeps raising
     "doubled",  # a row is visible more than once
     "undecided visible",  # a row of no decided transaction
     "torn",  # only a part of a transaction or decision
@@ -59,7 +59,7 @@ class Promise:
 
 
 class Judge:
-    """Judge of a scenario, whose rows have ids from `first_id` up to `end_id` (exclusive)."""
+    """Judge of a scenario, whose rows have ids from `first_id` to below `end_id`."""
 
     def __init__(self, promise: Promise, first_id: int) -> None:
         self._promise = promise
@@ -95,7 +95,7 @@ class Judge:
             self._check_order(mine, closed)
 
     def _check_whole(self, closed: list[Written], seen: Iterable[int]) -> None:
-        """Raises `Broken` if a transaction, or with a global committer a decision, is partly visible."""
+        """Raises `Broken` if a transaction (with a global committer: a decision) is partly visible."""
         wholes: dict[object, set[int]] = {}
         for each in closed:
             wholes.setdefault(each.decision if self._promise.global_committer else each, set()).update(each.ids)

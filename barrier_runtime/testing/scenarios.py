@@ -1,4 +1,4 @@
-"""Scenarios of a certification. Each can run alone by its name, and is equal in every run.
+"""Scenarios of a certification. Each can run alone by name.
 
 `crash <plan> i j`: the first generation dies at call i, the second at its call j, the third ends the plan. `stall
 <plan> i j`: the first generation stalls at call i, its successor does j steps, the first, now a zombie, does all it
@@ -38,7 +38,7 @@ def written_and_sealed(environment: Environment, process: Process) -> Iterator[b
 
 
 def _leave_pending(environment: Environment, rounds: int, parallelism: int = 0) -> None:
-    """Leaves `rounds` decided transactions uncommitted and one undecided."""
+    """Leaves `rounds` decided transactions uncommitted, and one undecided."""
     process = environment.start(parallelism)
     environment.run(environment.live(process, rounds, flush=False))
     environment.run(written_and_sealed(environment, process))
@@ -50,7 +50,7 @@ def _closed_by(process: Process) -> list[tuple[Written, bytes]]:
 
 
 def _repeated_commits(environment: Environment) -> None:
-    """Repeats commits: at once, later, elsewhere, and older after newer (T6, T11 of docs/behaviours.md)."""
+    """Repeats commits at once, later, elsewhere, and older after newer (T6, T11 of docs/behaviours.md)."""
     first = environment.start()
     environment.run(environment.live(first, flush=False))
     done = _closed_by(first)
@@ -83,7 +83,7 @@ def _commit_globally_again(environment: Environment, process: Process, done: Seq
 
 
 def _abort(environment: Environment, *, by_another: bool) -> None:
-    """Aborts, twice; aborted rows must be gone, and committing them must raise (T6 of docs/behaviours.md)."""
+    """Aborts twice; then the rows must be gone, and a commit must raise (T6 of docs/behaviours.md)."""
     first = _pre_committed(environment)
     aborted = _closed_by(first)
     by = first
@@ -143,7 +143,7 @@ def _fresh_start(environment: Environment, *, token: int | None) -> None:
 
 
 def _older_checkpoint(environment: Environment) -> None:
-    """Starts from an older checkpoint as another lineage; its rows are already visible."""
+    """Starts from an older checkpoint, whose rows are already visible, as another lineage."""
     first = environment.start()
     environment.run(environment.live(first, 2))
     kept = environment.decisions[0]

@@ -1,6 +1,7 @@
-"""Generation of sink subtasks in a certification: the real `SinkOperator` around the watched sink.
+"""Generation of sink subtasks in a certification.
 
-Work runs by hand in one thread. Before every call into the sink the process may die or stall.
+Work of the real `SinkOperator` runs step by step in one thread. Before every call into the sink the process may die or
+stall.
 """
 
 import dataclasses
@@ -219,7 +220,7 @@ class _Hand:
         return self.chain.operators[-1][1]
 
     def work(self) -> bool:
-        """Runs a piece of waiting work, or passes decided rows to the sink. False: nothing was left."""
+        """Runs a piece of waiting work, or passes decided rows to the sink. False: nothing to do."""
         if self.executor.waiting:
             self.executor.run_one()
             return True
@@ -227,7 +228,7 @@ class _Hand:
 
     @property
     def has_written(self) -> bool:
-        """Returns whether the target has all released rows; sinks without stored rows report commits."""
+        """Whether the target has all released rows; sinks without stored rows report commits."""
         return not (self.is_stored and self.later)
 
     def drop(self) -> None:
@@ -267,7 +268,7 @@ class Process:
         self.hands: list[_Hand] = []
         self.sinks: list[WatchedSink] = []  # including sinks that failed to open
         self.last_checkpoint = 0
-        self.is_zombie = False  # no checkpoint of this generation is decided any more
+        self.is_zombie = False  # no further checkpoint is decided
         self.written: list[Written] = []
         self.names: dict[bytes, str] = {}
 

@@ -1,7 +1,4 @@
-"""Check of whole flows in virtual time: crashes must not change rows.
-
-See docs/testing.md.
-"""
+"""Check of whole flows in virtual time: crashes must not change rows (docs/testing.md)."""
 
 import time
 from collections import Counter
@@ -41,7 +38,7 @@ class Checked:
 
 
 class CheckFailed(AssertionError):
-    """Run with other rows, or without an end. `check(…, only=scenario)` runs the scenario alone."""
+    """Run with other rows, or without an end; `check(…, only=scenario)` runs the scenario alone."""
 
     def __init__(
         self, flow: str, scenario: FlowScenario, what: str, found: Difference | None = None, hint: str = ""
@@ -76,15 +73,15 @@ def check(
     """Runs a flow with crashes. Raises `CheckFailed` if rows differ from the undisturbed run's.
 
     `flow`: a `Dataflow`, or a function that builds one. The function is called for each simulated process, so closures
-    start fresh after a crash, as in production; module globals do not.
+    start fresh after a crash; module globals do not.
 
     `inputs`: the rows of each source: a list of dicts or a table (a single split, read in this order), or a list of
     such lists (a split each, in another order in each run). Rows arrive within a second of virtual time, with a
     checkpoint every 0.12 s.
 
-    `crashes`: "every phase" crashes, for each phase of the protocol, parallelism and seed, the active process, and in
-    another run the whole program (which continues with the next parallelism); the seed selects the checkpoint. "every
-    point" crashes at each occurrence of each phase. "none" only compares seeds and parallelisms.
+    `crashes`: "every phase" crashes, in each phase of the protocol, the active process, and in another run the whole
+    program, which continues with the next parallelism; the seed selects the checkpoint. "every point" crashes at each
+    occurrence of each phase. "none" only compares seeds and parallelisms.
 
     `parallelism`: numbers of slots, at most 16. The run with the first number, the first seed and no crash gives the
     expected rows. Rows are compared as a multiset.
@@ -94,7 +91,7 @@ def check(
     `sinks`: real sinks by name: a function, called for each run, that returns a `CheckedSink` with a separate target.
     Rows of other sinks go to a transactional memory, whatever system they name.
 
-    `only`: the single run to compare, as named by a failure.
+    `only`: the run to compare, as named by a failure.
 
     Raises `InvalidJob` for a flow that cannot run and for inputs that do not fit it.
     """
@@ -127,7 +124,7 @@ def check(
 
 
 def _crashes(crashes: Crashes, seed: int, quiet: FlowOutcome) -> Iterator[CrashPoint]:
-    """Yields the crashes of a run; `quiet`, the run without crashes, has the points."""
+    """Yields the crashes of a run from the points of `quiet`, the run without crashes."""
     if crashes == "none":
         return
     for number, phase in enumerate(PHASES):
@@ -135,7 +132,7 @@ def _crashes(crashes: Crashes, seed: int, quiet: FlowOutcome) -> Iterator[CrashP
         for which, victim in enumerate(_VICTIMS):
             if crashes == "every point":
                 yield from (CrashPoint(phase, nth, victim) for nth in range(1, often + 1))
-            elif often:  # spread over the run, differently per phase and victim
+            elif often:  # spread over the run
                 yield CrashPoint(phase, 1 + (seed * 31 + number * 7 + which * 13 + often // 2) % often, victim)
 
 

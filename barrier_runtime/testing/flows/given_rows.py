@@ -1,4 +1,4 @@
-"""Source of a checked flow: given rows, paced in virtual time; and differences of rows."""
+"""Given rows as the source of a checked flow, paced in virtual time; and differences of rows."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ GivenInput: TypeAlias = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[
 
 @dataclass(frozen=True)
 class GivenRows:
-    """Rows by split. Row i of n rows is due at `start_ns` + length of the split · i / n (wall clock)."""
+    """Rows by split. Row i of n is due at `start_ns` + length of the split · i / n (wall clock)."""
 
     name: str
     schema: pa.Schema
@@ -27,7 +27,7 @@ class GivenRows:
     start_ns: int
     lengths_ns: tuple[int, ...]  # per split, for all rows to arrive
     batch_rows: int
-    exactly_once: bool  # as the flow's own source: sources without replay are refused
+    exactly_once: bool  # that of the flow's own source
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return [Split(f"{self.name}-{index}", str(index).encode()) for index in range(len(self.tables))]
@@ -135,7 +135,7 @@ def _beyond(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any
 
 
 def _key(row: Mapping[str, Any]) -> str:
-    """Comparable text; ignores the order of nested dicts."""
+    """Comparable text, in which the order of nested dicts does not matter."""
     return repr(_plain(row))
 
 

@@ -17,7 +17,7 @@ class CheckedSink:
     """User's sink in a check.
 
     `make` returns a new, unopened sink, one per subtask and generation; all write to the same target. `read` returns
-    the rows that readers see.
+    the visible rows.
     """
 
     make: Callable[[], TwoPhaseCommitSink]
@@ -25,7 +25,7 @@ class CheckedSink:
 
 
 class SinkCalls(Protocol):
-    """Called with the phase at each crash point. If the process dies there, no later code runs."""
+    """Receives the phase at each crash point, and may not return."""
 
     def __call__(self, phase: str, /) -> None: ...
 
@@ -93,7 +93,7 @@ class OutputSink(TwoPhaseCommitSink):
 
 
 class CrashingSink(ForwardingSink):
-    """Calls `at` with the phase before and after the calls that change the target."""
+    """Calls `at` with the phase around each call that changes the target."""
 
     def __init__(self, sink: TwoPhaseCommitSink, at: SinkCalls) -> None:
         super().__init__(sink)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Victim = Literal["process", "program"]  # the active process; or the driver, its coordinator and all slots
+Victim = Literal["process", "program"]  # "program": the driver, the coordinator and all slots
 
 PHASES = {  # in checkpoint order, about the active process
     "fence": "the coordinator has begun a generation in the log and told nobody",
@@ -43,7 +43,7 @@ class CrashPoint:
 
 @dataclass(frozen=True)
 class FlowScenario:
-    """`again` repeats the run that gives the expected rows."""
+    """Run of a flow; `again` repeats the run that gives the expected rows."""
 
     seed: int
     parallelism: int

@@ -1,4 +1,4 @@
-"""Run of a user's flow in the simulated world, with replaced sources and sinks and one crash."""
+"""Run of a user's flow in the simulated world, with one crash at most."""
 
 import random
 from collections import Counter
@@ -79,12 +79,12 @@ class FlowUnderTest:
 
 @dataclass
 class FlowOutcome:
-    """`trouble` is the reason for a bad end; `rows` are then incomplete."""
+    """Result of a run. `trouble`: reason for a bad end, after which `rows` are incomplete."""
 
-    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by sink, as a reader of the target sees them
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # visible rows by sink
     points: Counter[str] = field(default_factory=Counter)
     crashed: bool = False
-    restored_in_flight: int = 0  # inputs with rows in flight in a restored checkpoint
+    restored_in_flight: int = 0  # restored inputs with rows in flight
     trouble: str = ""
     virtual_s: float = 0.0
     trace: str = ""
