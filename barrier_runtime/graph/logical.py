@@ -54,7 +54,7 @@ class SourceNode:
 
 @dataclass(frozen=True)
 class StepNode:
-    """`make` gets the final name. Unnamed steps have no state. Fields without a comment are those of
+    """A step. `make` gets the final name; unnamed steps have no state. Fields without a comment are those of
     `OperatorSpec` and `Edge`.
     """
 
@@ -227,7 +227,7 @@ def _renamed_within(found: frozenset[Within], names: Mapping[str, str]) -> Itera
 
 
 class Plan:
-    """A node's number is its index."""
+    """Nodes of a dataflow. A node's number is the index."""
 
     def __init__(self, name: str) -> None:
         self.name = check_job_id(name)
