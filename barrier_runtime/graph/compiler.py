@@ -149,7 +149,7 @@ def _sources_above(nodes: list[Node]) -> list[dict[str, SourceNode]]:
 
 
 def _holds_back(node: SourceNode) -> bool:
-    """Whether event time stands still while the source brings no rows."""
+    """Returns whether event time stands still while the source brings no rows."""
     source = node.source
     pauses = source.pauses if isinstance(source, Pausing) else None
     if not isinstance(pauses, bool):  # a user's attribute may mean something else

@@ -113,7 +113,7 @@ def _check_readable(store: ObjectStore, job: str, entry: LogEntry, view: LogView
 
 
 def _is_pinned(store: ObjectStore, job: str, record: Complete) -> bool:
-    """Whether the checkpoint, or an older one, was pinned before the drop: then the files exist."""
+    """Returns whether the checkpoint, or an older one, was pinned before the drop: then the files exist."""
     now_ms = time.time_ns() // 1_000_000
     return any(pin.checkpoint <= record.checkpoint and pin.until_ms >= now_ms for pin in pins_of(store, Paths(job)))
 

@@ -228,7 +228,7 @@ class _Hand:
 
     @property
     def has_written(self) -> bool:
-        """Whether the target has all released rows; sinks without stored rows report commits."""
+        """Returns whether the target has all released rows; sinks without stored rows report commits."""
         return not (self.is_stored and self.later)
 
     def drop(self) -> None:

@@ -1,4 +1,4 @@
-"""Coordinators of a command: the given ones, or this user's on this machine."""
+"""Coordinators of a command: given ones, or this user's on this machine."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +40,8 @@ Ca = Annotated[
 
 def client_of(job: str, address: str | None, token_file: Path | None, ca: str | None = None) -> Any:
     """Client of the given coordinators, or of the only coordinator here that knows `job`.
-    Otherwise raises `InvalidJob`.
+
+    Raises `InvalidJob` if there is none.
     """
     if address is not None:
         return _given(address, token_file, ca)
@@ -67,7 +68,7 @@ def all_jobs(address: str | None, token_file: Path | None, ca: str | None = None
 
 
 def answering() -> list[tuple[Any, Sequence[Any]]]:
-    """Clients and jobs of all coordinators here: a client per token and storage.
+    """Clients and jobs of all coordinators here, a client per token and storage.
 
     Raises `InvalidJob` if none answers.
     """
@@ -80,7 +81,7 @@ def answering() -> list[tuple[Any, Sequence[Any]]]:
     for each in coordinators_here():
         try:
             storage = _client([each.url], each.token_file, each.trust).daemon().storage
-        except (InvalidJob, Unavailable) as error:  # another coordinator may know the job
+        except (InvalidJob, Unavailable) as error:  # another may know the job
             silent.append(str(error))
         else:
             urls_of.setdefault((each.token_file, each.trust, storage), []).append(each.url)

@@ -1,6 +1,6 @@
 """The command `demo`: a live flow with a page, without Spark or Java.
 
-The slots are processes. At the end the demo checks that each written window exists once.
+At the end the demo checks that each written window exists once.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Record:
 
 
 def demo_flow(output: str, rows_per_second: float, rows: int | None) -> Dataflow:
-    """Writes `seconds` and `records` below the folder `output`; endless without `rows`."""
+    """Writes `seconds` and `records` below the folder `output`. Without `rows` the flow is endless."""
     flow = Dataflow("demo")
     orders = flow.rate("orders", rows_per_second, rows, keys=SHOPS, splits=2, event_time="intended_at")
     seconds = (
@@ -61,7 +61,7 @@ _LOOK_S = 0.05
 def demo(
     rows_per_second: float, rows: int | None, *, browser: bool, say: Callable[[str], None] = print
 ) -> JobResult | None:
-    """Runs until `rows` orders are read (None: until Ctrl-C or SIGTERM). Raises the error of a failed job."""
+    """Runs until `rows` orders are read (None: until a signal). Raises the error of a failed job."""
     with _Signals() as signals, tempfile.TemporaryDirectory(prefix="barrier-runtime-demo-") as folder:
         flow = demo_flow(f"{folder}/out", rows_per_second, rows)
         with flow.start_local(
@@ -106,7 +106,7 @@ def counted(folder: str) -> str:
 
 
 class _Signals:
-    """Ctrl-C or SIGTERM stops with a last checkpoint; a second signal interrupts."""
+    """Ctrl-C or SIGTERM stops with a last checkpoint, a second signal at once."""
 
     def __init__(self) -> None:
         self.received = 0

@@ -1,4 +1,4 @@
-"""Output of `barrier-runtime fsck`: a report as text or JSON, progress on a terminal's stderr."""
+"""Output of `barrier-runtime fsck`: a report as text or JSON, and progress on a terminal's stderr."""
 
 import sys
 import time

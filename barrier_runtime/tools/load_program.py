@@ -1,7 +1,4 @@
-"""Process that loads the new program of a running job, for `launch.requests`.
-
-The order comes on standard input.
-"""
+"""Process that loads the new program of a running job, ordered by `launch.requests` on standard input."""
 
 import sys
 from pathlib import Path

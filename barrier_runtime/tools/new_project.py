@@ -1,4 +1,4 @@
-"""The command `new`: a project from the templates in `project/`. No existing file is overwritten."""
+"""The command `new`: a project from the templates in `project/`."""
 
 import importlib.resources
 import os
@@ -18,7 +18,8 @@ FILES = {
 
 def new_project(name: str, where: Path) -> list[str]:
     """Returns lines for the user.
-    Raises `InvalidJob` for a name that cannot be a job's, and for a nonempty folder.
+
+    Raises `InvalidJob` for an invalid name, and for a nonempty folder.
     """
     check_job_id(name, "the project's name, which is the job's as well,")
     folder = where / name

@@ -17,14 +17,14 @@ _NONE = "none"
 
 @dataclass(frozen=True)
 class Given:
-    """Options of the command line and the environment, by name."""
+    """Options of command line and environment, by name."""
 
     flags: dict[str, Any]
     variables: dict[str, Any]
     sources: dict[str, str]  # the flag or the variable
 
     def for_run(self, *, local: bool, apart: bool = False) -> dict[str, Any]:
-        """Options for a run. If `local`, refuses flags for Spark only, and omits such variables.
+        """Options for a run. If `local`, refuses flags for Spark, and omits such variables.
 
         `apart`: slots run in separate processes.
         """

@@ -1,7 +1,4 @@
-"""`barrier-runtime preflight`: slots start, report their hosts, and end.
-
-A small separate job carries the slots, with the given options.
-"""
+"""`barrier-runtime preflight`: slots of a small separate job start, report their hosts, and end."""
 
 import os
 import time
@@ -19,14 +16,14 @@ from barrier_runtime.launch.job_handle import JobHandle
 from barrier_runtime.state.store.open import open_store
 
 _LOOK_S = 0.2
-_ANSWERS_S = 120.0  # seconds; a registered slot needs 4 s if 16 connections get no answer
+_ANSWERS_S = 120.0  # a registered slot needs 4 s if 16 connections get no answer
 _UNKNOWN = "unknown"
 _OF_THE_JOB = ("restore", "restore_mode", "allow_replay", "allow_non_restored", "allow_drained", "allow_outdated")
 _HEAD = ("host", "address", "slots", "Python", "pyarrow", "clock", "open files", "disk free", "store", "reaches slots")
 
 
 def preflight(flow: Dataflow | None, options: Mapping[str, Any], processes: int | None = None) -> Preflight:
-    """Runs the preflight of `flow`, or of a job of `options` alone, and removes its files.
+    """Runs the preflight of `flow`, or of `options` alone, and removes the job's files.
 
     Raises `JobFailed` if slots do not start, or have incompatible versions.
     """
@@ -63,7 +60,7 @@ def completed(
     wait: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Preflight:
-    """Facts of all slots, or of those that answer within `_ANSWERS_S` after all have registered."""
+    """Facts of all slots. Slots that do not answer within `_ANSWERS_S` are given up."""
     since_s: float | None = None
     while not (found := (status := look()).preflight).complete:
         if since_s is None and not status.missing_slots:
@@ -75,7 +72,7 @@ def completed(
 
 
 def _remove(job: str, checkpoints: Any) -> None:
-    if checkpoints is not None:  # else the folder of the run was temporary
+    if checkpoints is not None:  # otherwise the folder was temporary
         store = open_store(os.fspath(checkpoints))
         store.delete([each.key for each in store.list(f"{job}/")])
 

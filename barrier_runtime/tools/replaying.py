@@ -79,10 +79,7 @@ def _number(told: str) -> int | str:
 
 
 def _key(flow: "Dataflow", operator: str, told: Sequence[str]) -> Any:
-    """Key from `told`: a value for a key of a single column, or column=value for each column.
-
-    Values are parsed as JSON if possible, unless the column is known to be text.
-    """
+    """Key from `told`: a value (see `value_of_text`) of a single column, or column=value for each column."""
     if not told:
         return None
     types = _types(flow, operator)

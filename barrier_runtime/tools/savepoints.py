@@ -29,8 +29,8 @@ def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTak
 def stop_with(client: Any, job: str, url: str, drain: bool = False) -> SavepointTaken:
     """Stops the job with a savepoint in the folder `url`, and waits for both.
 
-    A repeated call for the same folder joins the open request, or returns the savepoint that ended the job. Raises
-    `SavepointFailed` if the job ends without the savepoint, or continues.
+    A repeated call joins the open request, or returns the savepoint that ended the job. Raises `SavepointFailed` if the
+    job ends without the savepoint, or continues.
     """
     known = client.status(job)
     run_id, asked = known.run_id, savepoint_asked_again(savepoint_asked(url), known)

@@ -57,7 +57,7 @@ Side = tuple[str, str, int | None]  # URL, job, number of the checkpoint
 def differences(before: Side, after: Side, state: str, limit: int, redact: Sequence[str]) -> Iterator[str]:
     """Line of JSON for each of the first `limit` differing entries, then a line of counts.
 
-    A key column with the name of another field gets the suffix `_`. `state`: operator, or operator.state; empty: all.
+    `state`: operator, or operator.state; empty: all. A key column with the name of another field gets the suffix `_`.
     """
     counts: Counter[str] = Counter()
     with open_checkpoint(*before) as one, open_checkpoint(*after) as other:

@@ -43,10 +43,7 @@ def transactions(
     force: bool = False,
     form: str = "text",
 ) -> int:
-    """Returns the exit code: 1 if a transaction could not be resolved.
-
-    Raises `InvalidJob` for errors that an operator must fix.
-    """
+    """Returns the exit code: 1 if a transaction could not be resolved. Raises `InvalidJob` for wrong use."""
     if action not in ("list", "commit", "abort"):
         raise InvalidJob(f"transactions {action!r} is not known: use list, commit or abort")
     if form not in ("text", "json"):
@@ -197,7 +194,7 @@ def _print_json(answer: object) -> None:
 
 
 def _overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Settings from `sink.key=value` texts; a value that is not JSON is text."""
+    """Settings from texts `sink.key=value`; a value that is not JSON is text."""
     found: dict[str, dict[str, Any]] = {}
     for entry in settings:
         name, separator, value = entry.partition("=")

@@ -233,7 +233,7 @@ def _table(*columns: str) -> Table:
 
 
 def _add(table: Table, *cells: str | Text) -> None:
-    """The table itself would parse strings as markup."""
+    """Plain text, which the table does not parse as markup."""
     table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
 
 
@@ -265,7 +265,7 @@ def watch(
     console: Console | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Repeats the tables until the job ends or Ctrl-C. Raises the first `ask`'s error only."""
+    """Repeats the tables until the job ends or Ctrl-C. A later `Unavailable` is shown, not raised."""
     console = console or Console(highlight=False)
     status = ask()
     if once or not console.is_terminal:
@@ -283,7 +283,7 @@ def watch(
                 live.update(_screen(status, trouble, console), refresh=True)
     except KeyboardInterrupt:
         return
-    console.print(job_view(status))  # the end of the job stays readable
+    console.print(job_view(status))  # the job's end stays readable
 
 
 def _screen(status: JobStatus, trouble: str, console: Console) -> RenderableType:
@@ -300,7 +300,7 @@ def _screen(status: JobStatus, trouble: str, console: Console) -> RenderableType
 def report(
     job: str, to: Path, coordinator: str | None, token_file: Path | None, ca: str | None, checkpoints: str | None
 ) -> int:
-    """Writes the page of `job`, from coordinator or an ended job's checkpoints; returns the size in bytes.
+    """Writes the page of `job`, from coordinator or checkpoints; returns the size in bytes.
 
     The file has no script and loads nothing; apparent secrets are masked (`state/masked_text`). Raises `InvalidJob` or
     `Unavailable`.

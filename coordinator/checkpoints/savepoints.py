@@ -112,7 +112,7 @@ class Savepoints:
         return bool(self._in(SavepointState.WAITING))
 
     def wants_checkpoint(self, open_ids: Collection[int]) -> bool:
-        """Whether a request waits that no pending checkpoint can cover."""
+        """Returns whether a request waits that no pending checkpoint can cover."""
         newest = max(open_ids, default=0)
         return any(each.first_checkpoint > newest for each in self._in(SavepointState.WAITING))
 

@@ -320,7 +320,7 @@ class JobProtocol:
             self._job.slots.forgive(now_ms)
 
     def _is_late(self, now_ms: int) -> bool:
-        """Whether this process stalled: messages may be unread, so no slot counts as silent."""
+        """Returns whether this process stalled: messages may be unread, so no slot counts as silent."""
         return self._deadline_ms is not None and now_ms - self._deadline_ms > STALL_MS
 
     @property

@@ -177,7 +177,7 @@ class Rescale:
         return None
 
     def holds_checkpoints(self, decided: int) -> bool:
-        """Whether no checkpoint but m may begin. `decided`: the newest checkpoint."""
+        """Returns whether no checkpoint but m may begin. `decided`: the newest checkpoint."""
         if self.state is RescaleState.STARTING:
             return self.ahead.holds_others(decided)
         return self.paused_ms is not None and self.state.pausing

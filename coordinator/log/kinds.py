@@ -1,4 +1,4 @@
-"""Whether a job's step can continue with a snapshot's state. Pure.
+"""Returns whether a job's step can continue with a snapshot's state. Pure.
 
 Each snapshot names the kind of the writing step (`KIND`), a sink's also the target (`TARGET`).
 
@@ -177,7 +177,7 @@ def _kind_of_sink(value: bytes) -> str:
 
 
 def _holds_rows(snapshot: OperatorSnapshot, settled: bool) -> bool:
-    """Whether a sink's snapshot has possibly invisible transactions, or kept rows."""
+    """Returns whether a sink's snapshot has possibly invisible transactions, or kept rows."""
     if any(name.startswith(OWN) for name in (*snapshot.values, *snapshot.objects)):
         return True
     if settled:

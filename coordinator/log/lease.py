@@ -165,7 +165,7 @@ class LeaseKeeper:
         return msgspec.structs.replace(self._lease(found, position), released=True)
 
     def _overtaken(self, found: Judgement, position: int) -> bool:
-        """Whether this daemon leads a newer run; the older runner learns that from the log."""
+        """Returns whether this daemon leads a newer run; the older runner learns that from the log."""
         lease = found.lease
         if found.state is not LeaseState.OURS or lease is None:
             return False

@@ -335,7 +335,7 @@ def import_leader(savepoint_id: str, random: str) -> str:
 
 
 def grew_from(view: LogView, savepoint_id: str) -> bool:
-    """Whether the job's newest checkpoint grew from an import of the savepoint.
+    """Returns whether the job's newest checkpoint grew from an import of the savepoint.
 
     `view`: for logs of older releases, read back to the run `import_run_id`.
     """
@@ -382,7 +382,7 @@ def _newest(view: LogView) -> Complete | None:
 
 
 def _moved_on(newest: Complete) -> bool:
-    """Whether a process after the import wrote the newest checkpoint."""
+    """Returns whether a process after the import wrote the newest checkpoint."""
     return newest.put_id.rpartition("-")[0] != newest.lineage.rpartition("-")[0]
 
 

@@ -58,7 +58,7 @@ class StoredLog:
             self.walk.feed(data)
 
     def _goes_on(self) -> bool:
-        """Whether the records after the walk's head were compacted away."""
+        """Returns whether the records after the walk's head were compacted away."""
         return self._exists(milestone_after(self.walk.head))
 
     def _end(self) -> int:

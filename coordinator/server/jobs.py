@@ -212,7 +212,7 @@ class JobDirectory:
         return None if runner.outcome.outcome == "replaced" else runner
 
     def _displaced(self, runner: JobRunner) -> bool:
-        """Whether another daemon has taken the lease, before the log shows that."""
+        """Returns whether another daemon has taken the lease, before the log shows that."""
         alive = runner.outcome is None
         return alive and self._leases is not None and self._leases.displaced(runner.spec.job, runner.spec.run_id)
 

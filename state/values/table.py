@@ -122,7 +122,7 @@ class StateTable:
         return self._shard.scan_state_behind(self._state_id, last)
 
     def unwritten(self, key: Key) -> tuple[bool, Any]:
-        """Whether a change of `key` is unwritten, and the value (None: deleted)."""
+        """Returns whether a change of `key` is unwritten, and the value (None: deleted)."""
         for values in (self._dirty, self._frozen):
             if key in values:
                 return True, values[key]

@@ -1,6 +1,6 @@
 """Job on a simulated cluster: programs, coordinators, slots, and restarts.
 
-Only Spark, the supervisor of the embedded coordinator, and the driver are simulated. Subclasses add faults and judges.
+Only Spark, the embedded coordinator's supervisor, and the driver are simulated. Subclasses add faults and judges.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class SlotTask:
     program: str = ""
     slot: Slot | None = None
     given_up: bool = False
-    dismissed: bool = False  # the job had no place for the slot
+    dismissed: bool = False  # the job had no place
 
 
 @dataclass
@@ -117,9 +117,8 @@ class SimCoordinator:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """`turn_us`: added to each turn of a slot's loop. `unreached`: rate at which Spark fails to kill.
-
-    `mark` and `first_name` keep the names of two clusters apart.
+    """`turn_us`: added to each turn of a slot's loop. `unreached`: rate at which Spark fails to kill. `mark`,
+    `first_name`: keep the names of two clusters apart.
     """
 
     standby: bool = False  # two daemons with leases; otherwise one coordinator
@@ -171,43 +170,43 @@ class SimCluster:
         slot.handle(message)
 
     def _refused(self, program: Program, coordinator: SimCoordinator, error: InvalidJob) -> bool:
-        """Handles the refusal of a job. False: the driver tries again."""
+        """Handles a refused job. False: the driver tries again."""
         self._ended(program, "failed", str(error))
         return True
 
     def _told(self, runner: JobRunner) -> None:
-        """Called after a coordinator reports the job's end."""
+        """Runs after a coordinator reports the job's end."""
 
     def _failed(self, program: Program, reason: str) -> None:
-        """Called after the job failed."""
+        """Runs after the job failed."""
 
     def _stop(self, runner: JobRunner) -> None:
         if self._stopping:
             runner.stop(self._stopping)
 
     def _look_after(self) -> None:
-        """Called at each poll of the driver."""
+        """Runs at each poll of the driver."""
 
     def _look(self, program: Program, runner: JobRunner) -> None:
-        """Called at each poll for a program with a leader."""
+        """Runs at each poll for a program with a leader."""
 
     def _born(self, process: SimProcess) -> None:
-        """Called after the start of a process."""
+        """Runs after the start of a process."""
 
     def requested(self, actor: str, operation: str, key: str) -> None:
-        """Called before `actor` calls the job's store."""
+        """Runs before `actor` calls the job's store."""
 
     def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
-        """Called after `actor` has the outcome of `put_if_absent`."""
+        """Runs after `actor` has the outcome of `put_if_absent`."""
 
     def got(self, actor: str, key: str, there: bool | None) -> None:
-        """Called after `actor` has the answer of `get`: whether the object exists; None: an error."""
+        """Runs after `actor` has the answer of `get`. `there`: whether the object exists; None: an error."""
 
     def _wrote(self, actor: str, key: str, data: bytes) -> None:
-        """Called after an object was written to the job's store."""
+        """Runs after an object was written to the job's store."""
 
     def _dropped(self, actor: str, key: str) -> None:
-        """Called after an object of the job's store was deleted."""
+        """Runs after an object of the job's store was deleted."""
 
     def _open_target(self, process: SimProcess, url: str) -> ObjectStore:
         return SimStore(self.sim, process, self.target, self.target_faults)
@@ -237,7 +236,7 @@ class SimCluster:
         return f"{self.options.mark}driver-{number}", f"{self.options.mark}standby-{number}"
 
     def _kill_program(self, program: Program, *, leave_zombies: bool) -> None:
-        """Kills the program; with zombies some slots survive for a while."""
+        """Kills the program. `leave_zombies`: some slots survive for a while."""
         program.outcome = program.outcome or "killed"
         for coordinator in program.coordinators:
             coordinator.process.crash()
@@ -458,7 +457,7 @@ class SimCluster:
             self._kill_program(program, leave_zombies=False)
 
     def _lose_slot(self, program: Program, task: SlotTask, *, kill: bool) -> None:
-        """Restarts a task that Spark considers lost; `kill=False`: the old process lives on."""
+        """Restarts a task that Spark considers lost. `kill=False`: the old process lives on."""
         if kill:
             task.process.crash()
         self._respawn(program, task)
@@ -487,7 +486,7 @@ class SimCluster:
 
 @contextlib.contextmanager
 def in_one_thread() -> Iterator[None]:
-    """Makes concurrent requests sequential, because jobs share a thread, and the memory constant."""
+    """Makes requests sequential, because jobs share a thread, and the memory constant."""
     with (
         patch.object(commit_log, "READS_AT_ONCE", 1),
         patch.object(commit_record, "READS_AT_ONCE", 1),

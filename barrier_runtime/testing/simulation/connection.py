@@ -1,9 +1,9 @@
 """Connection of the simulated network: both ends as asyncio transports.
 
-    write → send buffer (user) → window → wire (delay per delivery, in order) → receive buffer (kernel) → data_received
+write → send buffer (user) → window → wire (delay per delivery, in order) → receive buffer (kernel) → data_received
 
-Delays differ per connection and delivery, so data on two connections may arrive in either order. At most `WINDOW` bytes
-of a direction are on the wire or unread. Chunks merge and split.
+Data on two connections may arrive in either order. At most `WINDOW` bytes of a direction are on the wire or unread.
+Chunks merge and split.
 """
 
 # These classes replace classes of asyncio whose full interface is not used here.
@@ -24,7 +24,7 @@ Address = tuple[str, int]
 
 
 class NetworkFaults:
-    """Rates per delivery; a test may change them at any time."""
+    """Rates per delivery, which a test may change at any time."""
 
     def __init__(self) -> None:
         self.late = 1 / 256
@@ -40,7 +40,7 @@ class Wires(Protocol):
     def delay_us(self, base_us: int) -> int: ...
 
     def waits(self, source: str, target: str, event: Event, argument: Any) -> bool:
-        """True if the way from `source` to `target` is blocked; `event` then runs later."""
+        """Returns whether the way from `source` to `target` is blocked; then `event` runs later."""
         ...
 
 
@@ -67,7 +67,7 @@ class Connection:
 
 
 class SimTransport(asyncio.Transport):
-    """`wire`: deliveries on the way *to* this end. `unread`: bytes that arrived. `unsent`: held back."""
+    """`wire`: deliveries on the way to this end. `unread`: arrived bytes. `unsent`: bytes held back."""
 
     peer: "SimTransport"
 
@@ -290,7 +290,7 @@ class SimTransport(asyncio.Transport):
         self._arm_reading()
 
     def reset_arrived(self) -> None:
-        """Marks this end's kernel as reset. Unread bytes can still be read."""
+        """Marks this end's kernel as reset; unread bytes can still be read."""
         if self.shut or self._reset is not None:
             return
         self._reset = ConnectionResetError(104, f"connection {self.connection.number} was reset by the peer")
@@ -381,7 +381,7 @@ class SimTransport(asyncio.Transport):
             self._call("pause_writing")
 
     def _call(self, method: str, *args: Any) -> Any:
-        """Errors end the connection and go to the loop, as in asyncio."""
+        """Calls the protocol. An error ends the connection and goes to the loop."""
         try:
             return getattr(self._protocol, method)(*args)
         except Exception as error:

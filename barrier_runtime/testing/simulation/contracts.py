@@ -1,4 +1,4 @@
-"""Protocols of `loop`'s classes for threads and connections: imports must not be circular."""
+"""Protocols of `loop`'s classes, which break circular imports."""
 
 import asyncio
 import random

@@ -1,7 +1,7 @@
 """Blocking work without threads: jobs are greenlets, which may wait in a call.
 
-A job yields only where it waits (`block`, a store call). A job of a dead process never continues, a job of a stalled
-process after the stall.
+A job yields only where it waits (`block`, a store call). After the death of the process a job never continues; during a
+stall it waits.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Jobs:
     def request(self, there_us: int, effect: Callable[[], Any], back_us: int) -> Any:
         """Runs `effect` outside the process after `there_us`; result or error arrive `back_us` later.
 
-        The effect also happens during a stall of the process, and after its death in half of the cases.
+        The effect also happens during a stall, and after the process's death in half of the cases.
         """
         job = self.running("a request")
         request = _Request(job, effect, back_us)
@@ -90,7 +90,7 @@ class Jobs:
         self._simulation.after(request.back_us, self._go_on, request.job)
 
     def running(self, what: str) -> BlockingJob:
-        """Current job. Blocking outside of a job would stop a loop."""
+        """The current job. Blocking outside of a job would stop a loop."""
         if self._simulation.closed:
             raise GreenletExit
         if self.current is None:
@@ -116,7 +116,7 @@ class Jobs:
             job.process.jobs.pop(job, None)
 
     def close(self) -> None:
-        """Unwinds unfinished jobs, whose requests the world refuses."""
+        """Unwinds unfinished jobs."""
         for process in self._simulation.processes:
             for job in list(process.jobs):
                 if not job.dead:
@@ -133,7 +133,7 @@ class Pool:
         self.running = 0
 
     def submit(self, work: Callable[[], Any], deliver: Done, wanted: Callable[[], bool]) -> None:
-        """Runs `work`, then `deliver(result, error)` on the loop; neither if `wanted()` is false at the begin."""
+        """Runs `work`, then `deliver(result, error)` on the loop; neither if `wanted()` is false at the start."""
         self._waiting.append((work, deliver, wanted))
         self._start_next()
 

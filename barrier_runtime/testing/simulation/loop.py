@@ -2,7 +2,7 @@
 
 A single OS thread runs everything, so the seed determines the history. Addresses, hashes of strings and the garbage
 collector must not influence a run: tasks and futures hash by number, collection is off, and a dead process's remains
-stay untouched until the simulation is closed.
+stay until the simulation is closed.
 """
 
 # These classes replace classes of asyncio whose full interface is not used here.
@@ -41,7 +41,7 @@ _MEMORY_FOLDER = Path("/dev/shm")
 
 
 class OutOfSteps(Exception):
-    """The simulation probably loops."""
+    """Probably the simulation loops."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Simulation:
         return self.now_us / SECOND
 
     def at(self, when_us: int, event: Event, argument: Any = None) -> None:
-        """Schedules `event(argument)` at `when_us`; equal times keep the order of calls. Cannot be cancelled."""
+        """Schedules `event(argument)` at `when_us`; equal times keep the order of calls."""
         self._sequence += 1
         heappush(self._events, (when_us, self._sequence, event, argument))
 
@@ -112,7 +112,7 @@ class Simulation:
         self.now_us = max(self.now_us, end_us)
 
     def run_until(self, condition: Callable[[], bool], within_s: float, *, look_every_s: float = 0.005) -> bool:
-        """Runs until `condition()`, checked every `look_every_s`. False: not within `within_s`."""
+        """Runs until `condition()`. False: not within `within_s`."""
         end_us = self.now_us + int(within_s * SECOND)
         every_us = max(1, int(look_every_s * SECOND))
         while not condition():
@@ -132,7 +132,7 @@ class Simulation:
     # ------------------------------------------------------------ trace
 
     def trace(self, kind: str, *details: object) -> None:
-        """Adds an entry. The repr of details must not contain addresses."""
+        """Adds an entry. Details must not show addresses."""
         self._untold.append((self.now_us, kind, *details))
         if len(self._untold) >= _TRACE_BLOCK:
             self._tell()
@@ -162,7 +162,7 @@ class Simulation:
 
     @property
     def directory(self) -> Path:
-        """Folder for local files, in memory if possible. The path's length is constant."""
+        """Folder for local files, in memory if possible. The path has a constant length."""
         if self._directory is None:
             parent = _MEMORY_FOLDER if _MEMORY_FOLDER.is_dir() else None
             self._directory = Path(tempfile.mkdtemp(prefix="barrier-sim-", dir=parent))
@@ -193,7 +193,7 @@ class Simulation:
 
 
 class SimProcess:
-    """OS process: a loop, clocks, and blocking jobs. `place` is the host, to which network faults refer."""
+    """OS process: a loop, clocks, and blocking jobs. Network faults refer to the host, `place`."""
 
     def __init__(self, simulation: Simulation, name: str, place: str | None = None) -> None:
         self.simulation = simulation
@@ -258,7 +258,7 @@ class SimProcess:
             self.sleep(_LOOK_S)
 
     def crash(self) -> None:
-        """SIGKILL: none of its code runs again, and its connections end."""
+        """SIGKILL: no code of the process runs again."""
         self._die("crash")
 
     def leave(self) -> None:
@@ -284,7 +284,7 @@ class SimProcess:
             simulation.at(self._stalled_until_us, self._stall_over)
 
     def resume(self) -> None:
-        """SIGCONT; runs held events in order of arrival."""
+        """SIGCONT. Held events run in order of arrival."""
         if self.state is not _STALLED:
             return
         self.simulation.trace("resume", self.name)
@@ -345,11 +345,13 @@ class SimHandle:
 
 
 class SimTask(asyncio.Task):
-    """Hashes by number, so that sets of tasks always have the same order."""
+    """Hashes by number, so that sets of tasks have a constant order."""
 
     def __init__(self, coroutine: Any, *, loop: "SimLoop", name: str, context: Any, number: int) -> None:
         self._number = number
-        more: dict[str, Any] = {} if sys.version_info < (3, 11) else {"context": context}  # 3.10 copies its own
+        more: dict[str, Any] = (
+            {} if sys.version_info < (3, 11) else {"context": context}
+        )  # 3.10 always copies the context
         super().__init__(coroutine, loop=loop, name=name, **more)
 
     def __hash__(self) -> int:
@@ -366,9 +368,9 @@ class SimFuture(asyncio.Future):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """Event loop of a process. Callbacks wait in `_ready`.
+    """Event loop of a process.
 
-    A *turn*, an event of the simulation, runs the callbacks present at the begin, as in asyncio.
+    A *turn*, an event of the simulation, runs the callbacks that wait in `_ready` at the start.
     """
 
     def __init__(self, process: SimProcess) -> None:
@@ -474,7 +476,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------ blocking work
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
-        """Uses only the executor's number of threads; a shutdown cancels work that has not begun."""
+        """Uses only the executor's number of threads. A shutdown cancels work that has not begun."""
         if executor is not None and executor._shutdown:
             raise RuntimeError("cannot schedule new futures after shutdown")
         future = self.create_future()

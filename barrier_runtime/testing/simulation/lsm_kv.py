@@ -1,7 +1,7 @@
 """In-memory key-value store with snapshot files like RocksDB's.
 
-A flush writes the memtable as a new SST; sometimes a compaction merges all. As in RocksDB, an opened snapshot continues
-its manifest's numbering, so a restore of an older state reuses names for other bytes.
+A flush writes the memtable as a new SST; sometimes a compaction merges all. An opened snapshot continues the manifest's
+numbering, so a restore of an older state reuses names for other bytes.
 """
 
 import os
@@ -24,7 +24,7 @@ _FIRST_MANIFEST, _FIRST_OPTIONS, _FIRST_SST = 5, 7, 8
 
 
 class LsmKv:
-    """`compact()` decides after each flush whether to compact, and also answers `compacts`."""
+    """`compact()` decides after each flush whether to compact, and answers `compacts`."""
 
     kind = "lsm"
 
@@ -137,7 +137,7 @@ class LsmBackend:
 
 
 def install(simulation: Simulation) -> None:
-    """Registers backend "lsm" for production's restore, with this simulation's chance of compaction."""
+    """Registers backend "lsm", with this simulation's chance of compaction."""
     BACKENDS["lsm"] = LsmBackend(lambda: simulation.bits(2) == 0)
 
 

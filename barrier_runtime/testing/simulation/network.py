@@ -1,7 +1,7 @@
 """Simulated network: listening sockets, connection setup, and faults.
 
-The kernel of a dead process closes its sockets, unless the host is gone. That of a stalled process still accepts
-connects and bytes.
+The kernel closes the sockets of a dead process, unless the host is gone, and accepts connects and bytes for a stalled
+process.
 """
 
 # These classes replace classes of asyncio whose full interface is not used here.
@@ -20,7 +20,7 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class SimListening:
-    """Listening socket. May outlive its process: connects then wait in the backlog."""
+    """Listening socket, which may outlive the process: connects then wait."""
 
     family = type = 0
 
@@ -58,7 +58,7 @@ class SimServer(asyncio.AbstractServer):
         return self.process.loop
 
     def close(self) -> None:
-        """Stops accepting; accepted connections and an inherited listening socket stay open."""
+        """Stops accepting. Accepted connections and an inherited listening socket stay open."""
         if self._serving:
             self._serving = False
             self._listening.servers.remove(self)
@@ -90,7 +90,7 @@ class SimNetwork:
     # ------------------------------------------------------------ listening and connecting
 
     def listen(self, host: str, port: int = 0, *, place: str, owner: AnyProcess | None = None) -> SimListening:
-        """Without an owner the socket outlives every process that serves it."""
+        """Opens a socket. Without an owner the socket outlives every process that serves it."""
         if port == 0:
             self._ports += 1
             port = self._ports
@@ -185,14 +185,14 @@ class SimNetwork:
             end.reset_later()
 
     def half_open(self, connection: Connection, told: SimTransport) -> None:
-        """Resets only the end `told`. The other end notices when it writes, or never: its bytes are lost."""
+        """Resets only the end `told`. The other end notices when it writes, or never."""
         self._sever(connection, "half open")
         told.reset_later()
         if not self.simulation.chance(self.faults.never_told):
             told.peer.reset_on_write = True
 
     def clog(self, source: AnyProcess | str, target: AnyProcess | str) -> None:
-        """Delays everything from `source` to `target` (places, or processes on them), including connects."""
+        """Delays everything from `source` to `target` (places, or processes on them)."""
         pair = _place(source), _place(target)
         self.simulation.trace("clog", *pair)
         self._clogged[pair] = None

@@ -1,6 +1,6 @@
 """Object store of a simulated process: remote, slow, and sometimes faulty.
 
-The effect of a request may follow the death of the process. All faults obey the contract of `state.store.object_store`,
+The effect of a request may follow the process's death. All faults obey the contract of `state.store.object_store`,
 except `flipped_byte`, `truncated_read` and `ignore_conditions`, which the checks above the store must detect.
 """
 
@@ -24,7 +24,7 @@ _FORGET_DELETED_US = 60 * SECOND
 class StoreFaults:
     """Rates per call. Writes are put, put_file, put_if_absent, delete, publish.
 
-    `held`: until `held_until_s`, requests for keys with this prefix hang.
+    `held`: requests for keys with this prefix hang until `held_until_s`.
     """
 
     fail_before: float = 0.0  # no effect
@@ -61,9 +61,9 @@ class StoreWatcher(Protocol):
 
 
 class SimStore:
-    """`ObjectStore` of a process. All processes share `memory` and `faults`.
+    """`ObjectStore` of a process. Processes share `memory` and `faults`.
 
-    During an effect `memory.actor` is the process that requested it.
+    During an effect `memory.actor` is the requesting process.
     """
 
     requests_at_once = 1
@@ -140,7 +140,7 @@ class SimStore:
         return iter(infos)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes all keys by one request, which may fail after deleting some."""
+        """Deletes all keys by one request, which may fail half done."""
         keys = list(keys)
         some = keys
         if self._strikes("partial_delete", self._faults.fail_before):
@@ -163,7 +163,7 @@ class SimStore:
     # ------------------------------------------------------------ requests
 
     def _write(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
-        """A request that may have an effect without an answer."""
+        """Makes a request that may have an effect without an answer."""
         faults, simulation = self._faults, self._simulation
         if self._strikes("land_late", faults.land_late):
             simulation.jobs.running(operation)
@@ -177,7 +177,7 @@ class SimStore:
         return self._call(operation, key, effect)
 
     def _call(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
-        """A request that may fail without an effect, or be slow."""
+        """Makes a request that may fail without an effect, or be slow."""
         faults, simulation = self._faults, self._simulation
         self._told(operation, key)
         held_us = int(faults.held_until_s * SECOND) - simulation.now_us
@@ -268,4 +268,4 @@ class SimStore:
 
 
 def _nothing() -> None:
-    """Has no effect: for a request that fails."""
+    """Effect of a request that fails."""

@@ -1,6 +1,6 @@
-"""Build backend of pyproject.toml: setuptools' backend after a check of the checkout.
+"""Build backend of pyproject.toml: setuptools' backend after a check.
 
-Without symbolic links `barrier_runtime/state` is a file, and setuptools would build a wheel that lacks two packages.
+Without symbolic links `barrier_runtime/state` is a file, and a wheel would lack two packages.
 """
 
 from pathlib import Path

@@ -56,7 +56,7 @@ def on_committers_manifest(job: Job, key: str, data: bytes | None, now_ms: int) 
 
 
 def _commits_at_once(job: Job) -> bool:
-    """Whether a request waits for visible rows, so no commit is held back."""
+    """Returns whether a request waits for visible rows, so no commit is held back."""
     ends = job.stop is not None or job.generation.final is not None or job.all_ended or job.generation.drained
     return ends or job.rescales.open is not None or bool(job.savepoints.open)
 

@@ -58,7 +58,7 @@ def request_for_rest(job: Job, pending: PendingCheckpoints) -> None:
 
 
 def needs_another(job: Job, pending: PendingCheckpoints) -> bool:
-    """Whether the stop's checkpoint ended undecided, and was tolerated."""
+    """Returns whether the stop's checkpoint ended undecided, and was tolerated."""
     last = job.stop_checkpoint
     if last is None or job.last_completed >= last:
         return False

@@ -258,7 +258,7 @@ class WaitingForSlots(Phase):
 
 
 def _is_first_start(job: Job) -> bool:
-    """Whether the job, or a replacing program, has never run."""
+    """Returns whether the job, or a replacing program, has never run."""
     return not job.has_run or job.rescales.fallback_spec is not None
 
 

@@ -115,7 +115,7 @@ class LoginLinks:
         return self._signed.make(nonce, now_ms)
 
     def is_ours(self, code: str) -> bool:
-        """Whether a holder of the token made the code, perhaps long ago."""
+        """Returns whether a holder of the token made the code, perhaps long ago."""
         return self._signed.is_ours(code)
 
     def mark(self, code: str, now_ms: int) -> str | None:
