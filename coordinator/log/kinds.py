@@ -1,4 +1,4 @@
-"""Returns whether a job's step can continue with a snapshot's state. Pure.
+"""Decides whether a job's step can continue with a snapshot's state. Pure.
 
 Each snapshot names the kind of the writing step (`KIND`), a sink's also the target (`TARGET`).
 
