@@ -95,9 +95,8 @@ def check_permit(store: ObjectStore, paths: Paths, permit: Permit, answered: int
     """Raises `Fenced` if the log shows that the permit's holder leads no more (I7). Call before each
     deletion.
 
-    A permit proves only a moment: a queue or a stalled process may follow. `answered`: highest position where a put of
-    this process was answered; if a record up to there is missing, the log was compacted, and this process may be
-    deposed.
+    `answered`: highest position where a put of this process was answered; if a record up to there is missing, the log
+    was compacted, and this process may be deposed.
     """
     position = permit.position + 1
     while (data := get_or_none(store, paths.log_record(position))) is not None:

@@ -43,8 +43,7 @@ _TAKEN = ("timer", "wall_timer")  # their handlers are those of timers
 def connect(*unnamed: object, **inputs: KeyedStream | BroadcastStream) -> "ConnectedStreams":
     """Connects streams to one function, each under its keyword.
 
-    Rows of streams by key meet at equal values of their keys; every subtask gets the rows of broadcast streams. The
-    streams' columns may differ.
+    Rows of streams by key meet at equal values of their keys; every subtask gets the rows of broadcast streams.
 
     >>> connect(orders=orders.key_by("id"), payments=payments.key_by("order_id"), rules=rules.broadcast())
     """

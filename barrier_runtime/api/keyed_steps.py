@@ -126,7 +126,7 @@ class StatefulSteps(KeyedSteps[S]):
 
         `emit="latest"`: only the last row of each key goes out, each time `latency_target` has passed, and before a
         checkpoint barrier, a watermark and the end. A replay may emit other rows, but the last row of each key is the
-        same. A program may change `emit` and continue.
+        same.
 
         >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
         """

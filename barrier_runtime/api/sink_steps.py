@@ -37,8 +37,7 @@ class SinkSteps(UnkeyedSteps[S]):
 
         After every restart later steps get the same rows in the same order, even if the steps before ask other systems,
         read a clock, draw random numbers or merge streams. So a sink with `deterministic=True` is exactly once behind
-        `stable()`. Rows arrive up to a checkpoint interval later, and the end of the input waits for a checkpoint. A
-        flow with several such steps gives each a `name`.
+        `stable()`. Rows arrive up to a checkpoint interval later, and the end of the input waits for a checkpoint.
 
         >>> profiles.stable().sink("redis", RedisUpsertSink(url, key="user", deterministic=True))
         """

@@ -1,15 +1,8 @@
 """Fills the states of one operator from DataFrames.
 
 The operator is opened as in a slot, once per subtask, so the snapshot describes types, keys and time as a job's does.
-Columns of a frame are those of `state_tables`: columns of the key, then by the kind of state
-
-    value, reducing, aggregating     value
-    list                             position (0, 1, …), value
-    map                              entry, value
-    timers                           at (a time, or milliseconds)
-    columns                          namespace_1, …, and one for each column
-
-and `written_at`, if the state has a time to live; followed by `_` if a column of the key has the same name.
+Columns of a frame are those of `state_tables` (docs/state-as-tables.md): the key's, the state's, and `written_at` if
+the state has a time to live. A column of the state gets a trailing `_` if a column of the key has the same name.
 """
 
 import time

@@ -193,8 +193,7 @@ _PLAIN_S = 60.0  # between plain lines of a sink: stored output grows slowly
 def progress_shown(stream: TextIO | None = None, every_s: float = _PLAIN_S, *, plain: bool = False) -> Iterator[Show]:
     """Yields a function that shows a status: a line per sink.
 
-    On a terminal lines are updated in place, elsewhere printed every `every_s`. `plain`: never in place, because other
-    processes write to this terminal.
+    On a terminal lines are updated in place, elsewhere printed every `every_s`. `plain`: never in place.
     """
     out = sys.stderr if stream is None else stream
     if out is None:  # a program without a console

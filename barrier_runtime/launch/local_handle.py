@@ -94,12 +94,9 @@ class LocalJobHandle(Steered):
         timeout: float | None = None,
     ) -> SavepointTaken | None:
         """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now").
-        Waits for the end, at most `timeout` seconds.
 
-        `drain`: sources end first, so windows and timers fire. `wait=False` returns at once; a function of the job
-        itself never waits. Raises as `wait` does. `savepoint`: a folder or URL of a last savepoint, which is returned
-        after the job's end. If the savepoint cannot be written, `SavepointFailed` is raised and the job continues (a
-        drained job ends).
+        Waits for the end, at most `timeout` seconds. `wait=False` returns at once; a function of the job itself never
+        waits. Raises as `wait` does. `drain` and `savepoint` are those of `JobHandle.stop`.
         """
         how = how_to_stop(mode, drain, savepoint)
         if savepoint is not None:

@@ -84,8 +84,7 @@ class JobResult:
     def records_after_checkpoint(self) -> int | None:
         """Records read after the last completed checkpoint of this run, at least so many; None: unknown.
 
-        The next run reads these records again, except with `mode="at_most_once"`. After a stop at once, the slots' last
-        reports may be a second old.
+        The next run reads these records again, except with `mode="at_most_once"`.
         """
         return self.status.records_after_checkpoint
 

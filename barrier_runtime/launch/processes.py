@@ -152,8 +152,7 @@ def followed(
 ) -> JobStatus:
     """Carries out kill orders until the job ends; returns the last status.
 
-    `ended` is called while no coordinator answers, with the seconds since the last answer: a coordinator that ends with
-    its job may be gone before its end was seen.
+    `ended` is called while no coordinator answers, with the seconds since the last answer.
     """
     known_s = looked_s = clock()
     while status.outcome is None:

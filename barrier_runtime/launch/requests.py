@@ -136,10 +136,7 @@ def savepoint_asked(url: str) -> SavepointAsked:
 
 
 def savepoint_asked_again(asked: SavepointAsked, known: JobStatus) -> SavepointAsked:
-    """An earlier request for a final savepoint in the same folder, else `asked`.
-
-    The earlier request is open, or ended the job: repeated commands get its result.
-    """
+    """Returns an earlier request for a final savepoint in the same folder, open or fulfilled, else `asked`."""
     for each in reversed(known.savepoints):
         same = each.stops and each.url == asked.url and not each.error
         if same and (each.ended_ms is None or known.outcome is not None):

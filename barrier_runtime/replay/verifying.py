@@ -93,11 +93,11 @@ def verify(
 ) -> Verified:
     """Runs `flow` again in this process from checkpoint `after` to `until`, and compares.
 
-    `until` None: the newest checkpoint. `checkpoints`: the folder or URL of the job's checkpoints. `redact`: columns
-    whose values are hidden.
+    `until` None: the newest checkpoint. `checkpoints` and `redact` are those of `replay`.
 
-    No sink runs and nothing is written to the job's store. Raises `InvalidJob` for missing checkpoints, for rows
-    that cannot be read again, and for an unaligned checkpoint with rows in flight as `until`."""
+    No sink runs and nothing is written to the job's store. Raises `InvalidJob` for missing checkpoints, for rows that
+    cannot be read again, and for an unaligned checkpoint with rows in flight as `until`.
+    """
     url = url_of(flow, checkpoints)
     if until is None:
         until = find_checkpoint(url, flow.plan.name).manifest.checkpoint

@@ -38,7 +38,7 @@ class LongestStep:
 class Scheduler:
     """`on_error(subtask, error)` gets each error of a pass, and must stop the scheduler.
 
-    `subtask` is None outside a step. If the loop only logged the error, a stopped slot would look alive.
+    `subtask` is None outside a step.
     """
 
     def __init__(

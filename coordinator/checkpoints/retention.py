@@ -37,10 +37,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Objects to delete, in this order. `newest`: the newest dropped decision; 0: none, or unknown.
-
-    `newest`: the newest dropped decision; 0: none, or unknown.
-    """
+    """Objects to delete, in this order. `newest`: the newest dropped decision; 0: none, or unknown."""
 
     manifests: tuple[str, ...] = ()
     files: tuple[str, ...] = ()

@@ -163,7 +163,7 @@ class Api:
     async def job(self, request: Request) -> Response:
         """With `unless=` and `wait=` (s), answers once the version differs, or after that time.
 
-        Omits the subtasks of past checkpoints, which are large and rarely needed.
+        Omits the subtasks of past checkpoints, which are large.
         """
         status = await self.status(*job_and_run(request))
         wait_s = wait_s_of(request)

@@ -11,8 +11,7 @@ store, which then holds exactly the state at barrier n. If barrier m arrives whi
 drains, flushes and links n, whose `write` then only uploads. The remaining frozen entries of an aborted n join m.
 
 From the first barrier on, the loop, the only writer, merges side-by-side databases
-(docs/design/side-by-side-databases.md). Near a rescale the caller postpones slices, because the pause would fetch moved
-entries.
+(docs/design/side-by-side-databases.md). Near a rescale the caller postpones slices.
 """
 
 import logging

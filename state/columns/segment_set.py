@@ -266,10 +266,7 @@ class SegmentsOf:
 
 
 def copy_segments(sources: Iterable[SegmentsOf], target: Path, max_parallelism: int) -> None:
-    """Copies wanted key groups of disjoint `sources` into `target`: per state a base, then all deltas.
-
-    Merges run later: they would take most of a restore's time.
-    """
+    """Copies wanted key groups of disjoint `sources` into `target`: per state a base, then all deltas."""
     bases: dict[str, list[Segment]] = {}
     deltas: dict[str, list[tuple[int, Segment]]] = {}
     for source in sources:

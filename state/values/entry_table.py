@@ -66,10 +66,7 @@ class EntryTable(StateTable):
         cache_bytes: int,
         appended: bool = False,
     ) -> None:
-        """`appended`: entries are written once and read by walks.
-
-        Written entries leave the cache, where they would displace the numbers, which every append reads.
-        """
+        """`appended`: entries are written once, then leave the cache and are read by walks."""
         super().__init__(name, state_id, shard, _encoder(encode), _decoder(decode), key_width, immutable, cache_bytes)
         self._appended = appended
         self._pending: dict[Key, dict[Any, None]] = {}  # by user key: dirty or frozen entry keys

@@ -122,7 +122,7 @@ class TimerTable(StateTable):
         """Stored timers of key group `first` after `position` (see `position_of`), in order.
 
         Returns up to `most` timers; the last timer's position if more may follow, else empty; and the next key group up
-        to `last` that may have timers, or `last + 1`. A seek skips all key groups without state.
+        to `last` that may have timers, or `last + 1`.
         """
         found: list[Timer] = []
         for data_key, _ in self._shard.state_behind(self._state_id, first, last, position):

@@ -45,10 +45,8 @@ class Heap:
 
 
 def _tracked() -> int:
-    """Counts tracked objects in a single step of the interpreter.
-
-    Otherwise another thread that is filling a tuple in the list could get a SystemError ("bad argument to internal
-    function").
+    """Counts tracked objects in one step of the interpreter: a tuple that another thread is filling could
+    raise a SystemError.
     """
     return next(map(len, map(gc.get_objects, (None,))))
 

@@ -99,10 +99,7 @@ class TcpControlLink:
                 await asyncio.sleep(self._pause_s(failures))
 
     def _pause_s(self, failures: int) -> float:
-        """Seconds until the next attempt; every address is tried before the pauses grow.
-
-        Pauses differ, so that slots do not all come back together.
-        """
+        """Seconds until the next attempt, different for each slot; every address is tried before the pauses grow."""
         rounds, position = divmod(failures, len(self._addresses))
         spread = zlib.crc32(b"%d" % failures, zlib.crc32(self._claims)) / 2**32
         return _RETRY_S[0 if position else min(rounds, len(_RETRY_S) - 1)] * (1 + spread / 2)

@@ -7,9 +7,8 @@
              MessagePack, a list of values per column; ALIVE is an empty sign of life, no element. A further SCHEMA
              adds or removes columns of partial aggregates (`aggregation/partial_schema`)
 
-The checksum begins with the version, and catches accidents only; the handshake decides which peers may connect.
-Checkpoints store in-flight rows as frames: every change of the format needs a new `FRAME_VERSION`, and readers keep
-reading older versions. The version stays at byte 25.
+The checksum begins with the version, and catches accidents only. Checkpoints store in-flight rows as frames: every
+change of the format needs a new `FRAME_VERSION`, and readers keep reading older versions. The version stays at byte 25.
 """
 
 import struct

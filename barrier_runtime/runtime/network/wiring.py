@@ -116,7 +116,7 @@ _EARLIER = 0  # port of the input that is read first
 def connect_followers(subtasks: Sequence[Subtask]) -> None:
     """Connects sources to the steps whose first input ends before these sources are read.
 
-    A step has a channel from every subtask of the earlier source, so no message has to report the end.
+    A step has a channel from every subtask of the earlier source.
     """
     inputs = {name: subtask.queues for subtask in subtasks for name, _ in subtask.chain.operators}
     for subtask in subtasks:

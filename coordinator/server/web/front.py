@@ -5,8 +5,6 @@
 | `/login`, `/logout`, `/static/…` | the page, without a session: these answers contain nothing about jobs |
 | a GET for HTML (or for a stream) without `Authorization` | the page; without a session: to `/login` |
 | everything else | the REST interface, which checks token or session |
-
-The page's modules are loaded on a thread at the first request.
 """
 
 import asyncio

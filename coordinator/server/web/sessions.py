@@ -5,8 +5,7 @@ each daemon with the same token. A session cannot be revoked, but ends after twe
 changes.
 
 `use` records used links in the store by put-if-absent, so each link works once, whichever daemon is asked or was
-killed. After an unknown outcome the link is refused, and may count as used. Only validly signed links reach `use`, so
-strangers write nothing.
+killed. After an unknown outcome the link is refused, and may count as used. Only validly signed links reach `use`.
 """
 
 import hashlib

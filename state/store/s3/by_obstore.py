@@ -1,7 +1,7 @@
 """Object storage on S3 by obstore: `s3://`, unless the URL or the environment requires boto3.
 
-obstore needs less than half of boto3's processor time, and not the interpreter's lock. boto3 finds credentials, region
-and endpoint, and sends the requests that obstore cannot send as the contract requires:
+obstore needs less than half of boto3's processor time. boto3 finds credentials, region and endpoint, and sends the
+requests that obstore cannot send as the contract requires:
 
 | request                                   | obstore                                                   |
 |-------------------------------------------|-----------------------------------------------------------|
