@@ -95,7 +95,7 @@ class StoreRefused:
 
 @dataclass(frozen=True)
 class StoreRetried:
-    """For status only."""
+    """A store call failed and will be retried. For status only."""
 
     what: str
     error: str
@@ -171,7 +171,7 @@ class SavepointNotCopied:
 
 @dataclass(frozen=True)
 class HistoryTrouble:
-    """For status only."""
+    """Figures may be lost. For status only."""
 
     error: str
 

@@ -360,10 +360,7 @@ _decode = msgspec.msgpack.Decoder(bytes).decode
 
 
 class BytesTable(StateTable):
-    """For a single thread.
-
-    Sizes of values differ a thousandfold, so unwritten bytes are counted; stored values are not cached.
-    """
+    """A state of bytes, for a single thread."""
 
     def __init__(self, name: str, state_id: int, shard: Shard, key_width: int, cache_bytes: int) -> None:
         self._waiting_bytes = 0
