@@ -360,7 +360,10 @@ _decode = msgspec.msgpack.Decoder(bytes).decode
 
 
 class BytesTable(StateTable):
-    """A state of bytes, for a single thread."""
+    """A state of bytes, for a single thread.
+
+    Sizes of values differ a thousandfold, so unwritten bytes are counted; stored values are not cached.
+    """
 
     def __init__(self, name: str, state_id: int, shard: Shard, key_width: int, cache_bytes: int) -> None:
         self._waiting_bytes = 0
