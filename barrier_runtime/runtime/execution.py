@@ -1,6 +1,6 @@
 """A generation of the dataflow in a slot.
 
-NEW → restore() → connect() → start() → … → cancel()          cancel is legal at any point and idempotent
+NEW → restore() → connect() → start() → … → cancel(). `cancel` is legal at any point and idempotent.
 """
 
 import asyncio
