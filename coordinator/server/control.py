@@ -45,7 +45,7 @@ from barrier_runtime.state.tls import PeerTls, TlsListener
 log = logging.getLogger("coordinator.control")
 
 HANDSHAKE_TIMEOUT_S: float = DAEMON_OPTIONS["handshake_timeout"].default
-MAX_UNPROVEN = 1_280  # more than a job has slots: slots that connect together must not evict each other
+MAX_UNPROVEN = 1_280  # more than a job has slots
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _CLAIMS = msgspec.msgpack.Decoder(SlotClaims)
 
@@ -313,7 +313,7 @@ def _claims(session: PeerSession) -> SlotClaims:
 
 
 def _of_other_protocol(session: PeerSession, peer: object) -> Register:
-    """Returns a Register, to be refused, of a slot that proved the secret in another version."""
+    """A Register that will be refused."""
     claims, host = _claims(session), str(peer[0] if isinstance(peer, tuple) else "unknown")
     versions = {PROTOCOL: str(session.hello.version)}
     return Register(claims.slot, claims.uuid, 0, host, 0, "", 0, 0, "idle", versions=versions)
