@@ -1,6 +1,16 @@
 """A generation of the dataflow in a slot.
 
-NEW → restore() → connect() → start() → … → cancel(). `cancel` is legal at any point and idempotent.
+    NEW → restore() → connect() → start() → … → cancel()          cancel is legal at any point and idempotent
+
+| part                          | owns                                        |
+|-------------------------------|---------------------------------------------|
+| `opening.OpenChains`          | operators and sources                       |
+| `context.OperatorContexts`    | executors, folders and keyed state          |
+| `network.wiring.Wiring`       | channels                                    |
+| `subtask.Subtask`             | rows, event time and barriers of a chain    |
+| `scheduler.Scheduler`         | the order of the subtasks' turns            |
+| `checkpointing.Checkpointing` | snapshots, from the captured state to the ack |
+| `opening.Closing`             | closing of operators and sources            |
 """
 
 import asyncio
