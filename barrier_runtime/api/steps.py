@@ -4,7 +4,7 @@ Classes of steps are generic in `S`, the stream of the result, so no file needs 
 """
 
 import difflib
-import inspect
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -443,5 +443,7 @@ def event_times_of_batches(plan: Plan, node: int, tag: str) -> frozenset[str]:
 def users_line() -> int:
     """Number of calls up to the user's program, as `warnings` counts them."""
     package = str(Path(__file__).parents[1])
-    files = [call.filename for call in inspect.stack(context=0)[1:]]
-    return next((level for level, file in enumerate(files, 1) if not file.startswith(package)), len(files))
+    call, level = sys._getframe(1), 1  # `inspect.stack` would read the sources of all calls
+    while call.f_back is not None and call.f_code.co_filename.startswith(package):
+        call, level = call.f_back, level + 1
+    return level

@@ -22,6 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.memory.batch_function import arrow_table
+from barrier_runtime.coordinator.job.status_view import program_wanted
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec, Shutdown
@@ -310,7 +311,7 @@ async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) 
             asked = wanted.request
             for index in range(wanted.first, wanted.last + 1):
                 start(index, wanted.program)
-        program = runner.status().program_wanted
+        program = program_wanted(runner.facts)
         if program is not None:
             runner.program_loaded(program.id, None, _NO_FILE)
         await runner.changed(_NEWS_WITHIN_S)
