@@ -74,6 +74,7 @@ def test_steps_with_seconds_are_those_with_a_timedelta() -> None:
     assert str(steps(60).explain()) == str(steps(MINUTE).explain())
 
 
+@pytest.mark.slow
 def test_windows_and_joins_of_seconds_run() -> None:
     flow, counts, joined = Dataflow("run"), CollectSink(), CollectSink()
     rows = read(flow, "rows", 5).key_by("k")

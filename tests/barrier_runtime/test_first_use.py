@@ -137,6 +137,7 @@ def test_a_time_without_a_zone_is_of_utc() -> None:
     assert come_out(stream([{"at": noon}], at=datetime.datetime)) == [{"at": noon.replace(tzinfo=UTC)}]
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_what_was_committed_stays_for_the_next_cell() -> None:
     out = CollectSink()
 

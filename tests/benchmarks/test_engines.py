@@ -58,6 +58,7 @@ def test_rows_made_one_by_one_are_those_of_the_generator() -> None:
     assert [splitmix.key_of(splitmix.mixed(number), 10_000) for number in numbers.tolist()] == made
 
 
+@pytest.mark.slow
 def test_another_program_gets_the_order_to_stop_and_what_it_says_comes_through() -> None:
     """As with the JVM: the program writes a word, waits for the end of the input, writes another and ends with its
     code.

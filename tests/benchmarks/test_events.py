@@ -54,6 +54,7 @@ def test_json_has_the_same_columns_and_numbers() -> None:
     assert [json.loads(line) for line in events.as_json(batch)] == batch.to_pylist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["tumbling", "q1"])
 def test_a_small_input_is_the_beginning_of_a_large_one_and_each_file_is_made_once(
     workload: str, tmp_path: Path
@@ -147,6 +148,7 @@ def test_nexmark_has_its_proportions_and_refers_to_what_is_in_flight(auctions: p
     assert set(sold["seller"].to_pylist()) - set(people["id"].to_pylist()) <= set(range(3_000, 3_010))
 
 
+@pytest.mark.slow
 def test_nexmark_has_the_columns_of_each_kind_and_nulls_for_the_others(auctions: pa.Table) -> None:
     common = {"kind", "at", "emitted", "extra"}
     own = {
@@ -197,6 +199,7 @@ def test_events_of_nexmark_do_not_depend_on_the_pieces_they_are_made_in(auctions
     assert pa.Table.from_batches(pieces).combine_chunks().equals(auctions.slice(0, 2_100).combine_chunks())
 
 
+@pytest.mark.slow
 def test_auctions_of_nexmark_are_open_for_as_long_as_events_are_in_flight() -> None:
     for pace in (500, 10_000):
         sold = of_kind(pa.Table.from_batches([nexmark.bounded(0, 50_000, pace)]), nexmark.AUCTION)

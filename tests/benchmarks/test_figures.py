@@ -52,6 +52,7 @@ def test_a_clock_that_went_back_counts_as_a_microsecond() -> None:
     assert histogram(np.array([-5 * MS])).get_max_value() == 1
 
 
+@pytest.mark.slow
 def test_histograms_of_several_runs_are_drawn_as_one() -> None:
     fast, slow = percentiles(np.full(900, MS)), percentiles(np.full(100, 100 * MS))
     assert fast is not None

@@ -64,6 +64,7 @@ def test_sums_that_lack_the_last_windows_are_at_most_the_answer() -> None:
     assert not at_most([], answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 def test_flink_reads_all_rows_from_a_file_per_subtask_each_in_order_of_time(parallelism: int, tmp_path: Path) -> None:
     spec = RunSpec(

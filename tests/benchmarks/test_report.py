@@ -145,6 +145,7 @@ def results() -> Results:
     )
 
 
+@pytest.mark.slow
 def test_results_come_back_from_their_file_as_they_were(results: Results) -> None:
     assert decoded(encoded(results)) == results
 
@@ -230,6 +231,7 @@ def test_a_report_without_results_says_where_it_was_made() -> None:
     assert "<td>cores<td>2" in page(Results(machine={"cores": "2"}, command="python -m benchmarks report"), {})
 
 
+@pytest.mark.slow
 def test_pictures_of_an_earlier_report_go_and_other_files_stay(results: Results, tmp_path: Path) -> None:
     for name in ("latency-cdf.png", "throughput.png", "mine.png"):
         (tmp_path / name).touch()
@@ -302,6 +304,7 @@ def target(target_ms: float, rate: float, number: int, **changes: object) -> Run
     return msgspec.structs.replace(result("ours", number, rate), latency_target_ms=target_ms, **changes)
 
 
+@pytest.mark.slow
 def test_the_table_of_latency_targets_has_a_row_per_target_and_a_column_per_rate() -> None:
     runs = [target(ms, rate, number) for ms in (10.0, 0.0) for rate in (10_000.0, 1_000.0) for number in (0, 1, 2)]
     runs += [target(0.25, 1_000.0, 0, held=False), target(0.25, 10_000.0, 0, processed=None, error="broke")]
@@ -328,6 +331,7 @@ def test_targets_take_turns_and_each_round_begins_with_another() -> None:
     assert {spec.engine for spec in target_runs(sizes)} == {"ours"}
 
 
+@pytest.mark.slow
 def test_no_label_of_a_latency_lies_under_the_dot_of_another_engine() -> None:
     shares = np.linspace(0, 1, 10_001)
     medians = {"ours": 0.748, "spark-tuned": 344.0, "flink": 0.721, "flink-sql": 0.737}

@@ -69,6 +69,7 @@ def test_a_strangers_process_with_the_number_of_one_that_has_ended_does_not_coun
     assert tally.cpu_between(EPOCH, EPOCH + S) == 0.0
 
 
+@pytest.mark.slow
 def test_both_readers_of_the_process_table_see_this_process_alike() -> None:
     ended = time.process_time() + 0.05
     while time.process_time() < ended:

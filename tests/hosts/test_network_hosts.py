@@ -86,6 +86,7 @@ def test_spark_form_kills_each_kind_of_process() -> None:
     assert {f"{host}'s host cut off" for host in WORKERS} < names
 
 
+@pytest.mark.slow
 def test_machine_without_the_tools_is_named_in_one_line(tmp_path: Path) -> None:
     lookup = {**os.environ, "PATH": str(tmp_path)}
     program = (

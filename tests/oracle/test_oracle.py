@@ -31,6 +31,7 @@ def test_seeds_draw_every_kind_and_mode() -> None:
     assert len(Counter((seed.kind.split()[0], seed.mode) for seed in drawn)) == 11 * 3
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_one_longer_is_found() -> None:
     """An interval join that lets rows go without a partner a millisecond early."""
     numbers = [number for number in range(400) if draw(number).kind in ("interval left join", "interval full join")]
@@ -44,6 +45,7 @@ def test_a_bound_that_is_one_longer_is_found() -> None:
         assert any(judge(number).wrong for number in numbers[:12])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", [(11, 23), (35, 47)])
 def test_latest_rows_give_what_an_oracle_gives(numbers: Iterable[int]) -> None:
     for number in numbers:
@@ -51,6 +53,7 @@ def test_latest_rows_give_what_an_oracle_gives(numbers: Iterable[int]) -> None:
         assert (verdict.kind, verdict.wrong) == ("latest", ""), f"seed {number} ({verdict.mode})"
 
 
+@pytest.mark.slow
 def test_a_row_that_is_held_over_a_barrier_is_found() -> None:
     numbers = [number for number in range(200) if draw(number).kind == "latest"]
     with patch.object(LatestAggregateOperator, "before_barrier", lambda operator, emit: None):

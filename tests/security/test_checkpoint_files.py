@@ -60,6 +60,7 @@ def sha256(path: Path) -> str:
 # ---------------------------------------------------------------- J1
 
 
+@pytest.mark.slow
 def test_the_log_is_a_chain_of_hashes_down_to_every_file(tmp_path: Path, stored: Doctor) -> None:
     """J1: record → predecessor; COMPLETE → manifest; manifest → parent record and every file."""
     entries = stored.entries()
@@ -224,6 +225,7 @@ def test_a_log_with_a_changed_record_before_its_head_is_refused(tmp_path: Path, 
     assert "is damaged: expected sha256" in said
 
 
+@pytest.mark.slow
 def test_a_log_with_a_hole_is_refused(tmp_path: Path, stored: Doctor) -> None:
     """J1: the record after the hole proves that a record is missing."""
     stored.log[-2].unlink()

@@ -358,6 +358,7 @@ def test_only_expected_peers_reach_a_channel_and_nothing_may_come_before_admissi
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
+@pytest.mark.slow
 def test_a_slot_tells_no_secret_to_an_impostor_of_its_coordinator_or_peer() -> None:
     """H1: the handshake is mutual; an acceptor without the secret learns nothing useful."""
     impostor = Acceptor(nonce=b"i" * NONCE_BYTES, purpose="control", secret_of=lambda hello: b"guess")

@@ -43,6 +43,7 @@ def test_the_key_of_a_generated_certificate_is_never_in_a_file(tmp_path: Path, m
     assert isinstance(context_of(pem), ssl.SSLContext)
 
 
+@pytest.mark.slow
 def test_the_token_pins_a_generated_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """H2"""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -61,6 +62,7 @@ def test_the_token_pins_a_generated_certificate(tmp_path: Path, monkeypatch: pyt
         until(lambda: "the peer speaks without TLS" in daemon.log.read_text(), "the line about plain HTTP")
 
 
+@pytest.mark.slow
 def test_a_given_certificate_is_verified_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -97,6 +99,7 @@ def test_a_given_certificate_is_verified_and_read_again(tmp_path: Path, monkeypa
         until(lambda: "another version of TLS" in daemon.log.read_text(), "the line about the old protocol")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [*(["::1"] if "::1" in LOOPBACKS else []), "127.0.0.1"])
 def test_https_at_addresses_of_both_families(tmp_path: Path, host: str) -> None:
     authority = Authority(tmp_path / "ours")
@@ -108,11 +111,13 @@ def test_https_at_addresses_of_both_families(tmp_path: Path, host: str) -> None:
         assert daemon.client.daemon().control_host == host
 
 
+@pytest.mark.slow
 def test_a_daemon_without_https_is_named_to_an_https_client(tmp_path: Path) -> None:
     with living_daemon(tmp_path) as daemon, pytest.raises(Unavailable, match="the peer speaks without TLS"):
         CoordinatorClient(daemon.url.replace("http", "https"), TOKEN).jobs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [False, True])
 def test_the_coordinator_of_a_program_speaks_https_on_a_chosen_port(tmp_path: Path, given: bool) -> None:
     files = Authority(tmp_path).issue("a-host-of-the-operator", expired=True)

@@ -302,6 +302,7 @@ def test_a_committable_that_moves_or_deletes_something_else_is_refused(tmp_path:
     assert store.get(GOOD_FINAL) == b"{}\n"
 
 
+@pytest.mark.slow
 def test_a_restored_committable_that_leaves_the_sinks_folder_is_refused(tmp_path: Path, stored: Doctor) -> None:
     """B1: likewise, through a manifest with correct hashes."""
 

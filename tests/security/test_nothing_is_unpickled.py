@@ -130,6 +130,7 @@ def refused(folder: Path) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_a_pickle_in_place_of_a_log_record_is_refused(tmp_path: Path, stored: Doctor) -> None:
     """B4"""
     stored.log[-1].write_bytes(pickle.dumps(Bomb(tmp_path / "trace")))
@@ -207,6 +208,7 @@ def test_a_pickle_as_a_snapshot_file_is_refused_before_rocksdb_sees_it(tmp_path:
     assert "is not what was written" in refused(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_changed_stores_above_are_refused_for_what_was_changed(tmp_path: Path, stored: Doctor) -> None:
     """The doctor's own work leaves no trace: with unchanged content and hashes made anew, the job restores."""
     last = stored.last_complete().checkpoint

@@ -300,6 +300,7 @@ def test_the_search_finds_what_is_said() -> None:
     assert CANARY in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", [ObstoreS3Store, S3Store])
 def test_what_s3_says_of_a_refused_request_is_not_passed_on(
     refusing_s3: str, monkeypatch: pytest.MonkeyPatch, client: type[ObstoreS3Store] | type[S3Store]

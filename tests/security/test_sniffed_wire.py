@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from coordinator_world import spec
 from living_daemon import TOKEN, listening, living_daemon
 from sniffer import Sniffer
@@ -75,6 +76,7 @@ def own_certificates(folder: Path) -> CertificateFiles:
     return CertificateFiles(str(issued.certificate), str(issued.key), str(authority.file))
 
 
+@pytest.mark.slow
 async def test_sniffed_bytes_of_a_job_with_own_certificates_hold_not_even_its_name(tmp_path: Path) -> None:
     """H2"""
     sniffer, output, secret = await sniffed(tmp_path, never, PeerTls(own_certificates(tmp_path)))
@@ -84,6 +86,7 @@ async def test_sniffed_bytes_of_a_job_with_own_certificates_hold_not_even_its_na
         assert not sniffer.heard(hidden), hidden
 
 
+@pytest.mark.slow
 async def test_sniffed_bytes_of_real_processes_hold_no_token_no_secret_and_no_row(tmp_path: Path) -> None:
     """H2: a daemon, a program and two slots, each a process; slots connect by TLS, programs and people by HTTPS."""
     files, sockets = own_certificates(tmp_path), listening()
@@ -124,6 +127,7 @@ def bearer_call(web: tuple[str, int]) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 async def test_sniffer_hears_columns_rows_and_steps_without_encryption(tmp_path: Path) -> None:
     """The test above notices a leak."""
     sniffer, _, secret = await sniffed(tmp_path, never)
@@ -131,6 +135,7 @@ async def test_sniffer_hears_columns_rows_and_steps_without_encryption(tmp_path:
     assert not sniffer.heard(secret)
 
 
+@pytest.mark.slow
 async def test_sniffed_bytes_of_rest_hold_no_token_and_no_secret(tmp_path: Path) -> None:
     """G2"""
     with EmbeddedCoordinator(str(tmp_path / "store")) as coordinator:

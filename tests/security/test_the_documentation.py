@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from barrier_runtime.coordinator.server.web.sessions import PREFIX
 from barrier_runtime.state.store.paths import Paths
 from tests.parsed import statements
@@ -32,6 +34,7 @@ def docstring(test: str) -> str:
     return ast.get_docstring(found) or ""
 
 
+@pytest.mark.slow
 def test_every_rule_is_in_the_table_with_tests_that_exist() -> None:
     rules = table()
     assert set(rules) == RULES

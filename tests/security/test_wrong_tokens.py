@@ -102,6 +102,7 @@ async def test_addresses_of_an_ipv6_network_count_together() -> None:
     assert len(pauses.seconds) == 1
 
 
+@pytest.mark.slow
 async def test_waiting_answers_take_a_bounded_number_of_connections() -> None:
     pauses = Pauses(ended=False)
     async with guarded(pauses, STRANGER) as (client,):
@@ -114,6 +115,7 @@ async def test_waiting_answers_take_a_bounded_number_of_connections() -> None:
         await asyncio.gather(*waiting)
 
 
+@pytest.mark.slow
 async def test_a_wall_clock_that_jumps_brings_no_more_lines(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

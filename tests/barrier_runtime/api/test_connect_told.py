@@ -231,6 +231,7 @@ class Reminded:
         yield {"key": key, "at": at_ms}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steady", [False, True], ids=["a single rule", "rules without end"])
 @pytest.mark.parametrize("window", [False, True], ids=["timers", "a window behind"])
 def test_rules_without_event_time_hold_no_timer_and_no_window_back(window: bool, steady: bool) -> None:
@@ -292,6 +293,7 @@ def test_one_broadcast_input_with_event_time_is_enough_for_a_window_behind() -> 
     assert compile_plan(flow.plan, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["unions", "a chain"])
 def test_rules_and_earlier_streams_may_come_through_any_number_of_steps(shape: str) -> None:
     orders, _, rules = streams()

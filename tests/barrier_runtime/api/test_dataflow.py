@@ -60,6 +60,7 @@ def no_rows(index: int, of: int) -> Iterator[dict[str, Any]]:
 # ---------------------------------------------------------------- importing
 
 
+@pytest.mark.slow
 def test_importing_the_package_or_showing_help_imports_no_pyspark_or_pyarrow() -> None:
     code = (
         "import sys, barrier_runtime, barrier_runtime.tools.cli\n"
@@ -225,6 +226,7 @@ def test_plain_steps_share_a_chain_and_a_key_begins_a_new_one() -> None:
     assert shape(compile_plan(flow.plan, 2)) == [("ticks → map-1", []), ("n → filter-1 → out", ["0 hash key"])]
 
 
+@pytest.mark.slow
 def test_a_stream_with_two_readers_ends_its_chain_and_each_reader_begins_one() -> None:
     flow, ticks = flow_and_stream()
     counted = ticks.key_by("key").aggregate("n", n=count())

@@ -266,6 +266,7 @@ def test_pairs_of_windows_and_united_results_may_count_by_their_start() -> None:
             rows.key_by("k").window("w", Tumbling(4 * SECOND), event_time=column)
 
 
+@pytest.mark.slow
 def test_united_results_of_two_sizes_count_where_their_rows_do() -> None:
     """The second that ends with the window of four seconds is a result of that window."""
     flow, sink = Dataflow("f"), CollectSink()
@@ -283,6 +284,7 @@ def test_united_results_of_two_sizes_count_where_their_rows_do() -> None:
     assert [row["n"] for row in sink.rows()] == [16, 16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["window_start", "window_end"])
 def test_results_that_are_told_of_are_late_and_those_that_are_not_are_in_time(column: str) -> None:
     flow, late = Dataflow("f"), CollectSink()

@@ -44,6 +44,7 @@ def test_what_was_collected_comes_as_a_table_and_as_a_frame() -> None:
     assert CollectSink().to_arrow().num_rows == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pandas.DataFrame", "polars.DataFrame", "pyarrow.table"])
 def test_a_frame_is_a_small_table(kind: str) -> None:
     cities = pkgutil.resolve_name(kind)({"city": ["a", "b"], "name": ["Aachen", "Bonn"]})
@@ -95,6 +96,7 @@ def test_a_method_that_is_nearly_right_is_recognised() -> None:
         stream.xyzzy  # type: ignore[attr-defined]  # noqa: B018
 
 
+@pytest.mark.slow
 def test_the_first_rows_of_an_endless_stream_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     flow = Dataflow("first-hour")
     ticks = flow.rate("ticks", 10_000, keys=3)

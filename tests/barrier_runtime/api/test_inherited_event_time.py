@@ -76,6 +76,7 @@ STEPS: dict[str, Callable[[Dataflow, dict[str, Any]], Stream]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_inherits_the_event_time_of_the_source(step: str) -> None:
     inherited = results(STEPS[step])
@@ -83,6 +84,7 @@ def test_a_step_inherits_the_event_time_of_the_source(step: str) -> None:
     assert inherited == results(STEPS[step], event_time="at")
 
 
+@pytest.mark.slow
 def test_the_column_is_followed_through_a_new_name() -> None:
     def renamed(flow: Dataflow, time: dict[str, Any]) -> Stream:
         rows = read(flow).rename(at="moment").select({"k": "k", "when": "moment"})
@@ -91,6 +93,7 @@ def test_the_column_is_followed_through_a_new_name() -> None:
     assert results(renamed) == results(renamed, event_time="when")
 
 
+@pytest.mark.slow
 def test_windows_of_results_of_windows_count_them_by_start() -> None:
     def nested(size: Tumbling) -> Callable[[Dataflow, dict[str, Any]], Stream]:
         def make(flow: Dataflow, time: dict[str, Any]) -> Stream:
@@ -215,6 +218,7 @@ RENAMED: dict[str, tuple[Callable[[Dataflow], Stream], str]] = {
 MOVED = [case for case, (_, column) in RENAMED.items() if column == "orig" or case.startswith("a renamed")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RENAMED)
 def test_a_window_counts_by_the_column_that_is_the_event_time(case: str) -> None:
     rows, column = RENAMED[case]
@@ -247,6 +251,7 @@ def times_of(rows: Callable[[Dataflow], Stream], step: str, **given: Any) -> lis
     return results(make, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["process", "connect"])
 @pytest.mark.parametrize("case", [case for case in RENAMED if case not in MOVED])
 def test_functions_have_the_time_of_the_column_that_is_the_event_time(case: str, step: str) -> None:
@@ -258,6 +263,7 @@ def test_functions_have_the_time_of_the_column_that_is_the_event_time(case: str,
     assert None not in [row["at"] for row in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["process", "connect"])
 @pytest.mark.parametrize("case", MOVED)
 def test_a_function_whose_times_differ_from_those_of_older_builds_is_told(case: str, step: str) -> None:
@@ -269,6 +275,7 @@ def test_a_function_whose_times_differ_from_those_of_older_builds_is_told(case: 
         assert found == times_of(rows, step, event_time=column if step == "process" else {"left": column})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
@@ -300,6 +307,7 @@ def run_until_checkpoints(folder: Path, **time: Any) -> None:
     flow.run_local(checkpoints=str(folder), checkpoint_interval=0.05, restart="none")
 
 
+@pytest.mark.slow
 def test_state_counted_by_another_column_is_refused_by_name(tmp_path: Path) -> None:
     """Definitions with a named column are those of older builds, which counted by the name of the event time."""
     with pytest.raises(JobFailed, match="enough"), pytest.warns(UserWarning, match="pass event_time='orig'"):

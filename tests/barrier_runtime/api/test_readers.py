@@ -67,6 +67,7 @@ def test_every_class_of_sources_is_found_by_its_name() -> None:
         sources.XmlSource  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_flow_loads_only_what_it_uses(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("n\n1\n")
     code = (

@@ -60,6 +60,7 @@ def inner_class() -> Any:
     return Held
 
 
+@pytest.mark.slow
 def test_a_run_in_this_process_warns_with_step_and_variable() -> None:
     out = CollectSink()  # cannot be copied either, and is not to
     with pytest.warns(UserWarning, match=r"step 'locked': its function refers to `lock` of closing_over.*, a _thread"):

@@ -81,6 +81,7 @@ def test_mistakes_are_refused_when_the_flow_is_written(write: Any, said: str) ->
         write(rows_in(Dataflow("verbs")))
 
 
+@pytest.mark.slow
 def test_a_key_is_computed_by_an_expression() -> None:
     flow = Dataflow("verbs")
     counted = rows_in(flow).key_by(odd="id % 2").aggregate("n", n=count())
@@ -113,6 +114,7 @@ def test_a_sink_behind_key_by_gets_all_rows_of_a_key_in_the_same_subtask() -> No
     assert sorted(row["price"] for row in out.rows()) == list(range(500))
 
 
+@pytest.mark.slow
 def test_the_top_rows_of_aggregates_of_the_same_windows_keep_their_window() -> None:
     flow = Dataflow("verbs")
     minutes = rows_in(flow).key_by("id").window("by-id", MINUTE, event_time="at").aggregate(n=count())

@@ -136,6 +136,7 @@ def written(folder: Path, **more: Any) -> str:
 SUMS = "running"
 
 
+@pytest.mark.slow
 def test_what_was_written_is_read_back(made: str) -> None:
     given = frames()
     for state in ("last", "most", "kept", "line"):
@@ -149,6 +150,7 @@ def test_what_was_written_is_read_back(made: str) -> None:
     assert {(row["rows"], row["sum:n"]) for row in read_back(made, "sums", SUMS)} == {(5, 50)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_job_goes_on_from_it_at_any_parallelism(made: str, tmp_path: Path, parallelism: int) -> None:
     out = CollectSink()
@@ -164,6 +166,7 @@ def test_a_job_goes_on_from_it_at_any_parallelism(made: str, tmp_path: Path, par
     assert {(row["rows"], row["sum:n"] - 2 * int(row["user"][5:])) for row in sums} == {(7, 250)}
 
 
+@pytest.mark.slow
 def test_an_edit_replaces_one_state_and_copies_the_rest_unread(made: str, tmp_path: Path) -> None:
     edited = str(tmp_path / "edited")
     write_savepoint(
@@ -180,6 +183,7 @@ def test_an_edit_replaces_one_state_and_copies_the_rest_unread(made: str, tmp_pa
     assert files(edited) == files(made)
 
 
+@pytest.mark.slow
 def test_an_edit_keeps_positions_of_sources_and_the_job_goes_on_exactly_there(tmp_path: Path) -> None:
     out = CollectSink()
     job = flow(sink=out)
@@ -293,6 +297,7 @@ def pages_flow(sink: CollectSink) -> Dataflow:
     return flow
 
 
+@pytest.mark.slow
 def test_an_entry_that_is_given_twice_counts_once_and_the_last_one_holds(tmp_path: Path) -> None:
     given = [("ann", "x", 1), ("ann", "y", 2), ("bob", "x", 3), ("ann", "x", 4), ("ann", "x", 5)]
     frame = pa.table(dict(zip(("user", "entry", "value"), map(list, zip(*given, strict=True)), strict=True)))
@@ -305,6 +310,7 @@ def test_an_entry_that_is_given_twice_counts_once_and_the_last_one_holds(tmp_pat
     assert said == ["ann 2 {'x': 5, 'y': 2}", "bob 1 {'x': 3}", "cid 0 {}"]
 
 
+@pytest.mark.slow
 def test_rows_of_one_key_are_told_as_one_entry_of_each_kind_of_state(tmp_path: Path) -> None:
     url, sums = str(tmp_path / "boot"), {"rows": [1, 2, 3], "values:n": [1, 2, 3], "sum:n": [1, 2, 3]}
     given = {
@@ -318,6 +324,7 @@ def test_rows_of_one_key_are_told_as_one_entry_of_each_kind_of_state(tmp_path: P
         assert len(read_back(url, operator, state)) == 2
 
 
+@pytest.mark.slow
 def test_a_state_is_emptied_by_a_frame_without_rows(tmp_path: Path) -> None:
     full, empty = str(tmp_path / "full"), str(tmp_path / "empty")
     known = pa.table({"user": ["a", "b"], "value": [1, 2], "namespace_1": [7, 7]})  # missing columns are skipped
@@ -337,6 +344,7 @@ class Tallies:
         yield {"user": user}
 
 
+@pytest.mark.slow
 def test_what_is_read_of_a_state_of_dicts_is_written_again(tmp_path: Path) -> None:
     job = Dataflow("tallies")
     stream = job.from_iterator("in", lambda part, of: [], schema={"user": str}, splits=1)

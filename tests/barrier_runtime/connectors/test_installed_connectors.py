@@ -96,6 +96,7 @@ def test_a_connector_of_another_package_is_found_behind_ours(site: Path, endpoin
     assert sink.settings() == {"url": endpoint.url}
 
 
+@pytest.mark.slow
 def test_a_flow_writes_through_a_sink_of_another_package(site: Path, endpoint: Endpoint) -> None:
     """Answers that request a retry neither lose nor duplicate rows."""
     endpoint.answers = [503, 429]

@@ -34,6 +34,7 @@ def spark_like(count: int) -> list[str]:
     return [f"part-{n:05d}-{uuid.UUID(int=draw.getrandbits(128))}-c000.snappy.parquet" for n in range(count)]
 
 
+@pytest.mark.slow
 @examples(200)
 @given(
     st.lists(

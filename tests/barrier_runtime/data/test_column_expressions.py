@@ -66,6 +66,7 @@ def test_an_object_is_the_expression_that_it_looks_like(column: ColumnExpression
     assert out.rows() == [{"value": value}]
 
 
+@pytest.mark.slow
 def test_steps_take_objects() -> None:
     flow, out, rest = Dataflow("columns"), CollectSink(), CollectSink()
     rows = rows_in(flow).filter(col("n") > 3).with_columns(double=col("n") * 2).key_by(odd=col("n") % 2)

@@ -82,6 +82,7 @@ def _stored(column: pa.Array) -> list[Any]:
     return column.to_pylist()
 
 
+@pytest.mark.slow
 @examples(200)
 @given(batches())
 def test_lists_and_frames_of_them_give_the_same_rows_bit_for_bit(rows: pa.RecordBatch) -> None:
@@ -180,6 +181,7 @@ def test_small_batch_of_large_rows_is_cut_into_frames_and_too_large_row_is_named
 # ---------------------------------------------------------------- partition
 
 
+@pytest.mark.slow
 @examples(150)
 @given(batches(KEYS), st.integers(2, 5), st.sampled_from([7, 128]), st.booleans())
 def test_each_row_goes_to_the_owner_of_its_key_group_as_in_arrow(
@@ -301,6 +303,7 @@ def test_select_gives_the_same_columns() -> None:
 # ---------------------------------------------------------------- sources
 
 
+@pytest.mark.slow
 @examples(100)
 @given(batches(TIMES))
 def test_the_greatest_event_time_is_that_of_arrow(rows: pa.RecordBatch) -> None:

@@ -40,6 +40,7 @@ def by_dict(columns: list[pa.Array]) -> list[int]:
     return [last[key] for key in keys]
 
 
+@pytest.mark.slow
 @examples(300)
 @given(COLUMNS)
 def test_each_row_finds_the_last_row_of_its_group(columns: list[pa.Array]) -> None:

@@ -327,6 +327,7 @@ def test_what_has_no_value_is_refused_with_the_reason(text: str, said: str) -> N
         computed(text)
 
 
+@pytest.mark.slow
 def test_moments_beyond_the_pattern_and_constants_are_computed_without_rows() -> None:
     nothing = pa.RecordBatch.from_pylist([], SCHEMA)
     assert [len(computed(text, nothing)) for text in EXPRESSIONS] == [0] * len(EXPRESSIONS)
@@ -356,6 +357,7 @@ def test_a_slice_of_a_batch_has_its_own_elements() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_compiled_expression_travels_to_a_process_that_compiles_nothing(tmp_path: Path) -> None:
     text = "from_json(js, 'm MAP<STRING, INT>').m['k']"
     compiled = Compiled(SqlExpression(text, "t").compiled(SCHEMA), text)

@@ -74,6 +74,7 @@ def test_what_enters_a_local_edge_is_plain_as_on_a_connection():
     assert (batch.rows.schema.field("w").type, batch.emit_ns) == (pa.string(), 5)
 
 
+@pytest.mark.slow
 def test_a_row_that_is_too_large_names_the_operator_that_gave_it():
     class Full:
         writable = True

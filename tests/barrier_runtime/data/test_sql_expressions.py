@@ -547,6 +547,7 @@ def test_a_remainder_without_arrow_s_own_travels_to_a_process_that_compiles_noth
     assert (told.returncode, told.stderr, told.stdout.split()) == (0, "", ["[", str(int(math.fmod(1e300, 7.0))), "]"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_steps_take_text(known: bool) -> None:
     """If the schema is unknown at build time, SQL is compiled for the arriving rows."""

@@ -213,6 +213,7 @@ def refusal(spec: JobSpec, manifest: Manifest, **changes: Any) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_every_snapshot_says_its_kind_and_a_kind_goes_on_as_it_was(stored: Any, specs: Any) -> None:
     for kind, manifest in stored.items():
         assert of_step(manifest), kind
@@ -361,6 +362,7 @@ def stored_once(stored: Any, tmp_path_factory: pytest.TempPathFactory) -> Callab
     return cache(lambda kind: stored.get(kind) or stored_by(flow_of(BEFORE[kind]), tmp_path_factory.mktemp("stored")))
 
 
+@pytest.mark.slow
 def test_a_changed_setting_of_a_kind_is_refused_with_what_it_was(stored_once: Callable[[str], Manifest]) -> None:
     for kind, now, said in CHANGED:
         told = refusal(spec_of(flow_of(now)), stored_once(kind))
@@ -368,6 +370,7 @@ def test_a_changed_setting_of_a_kind_is_refused_with_what_it_was(stored_once: Ca
         assert "'step'" in told
 
 
+@pytest.mark.slow
 def test_another_kind_of_state_under_one_name_is_refused_with_both(stored_once: Callable[[str], Manifest]) -> None:
     for before, now in itertools.permutations(STATES, 2):
         told = refusal(spec_of(flow_of(BEFORE[now])), stored_once(before))
@@ -563,6 +566,7 @@ class Held(JsonlSink):
         raise Unavailable("the target does not answer: wait")
 
 
+@pytest.mark.slow
 async def test_decided_transactions_are_committed_before_a_sink_of_another_kind_takes_over(tmp_path: Path) -> None:
     """A whole job: refused while they are pending, under the old name; committed first under a new name."""
     (tmp_path / "in.jsonl").write_text("".join(f'{{"v": {n}}}\n' for n in range(5)))

@@ -57,6 +57,7 @@ def test_every_interface_is_no_address_to_connect_to(tmp_path: Path, host: str, 
     assert f"give coordinator_bind='{host.strip('[]')}' to listen on every interface" in said
 
 
+@pytest.mark.slow
 def test_coordinator_takes_a_free_port_of_its_range(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -69,6 +70,7 @@ def test_coordinator_takes_a_free_port_of_its_range(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_daemon_on_loopback_is_refused_for_executors_on_other_hosts(tmp_path: Path) -> None:
     checkpoints = str(tmp_path / "checkpoints")
     with EmbeddedCoordinator(checkpoints) as daemon:
@@ -152,6 +154,7 @@ def test_master_on_loopback_is_no_proof_that_workers_are_on_this_host(tmp_path: 
         CoordinatorOfJob(spec(), given)
 
 
+@pytest.mark.slow
 def test_daemon_that_other_hosts_reach_needs_encryption_for_every_cluster(tmp_path: Path) -> None:
     checkpoints = str(tmp_path / "checkpoints")
     with EmbeddedCoordinator(checkpoints, advertise="10.0.0.7") as daemon:

@@ -111,6 +111,7 @@ def test_a_decided_file_that_nobody_has_seen_still_stops_the_start(tmp_path: Pat
         run(tmp_path, 1)
 
 
+@pytest.mark.slow
 def test_rows_collected_by_two_runs_of_one_program_are_each_collected_once(tmp_path: Path) -> None:
     """T4: a failed job has no record that all rows were visible, so the next start commits the transactions again."""
     log, rows = tmp_path / "ck" / "collected" / "log", 4_000

@@ -36,6 +36,7 @@ def until_checkpoints(job: LocalJobHandle, count: int) -> None:
         assert not job.done, job
 
 
+@pytest.mark.slow
 def test_a_job_runs_beside_the_program_until_it_is_stopped() -> None:
     rows: list[int] = []
     job = start(endless(rows))
@@ -54,6 +55,7 @@ def test_a_job_runs_beside_the_program_until_it_is_stopped() -> None:
     assert job.why().reasons[0].cause == "ended"
 
 
+@pytest.mark.slow
 def test_records_read_after_the_last_checkpoint_are_told_apart(tmp_path: Path) -> None:
     """A stop at once leaves such records, and the next run reads them; a stop with a checkpoint leaves none."""
     first: list[int] = []
@@ -84,6 +86,7 @@ def test_records_read_after_the_last_checkpoint_are_told_apart(tmp_path: Path) -
     assert set(again) == set(range(covered, result.records)), "the next run begins after the checkpoint"
 
 
+@pytest.mark.slow
 def test_reports_older_than_the_last_checkpoint_do_not_hide_records_read_after(tmp_path: Path) -> None:
     """Slots report once a second here, so a stop soon after a checkpoint finds reports from before."""
     for attempt in range(4):
@@ -107,6 +110,7 @@ def test_reports_older_than_the_last_checkpoint_do_not_hide_records_read_after(t
         assert ("after the last checkpoint" in str(result)) == bool(beyond)
 
 
+@pytest.mark.slow
 def test_a_run_that_restores_nothing_counts_all_its_records_as_after_a_checkpoint(tmp_path: Path) -> None:
     """The checkpoint of the run before, which the status still shows, covers none of them."""
     first = start(endless([]), checkpoints=str(tmp_path))
@@ -123,6 +127,7 @@ def test_a_run_that_restores_nothing_counts_all_its_records_as_after_a_checkpoin
     assert f"at least {result.records:,} of the records" in str(result)
 
 
+@pytest.mark.slow
 def test_a_restored_older_checkpoint_covers_its_own_records(tmp_path: Path) -> None:
     options: dict[str, object] = {"checkpoints": str(tmp_path), "checkpoint_interval": 3600, "retained": 3}
     first = start(endless([]), **options)
@@ -146,6 +151,7 @@ def test_a_restored_older_checkpoint_covers_its_own_records(tmp_path: Path) -> N
     assert result.records_after_checkpoint == result.records - older > 0
 
 
+@pytest.mark.slow
 def test_no_later_run_is_said_to_read_again_what_at_most_once_passes_over() -> None:
     job = start(endless([]), checkpoint_interval=3600)
     until(lambda: job.status().records, "rows are read")
@@ -156,6 +162,7 @@ def test_no_later_run_is_said_to_read_again_what_at_most_once_passes_over() -> N
     assert str(other).endswith("read after the last checkpoint")
 
 
+@pytest.mark.slow
 def test_a_run_that_another_run_replaced_says_nothing_of_records_read_again(tmp_path: Path) -> None:
     job = start(endless([]), checkpoints=str(tmp_path), checkpoint_interval=3600)
     until(lambda: job.status().records, "rows are read")
@@ -174,6 +181,7 @@ def test_a_job_that_has_ended_is_not_kept_until_the_program_ends() -> None:
     assert job._end not in steering._calls.values()
 
 
+@pytest.mark.slow
 def test_a_stop_waits_for_the_end_unless_asked_not_to() -> None:
     job = start(endless([]))
     until_checkpoints(job, 1)
@@ -184,6 +192,7 @@ def test_a_stop_waits_for_the_end_unless_asked_not_to() -> None:
     assert asked.wait(60).status.outcome == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_stop_raises_the_error_that_ended_the_job() -> None:
     stopping = threading.Event()
 
@@ -204,6 +213,7 @@ def test_a_stop_raises_the_error_that_ended_the_job() -> None:
             job.stop()
 
 
+@pytest.mark.slow
 def test_a_function_of_the_job_may_stop_the_job() -> None:
     flow, started, jobs = Dataflow("beside"), threading.Event(), []
 
@@ -252,6 +262,7 @@ def test_a_program_that_ends_beside_a_job_takes_a_last_checkpoint(tmp_path: Path
     assert values == list(range(len(values)))
 
 
+@pytest.mark.slow
 def test_a_context_takes_a_last_checkpoint_and_an_exception_takes_none(tmp_path: Path) -> None:
     for fails in (True, False):
         rows: list[int] = []
@@ -264,6 +275,7 @@ def test_a_context_takes_a_last_checkpoint_and_an_exception_takes_none(tmp_path:
         assert (job.status().checkpoints.completed == 0) == fails
 
 
+@pytest.mark.slow
 def test_a_local_job_takes_a_savepoint_and_ends_with_another(tmp_path: Path) -> None:
     """Another job continues from each: with the row after the last row that the savepoint covers."""
     rows: list[int] = []
@@ -304,6 +316,7 @@ def test_a_stop_before_the_job_runs_is_not_forgotten() -> None:
     assert job.wait(60).status.outcome == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_where_the_last_one_stopped(tmp_path) -> None:
     rows: list[int] = []
     for _ in range(2):
@@ -339,6 +352,7 @@ def test_a_program_may_look_from_several_threads() -> None:
     assert job.done
 
 
+@pytest.mark.slow
 def test_a_question_that_the_loop_has_not_answered_when_it_ends_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ending loop cancels the request, and the caller gets the last status."""
     go_on, asked = threading.Event(), threading.Event()
@@ -366,6 +380,7 @@ def test_a_question_that_the_loop_has_not_answered_when_it_ends_is_no_error(monk
     assert [status.outcome for status in statuses] == ["finished"]
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_the_line_where_there_are_no_widgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     with start(endless([])) as job:

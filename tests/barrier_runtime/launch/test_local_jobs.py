@@ -37,6 +37,7 @@ def numbers(splits, rows):
     return flow, sink
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [0, 1, 1_000])
 @pytest.mark.parametrize(("parallelism", "splits"), [(1, 1), (3, 1), (3, 7)])
 def test_a_job_ends_with_all_its_rows_visible_whatever_its_splits_and_subtasks(parallelism, splits, rows):
@@ -53,6 +54,7 @@ class Circle:
         self.itself = self
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_the_program_has_frozen_frozen_also_after_a_failure():
     failed = []
 
@@ -93,6 +95,7 @@ def write(folder, name, first_ms):
     (folder / "in" / name).write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.slow
 def test_rows_added_after_every_window_was_closed_are_an_error_and_not_silently_late(tmp_path):
     """A finished job has advanced event time to the end; later rows would be dropped singly."""
     write(tmp_path, "1.jsonl", 1_000_000)
@@ -215,6 +218,7 @@ def test_checkpoints_go_on_while_the_commits_of_seventeen_sinks_hang():
     asyncio.run(asyncio.wait_for(main(MemoryStore()), 120))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_job_whose_splits_wait_for_slower_ones_ends_with_all_its_rows(parallelism):
     """The fast source is ahead at once; the fast splits wait for the slow source, which ends first."""
@@ -257,6 +261,7 @@ def test_an_input_that_has_been_silent_for_its_idle_timeout_holds_no_split_back(
     assert sorted(row["at"] for row in sink.rows()) == [0, *range(0, 60_000, 1_000)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_files_found_while_a_job_runs_hold_event_time_back_for_the_timeout_alone(tmp_path, parallelism):
     flow, windows, read, reached, over = Dataflow("silent"), CollectSink(), CollectSink(), [0], threading.Event()

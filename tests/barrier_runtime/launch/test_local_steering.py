@@ -36,6 +36,7 @@ def until_rows(job: LocalJobHandle, rows: list[int], more: int) -> None:
     assert not job.done, job
 
 
+@pytest.mark.slow
 def test_a_rescale_of_a_local_job_loses_no_row() -> None:
     rows: list[int] = []
     with start(counting(rows)) as job:
@@ -49,6 +50,7 @@ def test_a_rescale_of_a_local_job_loses_no_row() -> None:
     assert set(rows) == set(range(max(rows) + 1))
 
 
+@pytest.mark.slow
 def test_a_replaced_local_program_continues_at_the_next_row() -> None:
     first: list[int] = []
     second: list[int] = []
@@ -77,6 +79,7 @@ def test_refused_requests_leave_a_local_job_running() -> None:
         job.rescale(2)
 
 
+@pytest.mark.slow
 def test_the_page_of_a_local_job_shows_and_stops_the_job(capfd: pytest.CaptureFixture[str]) -> None:
     rows: list[int] = []
     job = start(counting(rows), ui=True)

@@ -39,6 +39,7 @@ async def test_a_job_goes_through_other_parallelisms_and_loses_doubles_and_repea
     ]
 
 
+@pytest.mark.slow
 async def test_no_slots_in_time_and_the_job_goes_on_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def starts_none(*_: object) -> None:
         """Starts no slots: slots in the same process would register within a millisecond."""

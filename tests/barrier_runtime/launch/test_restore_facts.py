@@ -51,6 +51,7 @@ def test_a_run_prints_the_same(tmp_path: Path) -> None:
     assert set(told[1:]) <= set(ran.stderr.splitlines())
 
 
+@pytest.mark.slow
 def test_transactions_of_a_checkpoint_that_are_not_known_to_be_visible_are_told(tmp_path: Path) -> None:
     """The job was stopped at once: the newest checkpoint lists the transactions still pending at the checkpoint."""
     flow = Dataflow("shown")

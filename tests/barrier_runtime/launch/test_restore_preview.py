@@ -84,6 +84,7 @@ def read_in(splits: int, sink: CollectSink) -> Dataflow:
     return flow
 
 
+@pytest.mark.slow
 async def test_splits_that_are_gone_are_refused_by_explain_and_before_anything_is_written(tmp_path: Path) -> None:
     url, sink = str(tmp_path / "savepoint"), Target()
     job = RunningJob(read_in(3, sink), tmp_path / "first", parallelism=1)
@@ -102,6 +103,7 @@ async def test_splits_that_are_gone_are_refused_by_explain_and_before_anything_i
     assert claimed_by(url) in (None, "")
 
 
+@pytest.mark.slow
 def test_rows_read_to_their_end_are_not_read_again_in_another_number_of_splits(tmp_path: Path) -> None:
     def flow(splits: int | None, sink: CollectSink) -> Dataflow:
         flow = Dataflow("few")

@@ -84,6 +84,7 @@ def test_a_process_answers_with_its_log_and_its_stacks_and_a_stopped_one_is_name
         printed(1, "stacks", "MainThread: ")
 
 
+@pytest.mark.slow
 def test_slots_of_the_programs_own_process_share_its_log(tmp_path: Path) -> None:
     usual = logging.Logger.callHandlers
     with flow_that_logs(tmp_path).start_local(ui=True, checkpoints=str(tmp_path / "jobs")):

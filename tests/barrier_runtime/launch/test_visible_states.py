@@ -158,6 +158,7 @@ async def test_a_commit_that_fails_is_shown_with_the_sink_until_it_succeeds() ->
         assert status.commits.troubles
 
 
+@pytest.mark.slow
 async def test_a_subtask_that_never_acknowledges_is_named_until_it_does() -> None:
     """C7: one subtask delays the checkpoint."""
     async with watched() as job:
@@ -167,6 +168,7 @@ async def test_a_subtask_that_never_acknowledges_is_named_until_it_does() -> Non
         await job.until("RUNNING")
 
 
+@pytest.mark.slow
 async def test_endless_snapshot_expires_and_the_job_reports_each_repeated_recovery() -> None:
     """C7, C11: an expiry counts as a failure; with none tolerated, every expiry ends a generation."""
     async with watched(
@@ -236,6 +238,7 @@ async def test_a_strategy_that_allows_no_restart_waits_for_no_server() -> None:
     assert "the server at 10.0.0.1 does not answer" in str(status.error)
 
 
+@pytest.mark.slow
 async def test_a_server_is_waited_for_as_long_as_a_strategy_with_an_end_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barrier_runtime.runtime.opening._OPEN_AGAIN_MOST_S", 0.05)
     async with with_away(restart="fixed_delay", restart_delay=0.1, restart_attempts=5) as job:
@@ -263,6 +266,7 @@ async def test_a_sink_that_hangs_while_it_is_opened_is_named_until_it_opens() ->
         await job.until("RUNNING")
 
 
+@pytest.mark.slow
 async def test_a_function_that_keeps_a_slot_from_everything_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barrier_runtime.runtime.scheduler._LONG_STEP_S", 0.2)
     slept: list[float] = []

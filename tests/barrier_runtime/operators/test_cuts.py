@@ -241,6 +241,7 @@ def test_rows_give_the_same_results_however_they_are_cut_into_batches(
     assert ran(rows, [len(rows)], step, disorder_ms) == row_by_row
 
 
+@pytest.mark.slow
 def test_what_the_last_rows_make_due_fires_before_the_end_of_the_input() -> None:
     """The rows that bring event time there may be filtered out, or go to another subtask."""
     filtered = [{"k": "a", "t": t, "n": n} for n, t in enumerate((1_000, 1_000, 1_031, 1_031))]
@@ -288,6 +289,7 @@ def test_late_rows_inside_one_batch_are_late(options: dict[str, Any]) -> None:
     assert [(row["window_start"].microsecond // 1000, row["rows"]) for row in given] == [(0, 1), (20, 2), (40, 1)]
 
 
+@pytest.mark.slow
 def test_a_session_that_was_not_told_yet_is_not_retracted() -> None:
     """A row moves the session's start earlier, while a late row of another key emits that key's session again."""
     rows = [
@@ -303,6 +305,7 @@ def test_a_session_that_was_not_told_yet_is_not_retracted() -> None:
         assert given == [("a", 0, False, 0), ("a", 1, False, 2), ("b", 0, False, 3)], sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Tumbling(20 * MS), Sliding(20 * MS, 20 * MS)])
 @pytest.mark.parametrize("accumulate", [True, False])
 def test_early_results_and_results_for_late_rows_keep_the_order_of_rows(kind: Any, accumulate: bool) -> None:
@@ -371,6 +374,7 @@ def differences(steps: Sequence[Step], seed: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the event time of some pairs is another than the watermark's
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_a_step_gives_the_same_rows_however_they_are_cut(step: Step) -> None:

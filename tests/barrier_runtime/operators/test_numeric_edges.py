@@ -105,6 +105,7 @@ EDGES: list[tuple[str, pa.DataType, list[Any], Any, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["window", "running"])
 def test_aggregates_at_the_edges(step: str) -> None:
     wrong = {}

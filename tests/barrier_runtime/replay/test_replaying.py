@@ -60,22 +60,26 @@ def test_nothing_is_written_where_the_job_is_and_no_sink_is_run(job: TwoCheckpoi
     assert len(operator.fresh_sink().rows()) == visible  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_without_state_it_begins_with_the_first_row(job: TwoCheckpoints) -> None:
     done = replay(job.flow, "totals", "bob", after=0, until=job.before, checkpoints=job.folder)
     assert [each.row for each in done.rows] == of_user(ROWS[: job.rows_before], "bob")
     assert done.rows[0].before == {} or "total" not in done.rows[0].before
 
 
+@pytest.mark.slow
 def test_without_a_later_checkpoint_it_reads_all_that_is_there(job: TwoCheckpoints) -> None:
     done = replay(job.flow, "totals", "cid", after=job.until, checkpoints=job.folder)
     assert [each.row for each in done.rows] == of_user(ROWS[job.rows_until :], "cid")
 
 
+@pytest.mark.slow
 def test_all_rows_of_a_step_without_key(job: TwoCheckpoints) -> None:
     done = replay(job.flow, "filter-1", after=job.before, until=job.until, checkpoints=job.folder)
     assert [each.row for each in done.rows] == ROWS[job.rows_before : job.rows_until]
 
 
+@pytest.mark.slow
 def test_one_row_of_a_source(job: TwoCheckpoints) -> None:
     at = job.rows_before + 31
     done = replay(job.flow, "filter-1", after=job.before, until=job.until, checkpoints=job.folder, row=f"0-of-1:{at}")
@@ -95,6 +99,7 @@ def test_the_debugger_stops_in_the_users_function(job: TwoCheckpoints) -> None:
     assert f"row 0: {first}" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["quit\n", ""], ids=["quit", "end of input"])
 def test_who_leaves_the_debugger_ends_the_replay_and_has_seen_no_error(job: TwoCheckpoints, left: str) -> None:
     commands = io.StringIO("continue\n" * 2 + left)
@@ -102,6 +107,7 @@ def test_who_leaves_the_debugger_ends_the_replay_and_has_seen_no_error(job: TwoC
     assert (done.error, len(done.rows)) == ("", 2), "the third has not been processed"
 
 
+@pytest.mark.slow
 def test_masked_columns_are_hidden_in_rows_and_state(job: TwoCheckpoints) -> None:
     told: list[ReplayedRow] = []
     done = again(job, redact=["user", "seen"], told=told.append)
@@ -112,6 +118,7 @@ def test_masked_columns_are_hidden_in_rows_and_state(job: TwoCheckpoints) -> Non
     assert done.rows[0].before["seen"] == "***"
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_refused_by_name(job: TwoCheckpoints) -> None:
     with pytest.raises(InvalidJob, match="has no step 'out'"):
         replay(job.flow, "out", "ann", after=job.before, checkpoints=job.folder)
@@ -148,6 +155,7 @@ def failing() -> Dataflow:
     return flow_of(Fails)
 
 
+@pytest.mark.slow
 def test_a_failure_is_met_again_with_the_row_before_it(tmp_path: Path) -> None:
     flow = failing()
     with pytest.raises(JobFailed) as failure:
@@ -174,6 +182,7 @@ def test_a_source_that_gives_its_rows_once_is_refused_before_anything_runs(tmp_p
         replay(flow, "map-1", after=0, checkpoints=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_rows_of_a_side_output_of_errors_say_how_to_meet_them_again(tmp_path: Path) -> None:
     def refuses(row: dict[str, Any]) -> dict[str, Any]:
         if row["n"] == 17:

@@ -123,6 +123,7 @@ def test_masked_columns_are_in_no_difference(tmp_path: Path) -> None:
     assert "bob" not in told
 
 
+@pytest.mark.slow
 def test_error_rows_name_the_old_checkpoint_without_counting_as_a_difference(tmp_path: Path) -> None:
     def refuses(row: dict[str, Any]) -> dict[str, Any]:
         if row["n"] % 10 == 7:

@@ -183,6 +183,7 @@ class Random:
         return {"n": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
 def test_a_job_whose_copies_differ_completes_no_checkpoint_and_says_why(mode: Any) -> None:
     flow = Dataflow("ruled")
@@ -231,6 +232,7 @@ def timed(out: CollectSink, rules: list[Row], idle_s: float | None, done: thread
     return flow
 
 
+@pytest.mark.slow
 def test_a_watermark_is_the_least_of_all_inputs_and_idle_ones_are_left_out() -> None:
     out = CollectSink()
     timed(out, [{"n": 0, "at": 10}], 0.1, threading.Event()).run_local(parallelism=2, checkpoint_interval=0.05)
@@ -252,6 +254,7 @@ class Priced:
         return {"n": self.price.get(1, 0)}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # threads of this process are no part of a flow on Spark
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_rules_that_wait_are_valid_before_the_timers_of_a_drain_and_behind_it(parallelism: int, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def test_a_restore_waits_for_files_that_are_coming_and_does_not_fetch_them_too(t
         restored.result().kv.close()
 
 
+@pytest.mark.slow
 def test_a_part_of_a_file_does_not_stay_on_a_full_disk(
     tmp_path: Path, order: Prefetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def keys(emitted: list[Any]) -> list[str]:
     return [key for each in emitted if isinstance(each, list) for key in each]
 
 
+@pytest.mark.slow
 def test_barrier_after_the_watermark_is_taken_between_slices_and_rest_fires_later() -> None:
     world, bench = opened(3_500)
     bench.queue((0, Watermark(DUE)), (0, barrier(1)), (0, batch(("later", 900))))
@@ -157,6 +158,7 @@ def held_up(bench: Bench, *, overtakes_timers: bool = True) -> list[str]:
     return keys(bench.emitted())
 
 
+@pytest.mark.slow
 def test_aligned_barrier_waits_a_little_for_timers_and_then_overtakes_waiting_rows() -> None:
     world, bench = opened(5_500)
     early = held_up(bench)
@@ -182,6 +184,7 @@ def test_aligned_barrier_waits_a_little_for_timers_and_then_overtakes_waiting_ro
     assert early + keys(restored.emitted()) == ["row", *due(5_500), "row", "row", "row"]
 
 
+@pytest.mark.slow
 def test_rows_that_were_overtaken_meet_the_timers_between_them_after_a_restore_too() -> None:
     """Timers that the rows set for 20 are due before the row at which event time is 25."""
     world, bench = opened(5_500)

@@ -30,6 +30,7 @@ def source(folder: Path, **options: str) -> Any:
     return BarrierStateSource(given)
 
 
+@pytest.mark.slow
 def test_a_column_has_one_value_at_most(tmp_path: Path) -> None:
     reader = source(tmp_path / "job").reader(None)
     again = EqualTo(("k",), "b")
@@ -43,6 +44,7 @@ def test_a_checkpoint_that_is_no_number_is_refused(tmp_path: Path) -> None:
         source(tmp_path / "job", checkpoint="newest").reader(None)
 
 
+@pytest.mark.slow
 def test_partitions_are_read_after_the_log_of_the_job_was_compacted(tmp_path: Path) -> None:
     over: list[bool] = []
     url, paths = str(tmp_path), Paths("kept")

@@ -37,6 +37,7 @@ def test_a_python_without_the_package_is_told_with_the_remedy(tmp_path: Path) ->
     assert program in str(told.value)
 
 
+@pytest.mark.slow
 def test_a_python_that_finds_the_package_but_not_what_it_needs_is_told(tmp_path: Path) -> None:
     """For example a Python with the source on the path: each slot would fail, and the job would wait for slots
     forever.
@@ -48,6 +49,7 @@ def test_a_python_that_finds_the_package_but_not_what_it_needs_is_told(tmp_path:
         check_worker_python(str(program), str(Path(__file__).parents[3]))
 
 
+@pytest.mark.slow
 def test_a_python_without_the_library_for_encryption_is_refused(tmp_path: Path) -> None:
     program = tmp_path / "python"
     blocked = "import sys; sys.modules['cryptography'] = None"

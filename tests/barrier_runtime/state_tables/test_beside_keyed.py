@@ -84,6 +84,7 @@ async def stored_rows(flow: Dataflow, target: Target, many: int, folder: Path, o
     return str(folder / "savepoint")
 
 
+@pytest.mark.slow
 async def test_rows_that_a_join_holds_tell_whether_they_have_met_a_partner(tmp_path: Path) -> None:
     over: list[bool] = []
     orders = [{"id": n, "at": n} for n in range(20)]
@@ -126,6 +127,7 @@ class Check:
         yield {"id": key}
 
 
+@pytest.mark.slow
 async def test_broadcast_state_is_a_map(tmp_path: Path) -> None:
     over: list[bool] = []
     flow, target = Dataflow("checked"), Target()

@@ -16,6 +16,7 @@ _value = st.none() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=3) | st
 _marks = st.sampled_from([b"", b"", b"\xc1E" + bytes(8), b"\xc1P" + bytes(7) + b"\xc1", b"\xc1V\x02"])
 
 
+@pytest.mark.slow
 @examples(200)
 @given(st.lists(st.tuples(_marks, _value), max_size=5))
 def test_values_with_and_without_marks(values: list[tuple[bytes, Any]]) -> None:

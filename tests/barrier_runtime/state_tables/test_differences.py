@@ -79,6 +79,7 @@ def test_inserted_changed_and_deleted_entries_are_found_at_any_parallelism(tmp_p
     assert found_between(other, other) == []
 
 
+@pytest.mark.slow
 def test_subtasks_whose_files_are_the_same_are_not_read(tmp_path: Path) -> None:
     one = written(tmp_path / "one", {"a": 1}, {("a", "x"): 1}, {"a": 1})
     other = str(tmp_path / "other")
@@ -92,6 +93,7 @@ def test_subtasks_whose_files_are_the_same_are_not_read(tmp_path: Path) -> None:
         assert [each.change for each in diff(before, after, "sums")] == ["changed"]
 
 
+@pytest.mark.slow
 def test_other_key_groups_are_refused(tmp_path: Path) -> None:
     one = written(tmp_path / "one", {"a": 1}, {("a", "x"): 1}, {"a": 1})
     other = written(tmp_path / "other", {"a": 1}, {("a", "x"): 1}, {"a": 1}, max_parallelism=64)
@@ -99,6 +101,7 @@ def test_other_key_groups_are_refused(tmp_path: Path) -> None:
         found_between(one, other)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_line_per_entry_and_says_whether_anything_differs(tmp_path: Path) -> None:
     one = written(tmp_path / "one", {"a": 1, "b": 2}, {("a", "x"): 1}, {"a": 1})
     other = written(tmp_path / "other", {"a": 5, "b": 2}, {("a", "x"): 1}, {"a": 1})

@@ -64,6 +64,7 @@ def expected_of(name: str) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_column_is_there_and_is_written_again(name: str, tmp_path: Path) -> None:
     flow_of(name).run_local(checkpoints=tmp_path / "job", parallelism=1)
@@ -94,6 +95,7 @@ def test_every_column_is_there_and_is_written_again(name: str, tmp_path: Path) -
     assert json.loads(first) == {**told, f"{name}_" if name in told else name: "a"}
 
 
+@pytest.mark.slow
 def test_a_state_of_a_step_with_a_dot_is_shown_and_what_neither_side_has_is_refused(tmp_path: Path) -> None:
     flow_of("k").run_local(checkpoints=tmp_path, parallelism=1)
     side = (str(tmp_path), "job", None)

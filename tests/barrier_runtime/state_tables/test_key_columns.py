@@ -91,6 +91,7 @@ def test_key_columns_of_every_type_are_as_in_rows_and_can_be_asked_for(kind: str
         assert json.loads(line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EACH_KIND)
 def test_the_command_of_a_failure_report_meets_the_row_of_a_key_of_any_type(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -112,6 +113,7 @@ def test_the_command_of_a_failure_report_meets_the_row_of_a_key_of_any_type(
     assert re.search(r"\n  raised: Sum.process\(\) of operator 'sum', subtask \d, raised ValueError: too much\n", shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "value", "what"),
     [

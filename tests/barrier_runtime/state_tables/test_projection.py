@@ -79,6 +79,7 @@ def test_entries_are_counted_as_the_table_has_them(stored: StoredState) -> None:
     assert stored.count("sums", "running", {"user": "nobody"}) == 0
 
 
+@pytest.mark.slow
 def test_values_that_nobody_asked_for_are_not_decoded(stored: StoredState, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*arguments: Any) -> Any:
         raise AssertionError("a value was decoded")

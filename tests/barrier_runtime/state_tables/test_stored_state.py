@@ -137,6 +137,7 @@ def table(storage: str, state: str, operator: str = "all", **where: Any) -> pa.T
         return stored.table(operator, state, where or None).read_all()
 
 
+@pytest.mark.slow
 def test_every_state_is_listed_with_what_it_is(storage: str) -> None:
     with open_checkpoint(storage, "kept") as stored:
         found = {(each.operator, each.state): (each.kind, each.key, each.type) for each in stored.tables()}
@@ -228,6 +229,7 @@ def test_a_filter_on_the_key_reads_one_subtask(storage: str, monkeypatch: pytest
     assert table(storage, "kept", user="nobody").schema.names == ["user", "position", "value"]
 
 
+@pytest.mark.slow
 def test_a_filter_on_the_whole_key_reads_a_small_part_of_the_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

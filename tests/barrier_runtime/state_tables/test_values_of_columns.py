@@ -95,6 +95,7 @@ _VALUES: list[tuple[Any, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "value"), _VALUES, ids=lambda one: str(one)[:40])
 def test_what_a_column_gives_is_stored_as_it_was(kind: Any, value: Any, tmp_path: Path) -> None:
     class Step:

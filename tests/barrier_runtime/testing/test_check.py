@@ -274,6 +274,7 @@ def test_stored_rows_that_a_restart_forgets_are_found() -> None:
     assert found.missing
 
 
+@pytest.mark.slow
 def test_state_in_a_global_variable_is_found() -> None:
     GLOBAL_TOTALS.clear()
     found = failure(flow_of(GlobalTotal), {"payments": ROWS}, parallelism=1)

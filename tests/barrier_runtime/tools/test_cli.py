@@ -173,6 +173,7 @@ def test_a_local_run_refuses_options_of_spark(app: str, option: list[str], more:
     )
 
 
+@pytest.mark.slow
 def test_a_local_run_takes_every_option_that_means_something_there(app: str, tmp_path: Path) -> None:
     flags = ["--checkpoints", str(tmp_path / "checkpoints"), "--retained", "2", "--state-backend", "memory"]
     flags += ["--restart", "fixed_delay", "--restart-delay", "0.5", "--restart-attempts", "none", "--no-check-state"]
@@ -264,6 +265,7 @@ def test_a_program_that_runs_its_flow_while_it_is_loaded_is_refused_with_its_lin
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_what_stands_below_main_is_left_to_the_file(tmp_path: Path) -> None:
     out = tmp_path / "out"
     guarded = '    if __name__ == "__main__":\n        flow.run_local()\n'
@@ -286,6 +288,7 @@ def test_a_file_that_cannot_be_loaded_shows_the_users_traceback_only(tmp_path: P
     assert "cli.py" not in done.stderr
 
 
+@pytest.mark.slow
 def test_unknown_arguments_and_settings_are_refused(app: str) -> None:
     assert "No such option: --paralelism" in run_here("run", f"{app}:flow", "--paralelism", "3").stderr
     done = run_here("run", f"{app}:flow", "--conf", "spark.executor.memory")
@@ -310,6 +313,7 @@ def test_explain_prints_chains_edges_settings_and_guarantees(app: str) -> None:
         assert expected in done.stdout
 
 
+@pytest.mark.slow
 def test_explain_says_where_each_value_comes_from(tmp_path: Path) -> None:
     """A flag overrides the environment, which overrides the flow file."""
     flow = 'Dataflow("from-the-shell", retained=2, min_pause=3, mode="at_least_once")'

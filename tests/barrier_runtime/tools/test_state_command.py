@@ -94,6 +94,7 @@ def test_timers_that_fire_never_are_shown(tmp_path: Path) -> None:
     assert [json.loads(line)["at"] for line in lines] == ["1970-01-01 00:00:01+00:00", 2**62]
 
 
+@pytest.mark.slow
 def test_a_number_that_no_column_holds_is_refused_by_name_and_others_are_shown(tmp_path: Path) -> None:
     asked_flow().run_local(checkpoints=tmp_path, parallelism=1)
     with pytest.raises(InvalidJob, match=r"job asked, asked.huge: a value does not fit .*9223372036854775808"):

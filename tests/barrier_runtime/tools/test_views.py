@@ -187,6 +187,7 @@ def watched(answers: Answers, *, terminal: bool = True, once: bool = False) -> s
 ENDED = msgspec.structs.replace(BUSY, outcome="finished", phase="finished", condition="FINISHED", condition_reason="")
 
 
+@pytest.mark.slow
 def test_top_looks_until_the_job_ends_and_leaves_how_it_ended() -> None:
     answers = Answers(BUSY, BUSY, ENDED)
     text = watched(answers)
@@ -194,6 +195,7 @@ def test_top_looks_until_the_job_ends_and_leaves_how_it_ended() -> None:
     assert "job flights: finished, FINISHED" in text
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_away_is_said_and_asked_again() -> None:
     text = watched(Answers(BUSY, Unavailable("coordinator does not answer"), ENDED))
     assert "coordinator does not answer" in text
@@ -212,6 +214,7 @@ def test_without_a_terminal_or_once_it_looks_once(terminal: bool, once: bool) ->
     assert answers.slept == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_quietly() -> None:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt

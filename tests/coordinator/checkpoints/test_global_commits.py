@@ -218,6 +218,7 @@ def test_a_sink_that_stays_far_behind_becomes_visible_all_the_same() -> None:
     assert asked == sorted(set(asked))
 
 
+@pytest.mark.slow
 def test_no_more_checkpoints_are_taken_while_a_sink_is_too_far_behind() -> None:
     """Every snapshot lists the invisible committables, so their number must be bounded."""
     coordinator, a, b = started(MemoryStore(), JOB)

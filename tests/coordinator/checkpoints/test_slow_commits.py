@@ -225,6 +225,7 @@ def test_status_metrics_page_and_why_name_the_sink_until_it_has_caught_up(chains
     assert coordinator.protocol.slow_commits == ()
 
 
+@pytest.mark.slow
 def test_commits_that_hold_checkpoints_up_are_one_trouble_and_not_one_per_commit() -> None:
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(max_commits_behind=2, interval_ms=200)))
     run = Slow(coordinator, a, b, commit_ms=lambda: 4_000)

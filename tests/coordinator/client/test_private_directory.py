@@ -47,6 +47,7 @@ def test_it_is_private_and_goes_with_its_contents(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_next_driver_removes_the_directory_of_a_killed_but_not_of_a_living_driver(tmp_path):
     """J7"""
     killed, left = driver(tmp_path)

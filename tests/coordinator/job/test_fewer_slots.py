@@ -1,6 +1,7 @@
 """Jobs with `at_least`: fewer slots while others stay away, and the return to full width (`phases/width`)."""
 
 import msgspec
+import pytest
 from coordinator_world import Coordinator, FakeSlot, kinds, log_of, spec, started
 
 from barrier_runtime.coordinator.job.effects import Append
@@ -123,6 +124,7 @@ def test_commits_that_a_lost_slot_owed_are_made_by_the_fewer_slots():
     assert not first.last(Deploy).settled, "a claim of one of two slots is none about all rows"
 
 
+@pytest.mark.slow
 def test_the_job_returns_to_full_width_when_there_is_a_core():
     store = MemoryStore()
     coordinator, first, _ = narrowed_job(store)
@@ -153,6 +155,7 @@ def test_a_failed_return_is_requested_again_later():
     assert [each.state for each in coordinator.status.rescales] == ["failed", "starting"]
 
 
+@pytest.mark.slow
 def test_a_slot_that_goes_after_each_return_moves_the_job_ever_less_often():
     store = MemoryStore()
     coordinator, first, _ = narrowed_job(store)

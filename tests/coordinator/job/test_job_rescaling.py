@@ -273,6 +273,7 @@ def test_sources_that_have_stopped_for_nothing_read_on_in_a_new_generation(momen
     coordinator.run_with(a, b)
 
 
+@pytest.mark.slow
 def test_a_leaving_slot_that_stands_still_between_decision_and_commit_holds_the_move():
     """The slot has pre-committed checkpoint m, knows that m is decided, stalls for a minute, then commits.
 

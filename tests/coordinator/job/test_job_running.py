@@ -120,6 +120,7 @@ def pass_beats(coordinator, slot, times):
         coordinator.settle()
 
 
+@pytest.mark.slow
 def test_a_job_that_has_run_waits_for_lost_slots_without_end():
     coordinator, first, second = started(MemoryStore())
     second.cut()
@@ -137,6 +138,7 @@ def test_a_job_that_has_run_waits_for_lost_slots_without_end():
     assert coordinator.status.condition == "RUNNING"
 
 
+@pytest.mark.slow
 def test_a_lost_slot_of_a_run_without_spark_is_not_expected_from_spark():
     coordinator, first, second = started(MemoryStore(), spec(carrier="processes"))
     second.cut()

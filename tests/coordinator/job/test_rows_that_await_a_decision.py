@@ -65,6 +65,7 @@ def test_a_failed_checkpoint_is_requested_again(job: JobSpec) -> None:
     assert kinds(coordinator.store) == ["FENCE", "COMPLETE"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chains", [(SOURCE,), (SOURCE, SINK)], ids=["rows wait", "all ended"])
 def test_checkpoints_that_fail_again_and_again_are_requested_after_pauses(
     job: JobSpec, chains: tuple[int, ...]

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from barrier_runtime.coordinator.job.slots import SlotTable
 from barrier_runtime.coordinator.wire.messages import Register, Trigger
 from barrier_runtime.state.store.memory import MemoryStore
@@ -60,6 +62,7 @@ def per_message(parallelism: int) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_work_per_message_does_not_grow_with_the_slots() -> None:
     few, many = per_message(16), per_message(128)
     assert {kind: many[kind] / few[kind] < 1.2 for kind in few} == dict.fromkeys(few, True), (few, many)

@@ -48,6 +48,7 @@ def restart(store: MemoryStore, number: int) -> Coordinator:
     return Coordinator(store, job, leader="leader-b", now_ms=5_000_000).begin()
 
 
+@pytest.mark.slow
 def test_kept_checkpoint_below_the_base_is_restored_by_number(store: MemoryStore) -> None:
     coordinator, *slots = started(store, spec(checkpoints=RETAINED))
     complete(coordinator, slots, 60)
@@ -59,6 +60,7 @@ def test_kept_checkpoint_below_the_base_is_restored_by_number(store: MemoryStore
     assert complete_of(restored).checkpoint == 43
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [20, 40])
 def test_start_from_a_dropped_checkpoint_names_the_kept_ones(store: MemoryStore, number: int) -> None:
     coordinator, *slots = started(store, spec(checkpoints=RETAINED))
@@ -77,6 +79,7 @@ def test_number_that_was_never_reached_is_refused_as_before(store: MemoryStore) 
     assert "has no completed checkpoint 99 (newest: 30, 29" in ended.reason
 
 
+@pytest.mark.slow
 def test_reader_of_a_dropped_checkpoint_of_a_compacted_log_learns_the_kept_ones(tmp_path: Path) -> None:
     coordinator, *slots = started(open_store(str(tmp_path)), spec(checkpoints=RETAINED))
     complete(coordinator, slots, 60)
@@ -85,6 +88,7 @@ def test_reader_of_a_dropped_checkpoint_of_a_compacted_log_learns_the_kept_ones(
         find_checkpoint(str(tmp_path), "flights", 20)
 
 
+@pytest.mark.slow
 def test_pinned_checkpoint_is_opened_by_another_process_after_the_log_was_compacted(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     coordinator, *slots = started(store)

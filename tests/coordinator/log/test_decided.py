@@ -213,6 +213,7 @@ def test_the_newest_decision_outlives_a_replay_that_decides_nothing(store):
     assert again.status.restored_checkpoint == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(20))
 def test_files_of_kept_checkpoints_are_there_through_runs_and_replays(store, seed):
     """I7: runs that keep more or fewer, restore the newest or an older kept one, and die anywhere."""

@@ -325,6 +325,7 @@ def test_a_changed_predecessor_breaks_the_chain(store):
         view(store)
 
 
+@pytest.mark.slow
 def test_a_bit_of_the_head_that_was_read_wrongly_does_not_get_into_the_chain(store):
     """Found by the simulation: no other record covers the head, and the next record takes over the hash of the head."""
     fenced(store)

@@ -61,6 +61,7 @@ def long_job(store: MemoryStore, checkpoints: int = 60) -> tuple[Coordinator, li
 # ---------------------------------------------------------------- what stays
 
 
+@pytest.mark.slow
 def test_compacted_log_keeps_its_end_fences_milestones_and_kept_decisions(
     store: MemoryStore, small_steps: None
 ) -> None:
@@ -79,6 +80,7 @@ def test_compacted_log_keeps_its_end_fences_milestones_and_kept_decisions(
     assert not damage(store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hint", ["none", "fresh", "old", "in a gap", "beyond the end"])
 def test_every_hint_leads_to_the_end_of_a_compacted_log(store: MemoryStore, small_steps: None, hint: str) -> None:
     long_job(store)
@@ -94,6 +96,7 @@ def test_every_hint_leads_to_the_end_of_a_compacted_log(store: MemoryStore, smal
     assert [entry.record.checkpoint for entry in view.completes] == [60, 59, 58]
 
 
+@pytest.mark.slow
 def test_decisions_that_a_sink_has_not_committed_stay(store: MemoryStore, small_steps: None) -> None:
     coordinator, *slots = started(
         store, spec(checkpoints=msgspec.structs.replace(spec().checkpoints, max_commits_behind=900))
@@ -107,6 +110,7 @@ def test_decisions_that_a_sink_has_not_committed_stay(store: MemoryStore, small_
     assert len(positions(store)) < 42
 
 
+@pytest.mark.slow
 def test_records_of_a_compacted_log_are_refused_by_earlier_releases(store: MemoryStore, small_steps: None) -> None:
     long_job(store)
     head = max(positions(store))
@@ -125,6 +129,7 @@ def decide_without_compaction(coordinator: Coordinator, *slots: FakeSlot) -> Non
                 slot.commit(slot.highest)
 
 
+@pytest.mark.slow
 def test_crash_after_any_deletion_leaves_a_whole_log_that_is_compacted_later(small_steps: None) -> None:
     def life(deletions: int) -> tuple[MemoryStore, int]:
         """Returns the store, and how many deletions the last compaction needs. Crashes after `deletions`."""
@@ -201,6 +206,7 @@ def compact_on(store: MemoryStore) -> None:
             slot.commit(slot.highest)
 
 
+@pytest.mark.slow
 def test_fence_in_a_gap_is_overtaken(store: MemoryStore, small_steps: None) -> None:
     """A process reads the log and stalls, while its next position is written and compacted away."""
     coordinator, *slots = started(store)
@@ -237,6 +243,7 @@ def test_append_outside_of_a_coordinator_repeats_reads_that_fail(store: MemorySt
     assert isinstance(record(store, 3), Fence)
 
 
+@pytest.mark.slow
 def test_deposed_leader_finds_a_fence_at_its_next_position_for_ever(store: MemoryStore, small_steps: None) -> None:
     coordinator, *slots = started(store)
     coordinator.checkpoint(*slots)
@@ -248,6 +255,7 @@ def test_deposed_leader_finds_a_fence_at_its_next_position_for_ever(store: Memor
         check_permit(store, PATHS, permit)
 
 
+@pytest.mark.slow
 def test_permit_is_void_once_its_own_records_are_compacted(store: MemoryStore, small_steps: None) -> None:
     coordinator, *slots = started(store)
     permit = coordinator.protocol.facts.led.permit
@@ -260,6 +268,7 @@ def test_permit_is_void_once_its_own_records_are_compacted(store: MemoryStore, s
         check_permit(store, PATHS, permit, answered)
 
 
+@pytest.mark.slow
 def test_reader_that_meets_a_compaction_between_two_reads_looks_again(store: MemoryStore, small_steps: None) -> None:
     coordinator, slots = long_job(store, 30)
     read = store.get
@@ -282,6 +291,7 @@ def test_reader_that_meets_a_compaction_between_two_reads_looks_again(store: Mem
         assert view.head.position >= max(positions(store)) - 20
 
 
+@pytest.mark.slow
 def test_stalled_compaction_spares_a_new_log_in_the_folder_of_a_deleted_job(
     store: MemoryStore, small_steps: None
 ) -> None:
@@ -311,6 +321,7 @@ def test_stalled_compaction_spares_a_new_log_in_the_folder_of_a_deleted_job(
 # ---------------------------------------------------------------- fsck
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["in reach", "the FENCE of the generation", "a kept decision"])
 def test_fsck_reports_records_that_compaction_would_not_delete(
     store: MemoryStore, small_steps: None, lost: str
@@ -334,6 +345,7 @@ def test_fsck_reports_records_that_compaction_would_not_delete(
     assert PATHS.log_record(position) in {each.object for each in damage(store)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retained", [1, 2, 3, 10, 30])
 def test_fsck_accepts_lists_of_decisions_deleted_below_the_base(
     store: MemoryStore, small_steps: None, retained: int
@@ -350,6 +362,7 @@ def test_fsck_accepts_lists_of_decisions_deleted_below_the_base(
     assert not damage(store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["after the list", "while files are read"])
 def test_fsck_of_a_job_that_compacts_its_log_meanwhile(store: MemoryStore, small_steps: None, moment: str) -> None:
     coordinator, slots = long_job(store, 30)

@@ -94,6 +94,7 @@ def lived_through_everything(retained):
         yield store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retained", [1, 2, 3])
 def test_what_coordinators_write_is_whole_at_every_point(retained):
     """I1, I2, I3, I7: after failures, restarts, new runs, replays and a discard, deleting included."""
@@ -321,6 +322,7 @@ def test_a_retained_manifest_of_another_job_is_found():
     assert "trains" in harm.found
 
 
+@pytest.mark.slow
 def test_files_are_read_in_pieces_and_packed_ones_at_their_offset(store):
     """S12."""
     data = bytes(range(256)) * 40_000  # 10 MB

@@ -88,6 +88,7 @@ def test_the_lag_of_replayed_data_is_a_dash():
     assert lag(4_941 * DAY_MS) == lag(None) == ABSENT
 
 
+@pytest.mark.slow
 def test_names_are_text_and_a_thousand_jobs_are_a_page_of_bounded_rows():
     evil = replace(STUCK, job="<script>", condition_reason="<b>" * 10_000, program="<i>")
     html = jobs_page([evil], "s3://b", "<script>alert(1)</script>", "ended")

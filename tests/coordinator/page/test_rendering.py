@@ -75,6 +75,7 @@ def empty() -> JobStatus:
     )
 
 
+@pytest.mark.slow
 def test_a_job_is_shown_with_everything_that_is_known():
     html = render.job_page(facts())
     assert len(svgs(html)) == 5  # latency of an hour, graph, events twice, checkpoints
@@ -304,6 +305,7 @@ def test_invisible_characters_are_written_out_and_others_left_alone(text):
         assert shown == text
 
 
+@pytest.mark.slow
 def test_a_report_stands_alone():
     html = render.report(facts())
     assert "<script" not in html
@@ -371,6 +373,7 @@ def test_a_report_masks_what_looks_like_a_secret(secret):
     assert "******" in html
 
 
+@pytest.mark.slow
 def test_masking_leaves_what_is_no_secret():
     text = (
         "checkpoint 12 of /data/x at http://host:80/a?b=c: KeyError: 'price' in slot 1; key: ('ann', 3); author: bob; "
@@ -408,6 +411,7 @@ def test_a_box_without_figures_has_none_and_is_lower():
     assert [each.text for each in other.findall("{*}text")] == ["b"]
 
 
+@pytest.mark.slow
 def test_a_graph_of_two_hundred_operators_in_a_row_is_made_in_time():
     """Within a second of processor time, also a chain that is as deep as it is long."""
     chains = [

@@ -187,6 +187,7 @@ def copied(store: MemoryStore) -> MemoryStore:
     return other
 
 
+@pytest.mark.slow
 def test_every_order_of_three_moves_ends_in_the_state_that_was_asked_for():
     todo = [(MemoryStore(), Job(), ())]
     while todo:
@@ -198,6 +199,7 @@ def test_every_order_of_three_moves_ends_in_the_state_that_was_asked_for():
                 todo.append((here, after, (*moves, move)))
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_twelve_moves_in_any_order_end_in_the_state_that_was_asked_for():
     for seed in some(40):
@@ -229,6 +231,7 @@ def test_a_replay_of_what_the_job_has_just_begun_with_writes_nothing():
     assert "it is checkpoint" in begin(store, URLS["S"], of(allow_replay=True))
 
 
+@pytest.mark.slow
 def test_a_savepoint_is_known_after_more_runs_than_are_read_back():
     store = MemoryStore()
     begin(store, URLS["S"])

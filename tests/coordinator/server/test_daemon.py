@@ -348,6 +348,7 @@ def test_an_interface_that_is_missing_is_named_with_the_others(tmp_path, monkeyp
     assert ": no such name, and the interfaces of this host are " in said
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_does_not_come_up_is_reported_with_the_last_error(embedded):
     with pytest.raises(Unavailable, match=r"did not come up in time: no answer. Its log says:"):
         embedded._check_alive(Unavailable("no answer"), deadline=float("-inf"))
@@ -481,6 +482,7 @@ def test_a_slot_with_a_wrong_secret_gets_nowhere(attacked):
     assert attacked.client.status(job.job).slots == ()
 
 
+@pytest.mark.slow
 def test_slot_with_another_python_is_refused_by_name_and_the_job_fails(embedded):
     secret = bytes.fromhex(embedded.submit(JOB).secret)
     slot = TcpSlot(JOB.job, JOB.run_id, secret, 1)
@@ -496,6 +498,7 @@ def failed(coordinator):
     return status if status.outcome == "failed" else None
 
 
+@pytest.mark.slow
 def test_slot_of_another_protocol_is_refused_by_name_and_the_job_fails(embedded, monkeypatch):
     secret = bytes.fromhex(embedded.submit(JOB).secret)
     monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 1)
@@ -517,6 +520,7 @@ def test_stranger_of_another_protocol_changes_nothing(attacked, monkeypatch):
     assert attacked.client.status(job.job).outcome is None
 
 
+@pytest.mark.slow
 def test_a_slot_that_registers_as_another_is_cut_off(attacked):
     """G7: the registered identity must be the identity proven in the handshake."""
     job = msgspec.structs.replace(JOB, job="as-another")

@@ -185,6 +185,7 @@ def test_a_slot_that_disconnects_and_never_returns_is_waited_for_then_named():
     assert "slot 0 of host h missing" in outcome.reason
 
 
+@pytest.mark.slow
 def test_a_runner_that_was_cancelled_is_deaf_to_what_slots_still_say(caplog):
     """F9: Ctrl-C or a stopping daemon while acks are on their way: no write and no error."""
 

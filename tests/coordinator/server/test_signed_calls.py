@@ -170,6 +170,7 @@ async def test_a_changed_call_is_refused_and_does_nothing():
         assert directory.jobs == {}
 
 
+@pytest.mark.slow
 def test_a_step_of_the_drivers_clock_is_no_refusal_of_the_job(tmp_path, monkeypatch):
     """`Unavailable` is tried again; `InvalidJob` would end a healthy job."""
     with EmbeddedCoordinator(str(tmp_path / "checkpoints")) as daemon:

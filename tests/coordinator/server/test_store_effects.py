@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from unittest.mock import patch
 
+import pytest
 from coordinator_world import Coordinator, keys_of, spec, started
 
 from barrier_runtime.coordinator.job.effects import Append, Compact
@@ -113,6 +114,7 @@ def test_closed_threads_end_a_compaction_before_its_next_records() -> None:
     assert 1_000 - 128 <= len(positions(store)) < 1_000
 
 
+@pytest.mark.slow
 def test_fence_in_a_gap_is_answered_with_the_proof_and_the_start_reads_again() -> None:
     """A start reads the log and stalls before FENCE, while other runs write the position and compact the log."""
 

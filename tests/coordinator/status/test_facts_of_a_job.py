@@ -162,6 +162,7 @@ def test_who_started_the_successor_tells_how_the_leader_before_ended_and_when(st
     assert msgspec.json.decode(b'{"token": 1, "leader": "a", "at_ms": 5}', type=TakeoverStatus).ended == ""
 
 
+@pytest.mark.slow
 def test_the_latencies_of_an_hour_are_a_point_a_minute(store) -> None:
     coordinator, a, b = started(store, spec(slot_timeout_ms=600_000))
     own = HdrHistogram(1, 3_600_000_000, 3)

@@ -170,6 +170,7 @@ def test_series_are_bounded_by_operators_and_slots(operators: int, slots: int) -
     assert (PER_JOB, PER_OPERATOR, PER_SLOT) == (40, 12, 6)
 
 
+@pytest.mark.slow
 def test_a_thousand_operators_in_64_slots_fit_into_a_megabyte() -> None:
     status = large(1_000, 64)
     assert len(exposition([status], status.at_ms)) <= 1_000_000

@@ -514,6 +514,7 @@ def test_no_checkpoint_is_missed_while_last_commits_of_finished_input_are_awaite
     assert coordinator.status.condition == "FINISHED"
 
 
+@pytest.mark.slow
 def test_a_watched_job_that_is_well_needs_no_ticks_of_its_own():
     """The watchdog must not wake an idle coordinator again and again."""
     coordinator, a, b = started(MemoryStore(), spec(progress_timeout_ms=3_000_000, slot_timeout_ms=600_000))

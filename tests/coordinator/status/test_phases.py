@@ -68,6 +68,7 @@ def test_times_that_cannot_be_hold_up_no_checkpoint(strange: float) -> None:
     assert found.start_delay_ms in (0.0, (2**32 - 1) / 10)
 
 
+@pytest.mark.slow
 def test_of_more_subtasks_than_the_bound_the_slowest_are_kept() -> None:
     acks, acked_ms = some(MOST + 500)
     found = unpacked(packed(acks, acked_ms, TRIGGERED_MS))
@@ -104,6 +105,7 @@ def test_damage_is_told_as_such(wrong: bytes) -> None:
         unpacked(wrong)
 
 
+@pytest.mark.slow
 def test_a_trace_has_all_subtasks_while_they_are_few_or_checkpoints_are_rare() -> None:
     def subtasks(spans) -> int:
         return sum(span.name.startswith("subtask ") for span in spans)

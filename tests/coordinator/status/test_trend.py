@@ -2,6 +2,7 @@
 
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,6 +79,7 @@ def test_points_are_in_order_within_an_hour_and_few_whatever_the_clock_does(step
     assert len(downsampled(trend.points(now_ms + 2 * STEP_MS), most)) <= most + 1
 
 
+@pytest.mark.slow
 def test_a_thousand_jobs_take_a_bounded_memory():
     trends = [Trend() for _ in range(1_000)]
     for trend in trends:

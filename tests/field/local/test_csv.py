@@ -72,12 +72,14 @@ def test_spellings_of_null_are_null_in_declared_columns_of_numbers(tmp_path: Pat
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_a_written_nan_is_read_as_nan_and_a_null_as_null(tmp_path: Path) -> None:
     path = written(tmp_path, [{"x": float("nan")}, {"x": None}, {"x": float("-inf")}], {"x": float})
     assert [str(row["x"]) for row in read(path, schema={"x": float})] == ["nan", "None", "-inf"]
 
 
 # Source: our own trial
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", [None, {"n": int, "text": str}])
 def test_quoted_line_breaks_are_kept_in_large_files(tmp_path: Path, schema: Any) -> None:
     texts = [f"x{number},1\n{number},y" for number in range(20_000)]
@@ -118,6 +120,7 @@ def test_a_guess_keeps_what_is_written(tmp_path: Path, values: list[str]) -> Non
 
 
 # Source: our own trial
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "later", "kind"),
     [
@@ -155,6 +158,7 @@ def test_a_later_value_that_its_guess_does_not_keep_ends_the_job(
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_nulls_of_a_single_column_are_read_back(tmp_path: Path) -> None:
     path = written(tmp_path, [{"n": 1}, {"n": None}, {"n": 3}, {"n": None}], {"n": int})
     assert [row["n"] for row in read(path)] == [1, None, 3, None]
@@ -198,6 +202,7 @@ def test_a_column_that_csv_does_not_hold_is_refused_when_the_flow_is_written(tmp
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_bytes_that_are_not_of_the_encoding_are_named_with_their_line(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_bytes(b"n,t\n" + b"1,x\n" * (BLOCK // 4) + b"2,\x81\n")
     for encoding, said in (("utf-8", "is not UTF-8"), ("cp1252", "is not cp1252")):
@@ -235,6 +240,7 @@ def test_text_behind_a_closing_quote_is_refused_with_its_line(tmp_path: Path, va
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_text_behind_a_closing_quote_is_refused_in_large_files_and_headers(tmp_path: Path) -> None:
     lines = "".join(f'{n},"x{n},1\n{n},y"\n' for n in range(BLOCK // 10))
     (tmp_path / "in.csv").write_text(f'n,v\n{lines}7,"a\\"b"\n')

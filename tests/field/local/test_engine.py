@@ -28,6 +28,7 @@ def numbers(index: int, of: int) -> Iterator[dict[str, int]]:
 
 
 # Source: our own trial
+@pytest.mark.slow
 @pytest.mark.parametrize("drain", [False, True], ids=["stopped", "drained"])
 def test_an_at_least_once_sink_writes_no_row_twice_after_a_graceful_stop(tmp_path: Path, drain: bool) -> None:
     rows: list[tuple[object, ...]] = []
@@ -60,6 +61,7 @@ def test_an_at_least_once_sink_writes_no_row_twice_after_a_graceful_stop(tmp_pat
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_an_aggregate_of_a_running_aggregate_counts_every_update_and_says_so() -> None:
     def per_city(first: bool) -> list[int]:
         rows = [{"user": user, "at": datetime(2026, 1, 1)} for user in ("ada", "ada", "ada", "bob")]

@@ -39,6 +39,7 @@ def counting(out: CollectSink) -> Dataflow:
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_a_job_put_on_another_savepoint_does_not_go_on_with_it_as_the_first(tmp_path: Path) -> None:
     s, t = str(tmp_path / "s"), str(tmp_path / "t")
     for url, seen in ((s, 10), (t, 100)):
@@ -61,6 +62,7 @@ def test_a_job_put_on_another_savepoint_does_not_go_on_with_it_as_the_first(tmp_
 
 
 # Source: our own trial
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ["latest", "1"])
 def test_another_kind_of_step_under_an_old_name_does_not_begin_at_zero(tmp_path: Path, checkpoint: str) -> None:
     def totals(kind: str) -> Dataflow:
@@ -107,6 +109,7 @@ def csv_or_json(folder: Path) -> list[str]:
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_a_job_of_the_same_name_elsewhere_does_not_own_a_claimed_savepoint(tmp_path: Path) -> None:
     url, known = str(tmp_path / "s"), pa.table({"key": [1], "value": [10]})
     write_savepoint(url, flow=counting(CollectSink()), states={("own", "seen"): known}, parallelism=1)
@@ -124,6 +127,7 @@ def test_a_job_of_the_same_name_elsewhere_does_not_own_a_claimed_savepoint(tmp_p
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_rows_held_by_windows_are_not_read_by_other_columns(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text('{"k": "a", "t": 0, "n": 1, "m": 10}\n')

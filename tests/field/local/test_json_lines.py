@@ -119,6 +119,7 @@ def test_whole_numbers_keep_their_digits(tmp_path: Path) -> None:
 
 
 # Source: our own trial
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "later"),
     [
@@ -241,6 +242,7 @@ def test_a_line_of_null_is_no_row_and_ends_no_process(tmp_path: Path, data: str,
 
 
 # Source: our own trial
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", ["{}", '{{"y": {}}}', "[{}]"])
 @pytest.mark.parametrize(
     "texts", [("2024-01-01T00:00:00Z", "2024-01-01T00:00:00"), ("2024-01-01T00:00:00", "2024-01-01T00:00:00+02:00")]
@@ -253,6 +255,7 @@ def test_a_guessed_time_has_a_zone_everywhere_or_nowhere(tmp_path: Path, texts: 
 
 
 # Source: our own trial
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "later", "name"),
     [

@@ -22,6 +22,7 @@ def test_a_byte_order_mark_before_a_quoted_header_is_no_part_of_a_name(tmp_path:
 
 
 # Source: apache/arrow#51368
+@pytest.mark.slow
 def test_a_quoted_line_break_of_two_bytes_stays_whole_wherever_it_stands(tmp_path: Path) -> None:
     text = "A\r\nB"
     for at in range((256 << 10) - 12, (256 << 10) + 4):
@@ -32,6 +33,7 @@ def test_a_quoted_line_break_of_two_bytes_stays_whole_wherever_it_stands(tmp_pat
 
 
 # Source: pola-rs/polars#19078, pandas-dev/pandas#59009
+@pytest.mark.slow
 def test_quoted_line_breaks_in_a_large_file_make_no_rows(tmp_path: Path) -> None:
     lines = [f'{number};"x{number}\ny;{number}"' for number in range(30_000)]
     (tmp_path / "a.csv").write_text("id;s\n" + "\n".join(lines) + "\n")
@@ -138,6 +140,7 @@ def test_an_object_with_a_name_twice_is_refused_with_the_name(tmp_path: Path) ->
 
 
 # Source: delta-io/delta-rs#1591, ClickHouse/ClickHouse#111758
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", [CsvSink, JsonlSink, ParquetSink])
 def test_texts_with_signs_of_paths_are_read_back_from_partitions(tmp_path: Path, sink: Any) -> None:
     texts = ["a/b", "%", "100%25", "ID$", "R&D", "a b", "a=b", "..", ".", "ü", "x:y", "*", "?", "#", "", None, "null"]
@@ -151,6 +154,7 @@ def test_texts_with_signs_of_paths_are_read_back_from_partitions(tmp_path: Path,
 
 
 # Source: delta-io/delta-rs#495
+@pytest.mark.slow
 def test_a_partition_column_may_have_signs_of_paths_in_its_name(tmp_path: Path) -> None:
     name, flow = "x%20/x=", Dataflow("field")
     sink = ParquetSink(str(tmp_path / "out"), partition_by=[name])
@@ -224,6 +228,7 @@ def test_a_csv_file_of_another_encoding_is_refused(tmp_path: Path, data: bytes, 
 
 
 # Source: our own trial
+@pytest.mark.slow
 @pytest.mark.parametrize("watch", [None, 0.01])
 def test_files_that_a_folder_has_beside_those_read_are_counted(tmp_path: Path, watch: Any) -> None:
     for name in ("a.csv", "b.csv", "notes.md", "old.txt", "_SUCCESS"):

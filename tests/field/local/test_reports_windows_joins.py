@@ -30,12 +30,14 @@ def windowed(rows: list[tuple[str, int, int]], window: Any, **options: Any) -> l
 
 
 # Source: apache/flink#18982
+@pytest.mark.slow
 def test_a_row_long_before_1970_is_in_the_window_around_it() -> None:
     assert windowed([("a", -18_000, 1)], Tumbling(7 * SECOND)) == [("a", -21, -14, 1)]
     assert windowed([("a", -1, 1)], Tumbling(7 * SECOND)) == [("a", -7, 0, 1)]
 
 
 # Source: apache/spark#36737
+@pytest.mark.slow
 def test_windows_with_an_offset_hold_rows_before_1970() -> None:
     rows = [("a", -58_000, 1), ("a", -48_000, 2)]
     assert windowed(rows, Tumbling(10 * SECOND, 5 * SECOND)) == [("a", -65, -55, 1), ("a", -55, -45, 1)]
@@ -62,6 +64,7 @@ def test_a_late_row_does_not_open_or_lengthen_the_next_session() -> None:
 
 
 # Source: apache/beam#18677
+@pytest.mark.slow
 def test_a_row_whose_own_session_is_still_open_is_not_dropped() -> None:
     """Flink's rule: the row at 3 s arrives at watermark 6 s, and a session of this row alone ends at 8 s."""
     rows = [("a", 0, 1), ("b", 6_000, 2), ("a", 3_000, 3), ("b", 30_000, 4)]
@@ -100,6 +103,7 @@ def joined(how: str, left: Rows, right: Rows, within: tuple[int, int] = (0, 5)) 
 
 
 # Source: apache/spark#23634
+@pytest.mark.slow
 def test_a_row_whose_partner_is_evicted_before_it_gets_no_null() -> None:
     left = [{"k": "a", "at": 10_000, "n": 1}, {"k": "z", "at": 200_000, "n": 2}]
     right = [{"k": "a", "at": 10_000, "n": 10}, {"k": "y", "at": 200_000, "n": 20}]
@@ -167,6 +171,7 @@ def test_nan_never_joins_with_nan() -> None:
 
 
 # Source: bytewax/bytewax#138, volga-project/volga#169
+@pytest.mark.slow
 def test_a_window_open_at_a_restart_closes_without_a_further_row_of_its_key(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()

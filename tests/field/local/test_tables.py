@@ -66,6 +66,7 @@ def test_int96_nanoseconds_are_kept_or_refused(tmp_path: Path) -> None:
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_int96_times_of_a_delta_table_are_read(tmp_path: Path) -> None:
     from deltalake import DeltaTable, Field, Schema
     from deltalake.schema import PrimitiveType
@@ -93,6 +94,7 @@ def partitioned(folder: Path, values: list[Any], kind: pa.DataType) -> dict[int,
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_null_and_the_text_that_stands_for_it_have_two_folders(tmp_path: Path) -> None:
     values = [None, "__HIVE_DEFAULT_PARTITION__", "x", None, "__HIVE_DEFAULT_PARTITION__", ""]
     found = partitioned(tmp_path, values, pa.string())
@@ -100,12 +102,14 @@ def test_null_and_the_text_that_stands_for_it_have_two_folders(tmp_path: Path) -
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_every_text_has_a_folder_of_its_own(tmp_path: Path) -> None:
     values = ["a", "A", "a.", "a ", " a", ".", "..", "a%20", "a%2E", "%", "a/b", "a=b", "a+b", "\n", "ü", "null", "é?#"]
     assert partitioned(tmp_path, values, pa.string()) == dict(enumerate(values))
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_dates_in_folders_are_days_of_a_calendar(tmp_path: Path) -> None:
     days = [datetime.date.min, datetime.date(2024, 2, 29), datetime.date.max, None]
     assert partitioned(tmp_path / "days", days, pa.date32()) == dict(enumerate(days))
@@ -133,6 +137,7 @@ DELTA_VALUES = {
 
 
 # Source: our own trial
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DELTA_VALUES)
 def test_a_partitioned_delta_table_has_folders_that_every_reader_reads(tmp_path: Path, kind: str) -> None:
     import polars
@@ -154,6 +159,7 @@ def test_a_partitioned_delta_table_has_folders_that_every_reader_reads(tmp_path:
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_an_empty_partition_text_of_a_change_feed_is_null(tmp_path: Path) -> None:
     from deltalake import DeltaTable, write_deltalake
 
@@ -202,6 +208,7 @@ def test_a_sink_beside_the_files_of_its_source_is_no_circle(tmp_path: Path) -> N
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_percent_signs_of_a_file_url_are_decoded(tmp_path: Path) -> None:
     write_int96(tmp_path / "my data" / "a.parquet", FAR)
     assert len(read(ParquetSource(f"file://{tmp_path}/my%20data"))) == len(FAR)
@@ -299,6 +306,7 @@ def test_an_iceberg_table_by_days_is_refused_at_the_start_without_the_library(
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_uuids_of_an_iceberg_table_are_appended_and_read(tmp_path: Path, catalog: dict[str, str]) -> None:
     import uuid
 
@@ -311,6 +319,7 @@ def test_uuids_of_an_iceberg_table_are_appended_and_read(tmp_path: Path, catalog
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_an_iceberg_column_that_was_renamed_away_ends_the_job_that_follows_it(catalog: dict[str, str]) -> None:
     rows = pa.table({"n": [1, 2], "v": ["a", "b"]})
     table = iceberg_table(catalog, rows.schema)

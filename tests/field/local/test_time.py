@@ -78,6 +78,7 @@ WHOLE_BATCHES: dict[str, tuple[Callable[[Stream], Stream], list[int]]] = {
 
 
 # Source: our own trial
+@pytest.mark.slow
 def test_the_last_millisecond_of_a_window_that_is_over_is_late_in_a_backlog_too() -> None:
     flow, out, late = Dataflow("field"), CollectSink(), CollectSink()
     rows = rows_of(flow, [{"k": "a", "t": t, "n": t} for t in (1_000, 999)])
@@ -138,6 +139,7 @@ class Priced:
 
 
 # Source: our own trial
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_rules_that_wait_for_a_barrier_are_valid_before_the_last_timers(parallelism: int) -> None:
     flow, out = Dataflow("field"), CollectSink()

@@ -79,6 +79,7 @@ def test_it_uploads_what_is_new_alone_and_restores(rocksdb_bench: Bench, fresh: 
     assert len(content(rocksdb_bench, first)) == LARGE
 
 
+@pytest.mark.slow
 def test_names_that_come_again_for_other_bytes_are_uploaded(rocksdb_bench: Bench) -> None:
     """Restores checkpoint 1 while files of 2 and 3 exist, then restores the checkpoints of this branch."""
     backend = rocksdb_bench.open()
@@ -142,6 +143,7 @@ def test_at_another_parallelism_it_names_files_of_the_snapshot_that_was_opened(
         restored = snapshots
 
 
+@pytest.mark.slow
 def test_segments_that_are_written_anew_are_no_stored_ones(rocksdb_bench: Bench) -> None:
     """At parallelism 3 the middle subtask opens the third of 4 databases; its segments are new, with old names."""
     groups = {group: key for key in reversed(range(20_000)) if (group := key_group((key,), MAX)) < MAX}

@@ -55,6 +55,7 @@ def test_state_comes_back_from_the_object_store_and_from_local_copies(bench: Ben
     assert dict(local.scan()) == dict(remote.scan()) == expected
 
 
+@pytest.mark.slow
 def test_state_comes_back_from_every_object_store(any_store: ObjectStore, tmp_path: Path) -> None:
     bench = Bench(tmp_path / "slot", store=any_store)
     backend = bench.open()
@@ -102,6 +103,7 @@ def test_an_empty_state_snapshots_and_restores(bench: Bench) -> None:
     assert dict(values(bench.open([of_operator(snapshot)])).scan()) == {}
 
 
+@pytest.mark.slow
 def test_files_above_the_parts_of_a_transfer_are_byte_identical_after_a_restore(
     rocksdb_bench: Bench, tmp_path: Path
 ) -> None:
@@ -188,6 +190,7 @@ def test_the_same_local_file_name_after_a_restore_is_uploaded_again(rocksdb_benc
     assert values(rocksdb_bench.open([of_operator(other)])).get((1_000,)) == noise["b"]
 
 
+@pytest.mark.slow
 def test_a_file_that_compaction_made_is_never_taken_for_an_older_one(rocksdb_bench: Bench) -> None:
     """S8: many flushes and compactions; every completed snapshot restores to exactly its content"""
     backend = rocksdb_bench.open()

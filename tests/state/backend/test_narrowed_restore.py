@@ -84,6 +84,7 @@ def test_no_entry_is_copied_where_one_snapshot_has_all(bench: Bench, monkeypatch
         backend.close()
 
 
+@pytest.mark.slow
 def test_what_its_owner_has_deleted_does_not_come_back_from_a_neighbours_files(bench: Bench) -> None:
     """Both subtasks have opened the files of one: foreign entries must be removed from these files."""
     taken = snapshots(bench, 2, 1)

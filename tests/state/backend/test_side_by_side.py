@@ -186,6 +186,7 @@ def check_as_table(bench: Bench, snapshot: OperatorSnapshot, state: dict[int, in
             assert [entry_key(key) for key, _ in part.entries("value", group, group)] == [(some,)]
 
 
+@pytest.mark.slow
 def test_a_composite_names_the_stored_files_again_and_so_does_its_restore(
     rocksdb_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def all_of(keyed: KeyedSnapshot, store: MemoryStore, folder: Path, only: KeyGrou
         return list(opened.entries(only.state, only.first, only.last))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "in_parts"), [(0, False), (1, True), (2, True)])
 def test_any_key_groups_give_what_the_whole_files_give(
     seed: int, in_parts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -107,6 +108,7 @@ def large(
     return stored(kv, store, folder / "checkpoint"), store
 
 
+@pytest.mark.slow
 def test_one_key_group_costs_a_small_part_of_the_bytes(
     large: tuple[KeyedSnapshot, CountedStore], tmp_path: Path
 ) -> None:
@@ -127,6 +129,7 @@ def test_one_key_is_found_among_those_that_begin_like_it(
     assert entries(keyed, store, tmp_path / "none", KeyGroups("two", 77, 77, columns=False, key=b"\xf0")) == []
 
 
+@pytest.mark.slow
 def test_a_key_that_was_deleted_with_many_behind_it_costs_a_second_look(tmp_path: Path) -> None:
     """The search for the first key after the group continues in blocks that were not fetched."""
     kv = RocksDbKv(tmp_path / "db", SlotMemory(16 << 20))
@@ -161,6 +164,7 @@ def test_files_of_a_layout_that_is_not_known_are_fetched_whole(
     assert store.read >= keyed.full_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moved", [0, 3_300])
 def test_of_several_databases_only_the_blocks_are_fetched_that_have_the_key_group(moved: int, tmp_path: Path) -> None:
     """Two databases side by side; nothing, or all entries up to half of a key group, has moved into the first.

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from barrier_runtime.state.columns.segment_plan import BOTTOM, Size, merge_from
 
 
@@ -39,6 +41,7 @@ def test_what_a_merge_makes_is_merged_on_when_there_are_enough_of_its_kind() -> 
     assert merge_from([base(100_000), *upper[1:], *[delta(1) for _ in range(24)]]) == 23
 
 
+@pytest.mark.slow
 def test_files_stay_few_and_rows_are_not_written_often() -> None:
     draw = random.Random(3)
     for changed in (1, 10, 100, 2_000):

@@ -155,6 +155,7 @@ def test_rows_that_a_disk_changed_are_noticed_when_they_are_read(bench: Bench) -
     assert content(dense(bench.open([of_operator(snapshot)]))) == dict.fromkeys(range(1_000), 1)
 
 
+@pytest.mark.slow
 def test_states_of_many_columns_come_back(bench: Bench) -> None:
     columns = {f"sum:a column with quite a long name, number {number}": ("f8", 0.5) for number in range(1_500)}
     backend = bench.open()
@@ -276,6 +277,7 @@ def test_the_first_eviction_turns_everything_into_entries(bench: Bench) -> None:
     assert content(dense(bench.open([of_operator(small)]))) == dict.fromkeys(range(800), 1)
 
 
+@pytest.mark.slow
 def test_one_part_in_segments_and_one_in_entries_become_one_table(bench: Bench) -> None:
     bench.cache_bytes = 1
     expected: dict[object, int] = {}

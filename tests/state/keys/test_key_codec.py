@@ -52,6 +52,7 @@ _alike = st.lists(st.sampled_from([*FIELDS, st.integers(-5, 5)]), max_size=3).fl
 )
 
 
+@pytest.mark.slow
 @examples(300)
 @given(_alike, st.lists(_key, max_size=2))
 def test_many_keys_at_once_are_encoded_as_each_is(keys: list[tuple[Any, ...]], others: list[tuple[Any, ...]]) -> None:
@@ -65,6 +66,7 @@ def test_many_keys_with_one_that_cannot_be_a_key_are_refused_as_it_is() -> None:
             encode_keys([(type(field)(), 1)] * 20 + [(field, 1)])
 
 
+@pytest.mark.slow
 @examples(300)
 @given(_alike)
 def test_columns_of_many_keys_are_the_fields_of_each(keys: list[tuple[Any, ...]]) -> None:
@@ -79,6 +81,7 @@ def test_of_many_keys_the_one_that_is_none_is_told() -> None:
             decode_columns([good, bad])
 
 
+@pytest.mark.slow
 @examples(500)
 @given(_key, _key)
 def test_the_order_of_the_bytes_is_the_order_of_the_keys(left: tuple[Any, ...], right: tuple[Any, ...]) -> None:

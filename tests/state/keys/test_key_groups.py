@@ -118,6 +118,7 @@ def _columns(draw: st.DrawFn) -> list[pa.Array]:
     return columns
 
 
+@pytest.mark.slow
 @examples(300)
 @given(_columns(), st.sampled_from([1, 2, 10, 128, 1_000, 32_768]))
 def test_one_key_and_whole_columns_always_agree(columns: list[pa.Array], max_parallelism: int) -> None:

@@ -22,6 +22,7 @@ def key_batch_of(keys: list[Key], fields: int) -> np.ndarray:
     return np.array(keys, np.int64).reshape(len(keys), fields).T
 
 
+@pytest.mark.slow
 @examples(60)
 @given(st.integers(1, 3), st.sampled_from([None, 0, 3]), st.data())
 def test_a_key_keeps_its_slot_until_it_is_removed_and_no_two_share_one(

@@ -87,6 +87,7 @@ def test_parts_in_another_order_are_told() -> None:
         LiveFiles().read(bytes(4) + b"\x01\x00\x03x")
 
 
+@pytest.mark.slow
 def test_checkpoints_are_linked_without_rocksdb_and_hold_what_its_own_hold(tmp_path: Path) -> None:
     kv, model = RocksDbKv(tmp_path / "db", MEMORY), {}
 

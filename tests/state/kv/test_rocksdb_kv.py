@@ -81,6 +81,7 @@ def test_a_scan_gives_the_range_in_order_also_when_much_is_written_meanwhile(tmp
     kv.close()
 
 
+@pytest.mark.slow
 def test_memory_heavy_filters_are_written_in_parts_beside_files_with_whole_filters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +282,7 @@ def test_a_write_between_two_checkpoints_is_in_the_second(tmp_path: Path) -> Non
         again.close()
 
 
+@pytest.mark.slow
 def test_all_databases_of_a_slot_share_one_bound(tmp_path: Path) -> None:
     memory = SlotMemory(8 << 20)
     cache, _ = memory.shared()
@@ -320,6 +322,7 @@ print(len(found), len(set(map(id, found))))
 """
 
 
+@pytest.mark.slow
 def test_databases_of_chains_that_are_opened_side_by_side_share_that_bound() -> None:
     """Runs in a process without rocksdict: the first caller waits for the import while other callers arrive."""
     root = Path(__file__).resolve().parents[3]
@@ -364,6 +367,7 @@ def test_a_database_is_closed_also_while_a_compaction_of_it_is_held(tmp_path: Pa
     assert kv.closes_soon
 
 
+@pytest.mark.slow
 def test_neither_writes_nor_flushes_wait_for_compactions_however_many_runs_exist(tmp_path: Path) -> None:
     """By default RocksDB slows writers down above some number of runs, and delays flushes to avoid that.
 

@@ -86,6 +86,7 @@ def fill(database: RocksDbKv, rows: int) -> None:
         database.flush()
 
 
+@pytest.mark.slow
 def test_a_database_is_closed_while_the_compaction_of_another_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_folder_is_one_process_s_alone(tmp_path: Path, memory: Path) -> None:
     assert [*memory.iterdir()] == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_leaves_goes_when_another_opens_a_database(
     tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def blocks_in(file: bytes, start: bytes, end: bytes) -> FilePart:
     return blocks_of(file[whole.offset : whole.end], whole, top, start, end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "most"), [(1, 2), (2, 40), (3, 300)])
 def test_an_index_of_two_levels_names_the_blocks_that_one_of_one_level_names(
     seed: int, most: int, tmp_path: Path

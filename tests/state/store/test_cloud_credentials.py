@@ -39,6 +39,7 @@ def test_a_machine_without_identity_is_told_what_to_set(monkeypatch: pytest.Monk
         open_store(PLACES["abfss"]).get("a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cloud", PLACES)
 def test_no_credentials_is_the_answer_of_the_first_request_whatever_it_is(
     cloud: str, monkeypatch: pytest.MonkeyPatch
@@ -64,6 +65,7 @@ def test_an_identity_that_is_away_for_a_moment_is_waited_for_and_nobodys_fault(m
         store.put("b", b"x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["obstore", "boto3"])
 def test_without_aws_credentials_the_variables_are_named(
     client: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

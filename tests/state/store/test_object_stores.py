@@ -23,6 +23,7 @@ from barrier_runtime.state.store.probe import probe_conditional_put
 from tests.cloud_emulators import Cloud
 
 
+@pytest.mark.slow
 def test_what_was_put_can_be_read_whole_and_in_parts(any_store: ObjectStore) -> None:
     any_store.put("a/b", b"0123456789")
     assert any_store.get("a/b") == b"0123456789"
@@ -35,6 +36,7 @@ def test_what_was_put_can_be_read_whole_and_in_parts(any_store: ObjectStore) -> 
     assert any_store.get("a/b") == b""
 
 
+@pytest.mark.slow
 def test_a_replaced_object_is_not_read_as_the_version_that_was_listed(any_store: ObjectStore) -> None:
     any_store.put("a/b", b"0123456789")
     (before,) = any_store.list("a/")
@@ -62,6 +64,7 @@ def test_an_absent_object_is_a_named_outcome(any_store: ObjectStore, tmp_path: P
     any_store.delete(["nothing/here"])
 
 
+@pytest.mark.slow
 def test_only_the_first_put_if_absent_lands(any_store: ObjectStore) -> None:
     """O1"""
     assert any_store.put_if_absent("log/1", b"mine") is PutOutcome.CREATED
@@ -70,6 +73,7 @@ def test_only_the_first_put_if_absent_lands(any_store: ObjectStore) -> None:
     assert any_store.get("log/1") == b"mine"
 
 
+@pytest.mark.slow
 def test_of_many_writers_of_one_key_exactly_one_is_told_that_it_landed(any_store: ObjectStore) -> None:
     """O1"""
     for position in range(5):
@@ -90,6 +94,7 @@ def test_files_travel_both_ways_and_never_onto_an_existing_file(any_store: Objec
         any_store.get_file("data/file", copy)
 
 
+@pytest.mark.slow
 def test_a_list_holds_every_key_with_the_prefix_and_no_other(any_store: ObjectStore) -> None:
     for key in ("a/x/1", "a/x/22", "a/y", "ab", "b/x/1"):
         any_store.put(key, b"abc")
@@ -117,6 +122,7 @@ def test_deleted_objects_are_gone_and_the_others_stay(any_store: ObjectStore) ->
     assert any_store.put_if_absent("a/1", b"again") is PutOutcome.CREATED
 
 
+@pytest.mark.slow
 def test_publish_makes_the_staged_object_visible_once_however_often_it_is_called(any_store: ObjectStore) -> None:
     """T2"""
     any_store.put("_staging/1", b"rows")

@@ -84,6 +84,7 @@ def test_region_and_endpoint_come_from_the_profile(no_settings: Path, monkeypatc
     assert (found.endpoint, found.region) == ("http://gate:1", "eu-north-1")
 
 
+@pytest.mark.slow
 def test_a_bundle_of_authorities_and_a_directory_bucket_are_left_to_boto3(
     no_settings: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_variables_that_boto3_does_not_know_change_nothing(script: Script, monke
     assert "/us-east-1/s3/" in headers["authorization"]
 
 
+@pytest.mark.slow
 def test_a_proxy_of_the_environment_is_used(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", script.endpoint)
     script.answers = [(200, "<rows/>")]
@@ -126,6 +128,7 @@ def test_a_proxy_of_the_environment_is_used(script: Script, monkeypatch: pytest.
         assert script.requests[-1][1] == "http://store.invalid:9000/bucket/jobs/a"
 
 
+@pytest.mark.slow
 def test_a_bucket_in_another_region_is_found_and_asked_there(script: Script) -> None:
     script.headers = {"x-amz-bucket-region": "eu-west-3"}
     script.answers = [(301, "PermanentRedirect"), (200, "")]
@@ -137,6 +140,7 @@ def test_a_bucket_in_another_region_is_found_and_asked_there(script: Script) -> 
     assert "/eu-west-3/" in script.requests[-1][2]["authorization"]
 
 
+@pytest.mark.slow
 def test_a_redirect_that_names_no_region_says_what_to_set(script: Script) -> None:
     script.answers = [(301, "PermanentRedirect")]
     store = ObstoreS3Store("bucket", "jobs", script.endpoint, QUICK)
@@ -163,6 +167,7 @@ def test_expired_credentials_are_read_again(
     assert keys == ["old-key", "old-key", "new-key"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["put", "put_if_absent"])
 def test_credentials_that_stay_expired_are_for_a_person(script: Script, operation: str) -> None:
     script.answers = [(403, "ExpiredToken")]
@@ -192,6 +197,7 @@ def test_credentials_that_are_away_for_a_moment_are_waited_for(script: Script, m
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_both_clients_name_objects_alike(s3_url: Callable[[str], str]) -> None:
     url = s3_url("odd ü+&=~")
     quick, plain = open_store(url), open_store(f"{url}&client=boto3")
@@ -207,6 +213,7 @@ def test_both_clients_name_objects_alike(s3_url: Callable[[str], str]) -> None:
     assert list(plain.list("")) == []
 
 
+@pytest.mark.slow
 def test_keys_that_obstore_cannot_name_do_not_hide_the_others(s3_url: Callable[[str], str], s3_endpoint: str) -> None:
     import boto3
 
@@ -223,6 +230,7 @@ def test_a_store_that_is_opened_again_shares_client_and_connections(s3_url: Call
     assert first._client is again._client is other._client  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_requests_of_boto3_are_counted_with_those_of_obstore(s3_url: Callable[[str], str]) -> None:
     store = open_store(s3_url("counted"))
     own = with_own_use(store)
@@ -236,6 +244,7 @@ def test_requests_of_boto3_are_counted_with_those_of_obstore(s3_url: Callable[[s
     assert counts_of(store).writes == 0
 
 
+@pytest.mark.slow
 def test_an_object_is_copied_between_buckets_by_the_service(
     s3_url: Callable[[str], str], make_bucket: Callable[[str], None]
 ) -> None:
@@ -269,6 +278,7 @@ def test_a_certificate_that_is_not_trusted_names_the_remedy() -> None:
     assert "set AWS_CA_BUNDLE to the file" in str(trouble)
 
 
+@pytest.mark.slow
 def test_an_upload_in_parts_that_fails_is_aborted(script: Script) -> None:
     begun = "<InitiateMultipartUploadResult><UploadId>U1</UploadId></InitiateMultipartUploadResult>"
     store, large = ObstoreS3Store("bucket", "jobs", script.endpoint, RetryBudget(attempts=1)), bytes(17 << 20)
@@ -282,6 +292,7 @@ def test_an_upload_in_parts_that_fails_is_aborted(script: Script) -> None:
     assert ("DELETE", "/bucket/jobs/big?uploadId=U1") in [(method, path) for method, path, _ in script.requests]
 
 
+@pytest.mark.slow
 def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(
     s3_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ LISTED = """<ListBucketResult><KeyCount>1</KeyCount><IsTruncated>false</IsTrunca
 <Size>1</Size><ETag>"tag"</ETag><LastModified>2026-11-28T12:00:00Z</LastModified></Contents></ListBucketResult>"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [0, 60, len(LISTED) - 1])
 def test_a_listing_whose_connection_ends_early_is_not_an_empty_folder(script: Script, store: Store, sent: int) -> None:
     script.answers = [(200, LISTED, sent), (200, LISTED)]
@@ -154,6 +155,7 @@ def test_an_object_that_is_not_deleted_is_told_also_behind_an_absent_one(
     store.delete(["a", "b"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "remedy"),
     [
@@ -194,6 +196,7 @@ def test_no_server_at_all_is_unavailable_and_a_conditional_put_unknown(script: S
     assert store.put_if_absent("a", b"x") is PutOutcome.UNKNOWN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["obstore", "boto3"])
 def test_a_bucket_that_does_not_exist_is_named(s3_endpoint: str, client: str) -> None:
     store = open_store(f"s3://no-such-bucket/prefix?endpoint={s3_endpoint}&client={client}")
@@ -202,6 +205,7 @@ def test_a_bucket_that_does_not_exist_is_named(s3_endpoint: str, client: str) ->
             operation()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["obstore", "boto3"])
 def test_a_file_above_the_size_of_a_single_put_travels_in_parts(
     s3_url: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str
@@ -220,6 +224,7 @@ def test_a_file_above_the_size_of_a_single_put_travels_in_parts(
     assert store.get("data/rows") == source.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_published_object_that_came_in_parts_is_compared_by_content(
     s3_url: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -246,6 +251,7 @@ def test_another_store_of_the_process_does_not_reread_service_descriptions(
     assert loaded == []
 
 
+@pytest.mark.slow
 def test_a_publish_that_another_process_finishes_first_is_success(
     s3_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +271,7 @@ def test_a_publish_that_another_process_finishes_first_is_success(
     assert other.get("final") == b"rows"
 
 
+@pytest.mark.slow
 def test_a_first_publish_is_a_copy_and_a_deletion(s3_url: Callable[[str], str]) -> None:
     store = open_store(s3_url("first") + "&client=boto3")
     assert isinstance(store, S3Store)

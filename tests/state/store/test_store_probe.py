@@ -11,6 +11,7 @@ from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
 from barrier_runtime.state.store.probe import probe_conditional_put, prove_once
 
 
+@pytest.mark.slow
 def test_a_good_store_passes_and_nothing_is_left_behind(any_store: ObjectStore) -> None:
     """O9"""
     probe_conditional_put(any_store, "job/probe")

@@ -48,6 +48,7 @@ def test_a_timer_is_stored_by_group_state_time_and_key(
     backend.close()
 
 
+@pytest.mark.slow
 def test_what_waits_is_bounded_whatever_memory_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Firing timers scans all waiting timers, so their number is bounded."""
     monkeypatch.setattr(timer_table, "_MOST_WAITING", 1_000)
@@ -71,6 +72,7 @@ STEP = st.one_of(
 )
 
 
+@pytest.mark.slow
 @example([("delete", 1), ("list", 1), ("list", 2), ("list", 3), ("checkpoint", 0)])
 @example([("list", 1), ("waiting", 0), ("list", 1), ("delete", 1), ("checkpoint", 0)])
 @given(st.lists(STEP, max_size=25))

@@ -64,6 +64,7 @@ def rows(url: str) -> list[bytes]:
     return [line for file in live_files(read_commit_log(store, "job", "out")) for line in store.get(file.name).split()]
 
 
+@pytest.mark.slow
 def test_a_commit_does_not_wait_for_the_deletion_of_its_staged_object(
     s3_url: Callable[[str], str], held: threading.Event
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_commit_does_not_wait_for_the_deletion_of_its_staged_object(
     sink.close()
 
 
+@pytest.mark.slow
 def test_a_successor_sweeps_what_a_dead_process_has_not_deleted(
     s3_url: Callable[[str], str], held: threading.Event
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_successor_sweeps_what_a_dead_process_has_not_deleted(
     successor.close()
 
 
+@pytest.mark.slow
 def test_the_last_commit_of_an_input_leaves_nothing_staged(s3_url: Callable[[str], str]) -> None:
     url = s3_url("out")
     sink = opened(url)
@@ -107,6 +110,7 @@ def test_the_last_commit_of_an_input_leaves_nothing_staged(s3_url: Callable[[str
     sink.close()
 
 
+@pytest.mark.slow
 def test_the_last_commit_of_an_input_waits_for_the_sweep_of_the_start(
     s3_url: Callable[[str], str], held: threading.Event
 ) -> None:
@@ -125,6 +129,7 @@ def test_the_last_commit_of_an_input_waits_for_the_sweep_of_the_start(
     successor.close()
 
 
+@pytest.mark.slow
 def test_a_commit_sends_one_request_for_a_file_and_one_for_its_record(
     s3_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +211,7 @@ def test_work_that_fails_is_logged_and_leaves_the_rest(caplog: pytest.LogCapture
     afterwards.close()
 
 
+@pytest.mark.slow
 def test_files_of_a_delta_table_leave_nothing_staged_when_they_are_committed(s3_url: Callable[[str], str]) -> None:
     url = s3_url("table")
     sink = DeltaSink(url)

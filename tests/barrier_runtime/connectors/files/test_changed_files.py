@@ -167,6 +167,7 @@ def test_file_rewritten_at_same_size_after_its_end_was_read_is_named(tmp_path: P
     assert read_whole(path, ending, world, snapshot)[0] == []
 
 
+@pytest.mark.slow
 def test_a_job_whose_finished_file_was_rewritten_stops_and_goes_on_with_the_old_one(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     path = tmp_path / "in" / "1.jsonl"
@@ -320,6 +321,7 @@ def numbers(folder: Path) -> list[int]:
     return sorted(json.loads(line)["n"] for file in files for line in file.read_text().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_a_file_that_grew_is_read_on_by_the_next_run_at_any_parallelism(tmp_path: Path, ending: str) -> None:
     folder = tmp_path / "in"
@@ -339,6 +341,7 @@ def test_a_file_that_grew_is_read_on_by_the_next_run_at_any_parallelism(tmp_path
     assert numbers(tmp_path) == list(range(8))
 
 
+@pytest.mark.slow
 def test_a_line_without_its_end_is_read_when_it_has_one(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
@@ -369,6 +372,7 @@ def test_a_file_that_was_not_read_to_its_end_is_read_on_when_it_grew(tmp_path: P
     assert driver.records == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [(lines(5, 4), "what it holds was changed since the checkpoint"), (lines(0, 2), "had 27 bytes .* and has 18 now")],
@@ -465,6 +469,7 @@ def test_files_that_grow_while_a_folder_is_watched_are_read_on_over_runs(tmp_pat
     job.close()
 
 
+@pytest.mark.slow
 def test_a_file_that_grows_while_it_is_read_is_read_on_when_that_is_done(tmp_path: Path) -> None:
     path, world = tmp_path / "a.jsonl", World()
     write(path, range(500))

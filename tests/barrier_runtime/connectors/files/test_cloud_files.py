@@ -143,6 +143,7 @@ def test_two_that_ask_an_hdfs_first_have_one_connection(monkeypatch: pytest.Monk
     assert made == ["asked-by-two"]
 
 
+@pytest.mark.slow
 def test_an_s3a_url_is_read_as_s3(tmp_path: Path, s3_url: object) -> None:
     """Spark writes such URLs."""
     url = s3_url("in")  # type: ignore[operator]

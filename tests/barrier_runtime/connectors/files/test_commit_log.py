@@ -266,6 +266,7 @@ def test_arrow_and_our_source_read_committed_files_under_any_folder_name(tmp_pat
     assert sink.rows() == [{"n": 7}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["s3", "s3a"])
 def test_committed_files_on_s3_have_the_scheme_they_were_asked_for_with(
     s3_url: Callable[[str], str], scheme: str
@@ -283,6 +284,7 @@ def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path: Path) -> Non
     assert not (tmp_path / "typo").exists()
 
 
+@pytest.mark.slow
 def test_a_long_log_is_read_by_many_requests_at_a_time_and_few_too_many() -> None:
     """A week with a checkpoint per second is 604,800 records; sequential reads take hours on S3. This log is of a
     release that wrote no summaries.
@@ -369,6 +371,7 @@ def test_a_log_is_read_with_few_requests_and_names_what_its_records_name() -> No
     assert records == read_commit_log(store, "job", "out"), "with and without summaries"
 
 
+@pytest.mark.slow
 def test_a_job_begun_anew_in_the_folder_does_not_read_what_was_there_before() -> None:
     """The checkpoints were deleted: tokens and checkpoint ids restart, so only the decision log distinguishes the
     jobs.
@@ -378,6 +381,7 @@ def test_a_job_begun_anew_in_the_folder_does_not_read_what_was_there_before() ->
     assert logged(store)[-2:] == [[name("a", 1, 1_010)], [name("b", 1, 1)]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [1, 400, 700, 755])
 def test_what_any_summary_names_is_not_named_again(old: int) -> None:
     """A zombie, or a job restored from an old checkpoint: its files are below the newest summary."""
@@ -398,6 +402,7 @@ def test_nor_is_what_only_the_oldest_summary_names(store: MemoryStore) -> None:
     assert len(logged(store)) == 520
 
 
+@pytest.mark.slow
 def test_a_file_that_a_summary_names_was_visible() -> None:
     store = summarised(1_000)
     assert log_on(store).names(name("a", 1, 3), 1, 3)
@@ -405,6 +410,7 @@ def test_a_file_that_a_summary_names_was_visible() -> None:
     assert not log_on(store).names(name("b", 1, 3), 1, 3)
 
 
+@pytest.mark.slow
 def test_an_old_log_gets_its_summaries_one_per_commit(store: MemoryStore) -> None:
     old_log(store, 1_000)
     log = log_on(store)

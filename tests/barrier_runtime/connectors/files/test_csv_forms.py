@@ -38,6 +38,7 @@ def test_latin_1_without_its_name_is_told_with_the_option(tmp_path: Path) -> Non
             Dataflow("csv").read_csv("in", str(path))
 
 
+@pytest.mark.slow
 def test_numbers_with_leading_zeros_stay_as_they_are_written(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("\ufeffplz,n,x,zero\n01234,10,0.5,0\n99999,20,10.05,0\n")

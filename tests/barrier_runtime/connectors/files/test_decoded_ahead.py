@@ -82,6 +82,7 @@ def polled(reader: FileReader, most: int) -> list[tuple[list[dict[str, object]],
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [parquet, csv, csv_gz, jsonl])
 @pytest.mark.parametrize("most", [7, 10_000])
 def test_rows_and_positions_are_those_of_decoding_on_the_loop(
@@ -119,6 +120,7 @@ def test_an_error_in_a_later_part_follows_the_rows_before_and_names_its_line(
     assert fetcher.held_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int96", [False, True])
 @pytest.mark.parametrize("read_by_thread", [False, True])
 @pytest.mark.parametrize("kept", [0.0, 0.6])

@@ -169,6 +169,7 @@ def test_the_loop_waits_for_no_range_of_a_large_file(store: Counting, ending: st
     assert [row["n"] for row in found] == list(range(50_000))
 
 
+@pytest.mark.slow
 def test_no_request_for_parquet_begins_inside_a_column_chunk(store: Counting) -> None:
     data = parquet(60_000, 100)
     store.put("in/a.parquet", data)
@@ -208,6 +209,7 @@ def test_the_next_ranges_and_files_are_requested_together(store: Counting) -> No
     assert len(store.asked) <= len(covered) + 3 * 3  # no block twice, but of the beginning and the end of each file
 
 
+@pytest.mark.slow
 def test_files_that_appear_are_requested_together(store: Counting) -> None:
     store.put("in/first.jsonl", jsonl(1))
     source = WatchedFiles(JsonlFiles("src", URL, ROWS, None, watched=True), 0.01)
@@ -245,6 +247,7 @@ def test_bytes_ahead_stay_below_the_bound_whatever_the_number_of_files(
     driver.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl.gz"])
 def test_a_small_table_of_a_store_is_read_by_several_requests_at_a_time(store: Counting, ending: str) -> None:
     make, _ = FORMATS[ending]
@@ -258,6 +261,7 @@ def test_a_small_table_of_a_store_is_read_by_several_requests_at_a_time(store: C
 # ---------------------------------------------------------------- rows and positions
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 @pytest.mark.parametrize("seed", seeds(10))
 @pytest.mark.parametrize("ending", FORMATS)
@@ -284,6 +288,7 @@ def test_rows_and_restores_are_those_of_a_folder(
     assert sorted(found) == sorted(n for count in counts for n in range(count))
 
 
+@pytest.mark.slow
 def test_a_row_of_eight_megabytes_is_read(store: Counting) -> None:
     line = b'{"n": 1, "text": "%s"}\n' % (b"x" * (8 << 20))
     store.put("in/a.jsonl", jsonl(5) + line + jsonl(5))
@@ -335,6 +340,7 @@ def test_an_object_that_is_replaced_between_two_ranges_is_named(store: Counting,
     driver.close()
 
 
+@pytest.mark.slow
 def test_a_range_that_cannot_be_had_ends_the_generation_with_the_name_of_the_file(store: Counting) -> None:
     store.put("in/a.jsonl", jsonl(60_000, 400))
     driver = opened(spec_of(JsonlFiles("src", URL, ROWS, None)), World())

@@ -43,6 +43,7 @@ def test_types_are_guessed_from_all_folders(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_schema_says_which_columns_and_their_types(tmp_path: Path) -> None:
     folder = written(tmp_path, "month=01/shop=a%2Fb", "month=02/shop=c")
     schema = {"shop": str, "n": int, "month": str}
@@ -57,12 +58,14 @@ def test_schema_says_which_columns_and_their_types(tmp_path: Path) -> None:
         rows_of(ParquetSource(folder, schema={"shop": str}))
 
 
+@pytest.mark.slow
 def test_what_is_above_the_folder_that_is_read_gives_no_column(tmp_path: Path) -> None:
     folder = written(tmp_path / "env=test", "day=1")
     assert rows_of(ParquetSource(folder)) == [{"n": 0, "day": 1}]
     assert rows_of(ParquetSource(f"{folder}/day=1")) == [{"n": 0}]
 
 
+@pytest.mark.slow
 def test_globs_and_listed_files_have_the_columns_of_the_folders_above_them(tmp_path: Path) -> None:
     folder = written(tmp_path, "day=1", "day=2")
     expected = [{"n": 0, "day": 1}, {"n": 1, "day": 2}]
@@ -76,6 +79,7 @@ def test_files_in_folders_of_other_columns_are_refused(tmp_path: Path) -> None:
         rows_of(ParquetSource(folder))
 
 
+@pytest.mark.slow
 def test_csv_and_json_lines_have_them_too_and_watched_folders(tmp_path: Path) -> None:
     for day in (1, 2):
         (tmp_path / f"day={day}").mkdir()
@@ -112,6 +116,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @examples(200)
 @example(rows=[(NULL, 1), (None, 1), (f"%5F{NULL[1:]}", 1)])
 @given(rows=st.lists(st.tuples(VALUES, st.one_of(st.none(), st.integers(-5, 5))), min_size=1, max_size=20))

@@ -109,6 +109,7 @@ def rows_stepwise(reader: Any, fetcher: Stepped) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_large_chunks_are_pieces_and_positions_between_them_are_exact(tmp_path: Path, name: str) -> None:
     data, make, least = FORMATS[name]
@@ -155,6 +156,7 @@ def test_the_loop_reads_at_most_1_mib_for_a_record(tmp_path: Path, size: int, ra
     assert fetcher.ran == ran
 
 
+@pytest.mark.slow
 def test_an_error_in_a_large_record_names_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl() + b'{"n": "four", "text": "' + LARGE.encode() + b'"}\n')
     source = JsonlSource(str(tmp_path), schema=SCHEMA).named("src")

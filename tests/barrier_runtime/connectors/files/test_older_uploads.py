@@ -108,6 +108,7 @@ def pre_committed(sink: FileSink, checkpoint: int, *numbers: int) -> bytes:
     return committable
 
 
+@pytest.mark.slow
 def test_a_zombie_and_its_successor_complete_the_same_upload_once(make_store: MakeStore) -> None:
     """T6, T12, Z11: the zombie's request arrives between the successor's request and the answer, or long after."""
     store = make_store()
@@ -151,6 +152,7 @@ def test_commit_and_abort_may_be_repeated_and_commit_after_abort_is_an_error(mak
         assert named in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_final_file_with_other_content_is_never_overwritten(make_store: MakeStore) -> None:
     store = make_store()
     sink = opened(old(), store)
@@ -162,6 +164,7 @@ def test_a_final_file_with_other_content_is_never_overwritten(make_store: MakeSt
     assert numbers_in(store) == [99]
 
 
+@pytest.mark.slow
 def test_a_file_that_a_person_put_back_counts_as_committed(make_store: MakeStore) -> None:
     store = make_store()
     sink = opened(old(), store)
@@ -190,6 +193,7 @@ def test_only_own_uploads_of_older_tokens_and_own_subtasks_are_leftovers() -> No
     assert not sweep.takes_upload("notes.txt")
 
 
+@pytest.mark.slow
 def test_same_named_job_with_other_checkpoints_keeps_uploads_of_the_first_job(make_store: MakeStore) -> None:
     """T9, T14"""
     store = make_store()
@@ -201,6 +205,7 @@ def test_same_named_job_with_other_checkpoints_keeps_uploads_of_the_first_job(ma
     assert uploads_in(store) == []
 
 
+@pytest.mark.slow
 def test_successor_aborts_undecided_uploads_and_keeps_unknown_objects(make_store: MakeStore) -> None:
     """T9, T15: four undecided transactions of this job, and one of another job in the same folder."""
     store = make_store()
@@ -308,6 +313,7 @@ def test_a_completion_that_another_process_has_under_way_is_waited_for(make_stor
     assert numbers_in(store) == numbers_in_commit_log(store) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_committable_that_names_a_strangers_upload_is_refused(make_store: MakeStore) -> None:
     """B1: the committable's upload is completed or aborted, so the upload must belong to this sink."""
     store = make_store()
@@ -319,6 +325,7 @@ def test_a_committable_that_names_a_strangers_upload_is_refused(make_store: Make
     assert len(uploads_in(store)) == 1
 
 
+@pytest.mark.slow
 def test_committables_of_the_release_before_uploads_are_still_committed(make_store: MakeStore) -> None:
     store = make_store()
     store.put("_staging/job/out/1/0-00ff-1.jsonl", b'{"n":5}\n')

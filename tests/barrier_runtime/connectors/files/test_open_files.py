@@ -111,6 +111,7 @@ STEP = st.tuples(
 )
 
 
+@pytest.mark.slow
 @examples(150)
 @given(steps=st.lists(STEP, max_size=30), size=st.sampled_from([8, 60, BIG]), age_ms=st.sampled_from([0, 500, BIG]))
 def test_every_row_is_rolled_once_in_its_order_over_crashes_and_restores(

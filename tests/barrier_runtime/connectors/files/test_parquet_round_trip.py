@@ -27,6 +27,7 @@ def there_and_back(rows: pa.Table, declared: bool) -> pa.Table:
         return pa.Table.from_batches([each.rows for each in drained(opened(spec_of(source), World()))], source.schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("declared", [True, False])
 def test_special_values_of_every_type_come_back(declared: bool) -> None:
     """Without a schema, the type read holds the same values."""

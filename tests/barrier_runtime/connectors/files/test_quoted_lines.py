@@ -50,6 +50,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda size: monkeypatch.setattr(line_blocks, "BLOCK_BYTES", size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.bz2"])
 @given(rows=st.lists(st.tuples(values, values), min_size=1, max_size=12), block=st.integers(1, 60))
 @example(rows=[("x\ny", "1"), ("\n", None), (None, '"\n"')], block=5)

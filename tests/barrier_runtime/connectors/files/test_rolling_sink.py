@@ -218,6 +218,7 @@ def test_rows_lie_in_folders_by_their_columns(sink: Any, store: MemoryStore) -> 
     assert sorted(numbers_in(store)) == sorted(numbers_in_commit_log(store)) == list(range(6))
 
 
+@pytest.mark.slow
 def test_files_in_folders_are_read_as_what_they_were(tmp_path: Path) -> None:
     flow = Dataflow("write")
     rows = flow.from_iterator("in", lambda i, n: iter(ORDERS.to_pylist()), schema=ORDERS.schema, splits=1)
@@ -274,6 +275,7 @@ def test_jsonl_rolls_in_a_whole_job(tmp_path: Path) -> None:
     assert len(files) < 60
 
 
+@pytest.mark.slow
 def test_a_job_that_failed_goes_on_with_its_open_files_at_another_parallelism(tmp_path: Path) -> None:
     """Parts are objects of the checkpoints by then: more than 4 kB of rows are open."""
     failing = [True]

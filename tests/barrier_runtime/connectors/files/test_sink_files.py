@@ -95,6 +95,7 @@ def test_a_crash_before_or_after_any_write_loses_and_doubles_nothing(make_store:
     assert crashed_everywhere(make_store, jsonl, CrashingStore, staged_in, late_commits=True) >= 10
 
 
+@pytest.mark.slow
 def test_so_it_is_where_each_commit_comes_at_once() -> None:
     assert crashed_everywhere(MemoryStore, jsonl, CrashingStore, staged_in, late_commits=False) >= 10
 
@@ -298,6 +299,7 @@ def test_only_staged_files_of_own_log_older_tokens_and_own_subtasks_are_leftover
     assert sweep.takes_staged(key) is taken
 
 
+@pytest.mark.slow
 def test_same_named_job_with_other_checkpoints_keeps_commits_of_the_first_job(
     make_store: MakeStore,
 ) -> None:

@@ -78,6 +78,7 @@ def test_columns_of_folders_are_declared_too(tmp_path: Path, form: str) -> None:
     assert sorted((row["month"], row["n"]) for row in rows) == [("01", 1), ("01", 2), ("x", 1), ("x", 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", SOURCES)
 def test_guessed_columns_stay_strict_beside_declared_columns(tmp_path: Path, form: str) -> None:
     first, later = {
@@ -92,6 +93,7 @@ def test_guessed_columns_stay_strict_beside_declared_columns(tmp_path: Path, for
         read(SOURCES[form](str(tmp_path), types={"at": datetime.datetime}))
 
 
+@pytest.mark.slow
 def test_declared_json_field_may_appear_in_a_later_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n' * 60_000 + '{"n": 2, "coupon": "x"}\n')
     with caplog.at_level(logging.WARNING):

@@ -174,6 +174,7 @@ def test_only_wanted_columns_are_read_in_the_wanted_order_and_type(tmp_path: Pat
     assert ParquetFiles("src", str(tmp_path), None, None).schema.field("c").type == pa.string()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "row_bytes"), [(200_000, 100), (2_000, 20_000)], ids=["narrow", "wide"])
 def test_a_row_group_is_read_in_parts_of_bounded_size(tmp_path: Path, rows: int, row_bytes: int) -> None:
     text = os.urandom(row_bytes // 2).hex()
@@ -405,6 +406,7 @@ def test_text_that_is_not_utf8_is_told_with_its_place(tmp_path: Path) -> None:
         Dataflow("latin").read_csv("src", str(tmp_path))
 
 
+@pytest.mark.slow
 def test_times_that_do_not_fit_are_told_with_the_type_to_declare(tmp_path: Path) -> None:
     (tmp_path / "naive.csv").write_text("at\n2026-01-01T00:00:00\n")
     zoned = pa.schema([("at", pa.timestamp("us", "UTC"))])

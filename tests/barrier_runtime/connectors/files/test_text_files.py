@@ -24,6 +24,7 @@ def test_each_line_is_a_row(tmp_path: Path) -> None:
     assert lines_of(tmp_path, schema={"message": str}) == [{"message": "x"}, {"message": "y"}]
 
 
+@pytest.mark.slow
 def test_more_lines_than_a_block_has_are_each_there_once(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"line {n:020}\n" for n in range(30_000)))
     assert [row["line"] for row in lines_of(tmp_path)] == [f"line {n:020}" for n in range(30_000)]

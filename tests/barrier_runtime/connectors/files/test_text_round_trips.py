@@ -70,6 +70,7 @@ def test_special_values_are_read_back_or_their_type_is_refused(kind: Kind, forma
         flow.sink("out", FORMATS[format][0](str(folder / "out")))
 
 
+@pytest.mark.slow
 @given(drawn=st.data())
 @examples(200)
 @pytest.mark.parametrize("format", FORMATS)

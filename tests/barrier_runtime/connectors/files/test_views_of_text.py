@@ -13,6 +13,7 @@ from barrier_runtime import CollectSink, Dataflow, Sliding, last
 MS = datetime.timedelta(milliseconds=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_views_go_through_filters_and_windows(tmp_path: Path, parallelism: int) -> None:
     numbers = list(range(300))
@@ -51,6 +52,7 @@ def test_rows_of_a_filter_that_are_declared_as_views_are_text() -> None:
     assert out.rows() == by_function.rows() == long.rows() == given[98:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("condition", ["n < 30000 OR n % 2 = 0", lambda row: row["n"] < 30_000 or row["n"] % 2 == 0])
 def test_rows_of_a_filter_have_one_schema_whether_it_keeps_all_of_a_batch_or_some(condition: Any) -> None:
     flow, out = Dataflow("dictionaries"), CollectSink()

@@ -217,6 +217,7 @@ def test_parquet_and_csv_files_are_watched_too(tmp_path: Path) -> None:
         driver.close()
 
 
+@pytest.mark.slow
 def test_a_bucket_is_watched(s3_url: Callable[[str], str], s3_endpoint: str) -> None:
     import boto3
 

@@ -162,6 +162,7 @@ PAYLOADS = st.booleans().flatmap(
 )
 
 
+@pytest.mark.slow
 @given(payloads=PAYLOADS, form=st.sampled_from(["changes", "upsert"]), absent=st.sampled_from(["fail", "null"]))
 @settings(deadline=None, max_examples=25)
 def test_debeziums_events_in_columns_equal_rows(payloads: Any, form: Debezium, absent: Absent) -> None:
@@ -169,6 +170,7 @@ def test_debeziums_events_in_columns_equal_rows(payloads: Any, form: Debezium, a
     assert_equal_one_by_one(decoder, payloads, list(map(message, payloads)))
 
 
+@pytest.mark.slow
 @given(events=st.lists(events_of(PLAIN), max_size=20), form=st.sampled_from(["changes", "upsert"]))
 @settings(deadline=None, max_examples=12)
 def test_events_of_a_deserialiser_in_columns_equal_rows(events: Any, form: Debezium) -> None:
@@ -231,6 +233,7 @@ def registry() -> Any:
     return SchemaRegistryClient.new_client({"url": "mock://"})
 
 
+@pytest.mark.slow
 @given(orders=st.lists(st.tuples(ORDER, st.booleans(), FORMS), max_size=20), reader=st.booleans())
 @settings(deadline=None, max_examples=12)
 def test_avro_in_columns_equals_rows(orders: Any, reader: bool) -> None:
@@ -272,6 +275,7 @@ def order_class() -> Any:
 CLASS = order_class()
 
 
+@pytest.mark.slow
 @given(orders=st.lists(st.tuples(ORDER, st.sampled_from([0, 1, 5]), FORMS), max_size=20), registered=st.booleans())
 @settings(deadline=None, max_examples=12)
 def test_protobuf_in_columns_equals_rows(orders: Any, registered: bool) -> None:

@@ -101,6 +101,7 @@ def test_a_stream_is_resharded_while_a_job_reads_it_and_while_it_is_away(make_ki
     assert written(tmp_path / "out") == list(range(700)), "none lost, none twice, also of shards that ended"
 
 
+@pytest.mark.slow
 def test_a_stream_is_read_from_a_time_or_from_now_on(make_kinesis: Make) -> None:
     world = make_kinesis()
     world.put(numbers(0, 10))
@@ -120,6 +121,7 @@ def test_a_stream_is_read_from_a_time_or_from_now_on(make_kinesis: Make) -> None
         reader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["ExpiredIteratorException", "ProvisionedThroughputExceededException", "Internal"])
 def test_what_passes_costs_no_row(make_kinesis: Make, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """An expired iterator, a limit, a server error: after the first rows, and again."""
@@ -137,6 +139,7 @@ def test_what_passes_costs_no_row(make_kinesis: Make, monkeypatch: pytest.Monkey
         world.faults.popleft()
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_away_is_unavailable_and_a_limit_is_waited_for(
     make_kinesis: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +170,7 @@ def test_what_a_person_must_change_ends_the_job(make_kinesis: Make, code: str, t
         taken(reader, 1)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_record_that_cannot_be_decoded_is_named(make_kinesis: Make) -> None:
     world = make_kinesis()
     world.put([b'{"n": 1}', b'{"n": "two"}', b'{"n": 3}'])

@@ -3,6 +3,7 @@
 import gc
 
 import pyarrow as pa
+import pytest
 
 from barrier_runtime import CollectSink
 
@@ -19,6 +20,7 @@ def staged(*values: int) -> bytes:
     return committable
 
 
+@pytest.mark.slow
 def test_rows_that_were_decided_come_to_the_next_sink_once() -> None:
     committable, later, last = staged(1, 2), CollectSink(), CollectSink()
     later.commit(committable)

@@ -102,6 +102,7 @@ def test_a_call_that_raises_is_repeated_with_the_same_rows_and_number(tmp_path: 
     assert [path.parent.parent.parent.name for path in left] == ["delivered"]
 
 
+@pytest.mark.slow
 def test_function_that_always_raises_stops_the_job_and_next_run_retries_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

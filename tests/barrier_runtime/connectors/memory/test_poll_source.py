@@ -58,6 +58,7 @@ def test_a_position_is_right_before_the_first_poll_after_a_restore() -> None:
     first.close()
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_at_its_cursor(tmp_path: Path) -> None:
     asked: list[Any] = []
 

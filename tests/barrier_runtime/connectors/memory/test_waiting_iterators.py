@@ -49,6 +49,7 @@ def numbers_visible(folder: Path) -> list[int]:
     return sorted(json.loads(line)["n"] for file in files for line in file.read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_rows_are_committed_while_the_iterator_waits(tmp_path: Path) -> None:
     out = tmp_path / "out"
 
@@ -132,6 +133,7 @@ def test_a_job_ends_by_its_own_failure_while_an_iterator_waits(tmp_path: Path) -
     never.set()
 
 
+@pytest.mark.slow
 def test_an_iterator_is_not_pulled_far_ahead_of_what_was_taken() -> None:
     pulled: list[int] = []
 
@@ -171,6 +173,7 @@ def test_an_iterator_that_cannot_be_made_is_the_users_error() -> None:
         read_until(driver, 1)
 
 
+@pytest.mark.slow
 @examples(25)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=40),

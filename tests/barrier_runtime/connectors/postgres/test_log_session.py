@@ -89,6 +89,7 @@ def read(messages: Sequence[memoryview], at: ChangePosition = START) -> KeptItem
     return feed
 
 
+@pytest.mark.slow
 def test_a_large_transaction_becomes_bounded_items_with_positions_between_them() -> None:
     count = 3 * PART_ROWS + 1
     feed = read([begin(100), relation(), *map(insert, range(count)), commit(100)])

@@ -98,6 +98,7 @@ def test_a_message_of_a_lost_connection_is_not_acknowledged_on_the_next_one(worl
     assert world.acknowledged(connection=2) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bodies", "polls"),
     [([b"body"] * 10_000, [4_096, 4_096, 1_808]), ([bytes(3 << 20)] * 5, [2, 2, 1])],

@@ -116,6 +116,7 @@ def test_a_part_is_staged_early_before_it_is_much_larger_than_it_may_be() -> Non
     assert most < (1 << 20) + 2 * texts(100, 4_000).nbytes
 
 
+@pytest.mark.slow
 def test_large_batches_are_not_merged_beyond_what_offsets_can_count() -> None:
     """64 times 40 MiB of text: 32-bit offsets end at 2 GiB. (All batches share a buffer here.)"""
     buffer, large = RowBuffer[int](), texts(10, 4 << 20)

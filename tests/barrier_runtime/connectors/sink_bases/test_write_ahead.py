@@ -331,6 +331,7 @@ def test_few_rows_are_delivered_without_a_read_back_and_kept_only_until_then() -
     assert staged_in(store) == []
 
 
+@pytest.mark.slow
 def test_rows_beyond_a_mebibyte_are_read_back() -> None:
     store, mailbox = ReadStore(), Mailbox()
     sink = opened(FromMemorySink(mailbox), store)

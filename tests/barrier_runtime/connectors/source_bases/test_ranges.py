@@ -54,6 +54,7 @@ def test_a_small_file_is_read_whole_by_the_first_read_of_any_part(fetcher: PartF
     assert fetcher.held_bytes == 0
 
 
+@pytest.mark.slow
 def test_the_ranges_behind_are_requested_while_the_first_is_awaited(fetcher: PartFetcher) -> None:
     file = File(40 * MB)
     ranges = opened(file, fetcher)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from barrier_runtime.connectors.source_bases.table_reader import TableReader
 from barrier_runtime.data.elements import Batch
@@ -80,6 +81,7 @@ def test_large_files_are_read_one_after_the_other() -> None:
     reader.close()
 
 
+@pytest.mark.slow
 def test_a_position_in_the_middle_of_files_that_are_read_together_is_exact() -> None:
     for cut in range(1, 20, 3):
         before = TableReader(lambda: Files(40, 1, 1_000), SCHEMA, None, "a test")

@@ -184,6 +184,7 @@ _SCALARS = {
 }
 
 
+@pytest.mark.slow
 @examples(300)
 @given(st.data())
 def test_any_value_is_equal_in_its_column_or_is_refused(data: st.DataObject) -> None:

@@ -336,6 +336,7 @@ def run(folder: Path, aggregates: Mapping[str, Any], fails: bool = False, **opti
     return sink.rows()
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_the_checkpoint_is_refused_before_the_run_is_begun(tmp_path: Path) -> None:
     """R5: a removed aggregate, and changed state types of users' own aggregates."""
     stats = {"n": count(), "own": with_state(int), "spread": Spread("value")}
@@ -355,6 +356,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused_before_the_run_is_begun(tmp
     assert sorted(path.name for path in log.iterdir()) == records
 
 
+@pytest.mark.slow
 def test_aggregate_of_a_column_unused_at_the_checkpoint_counts_from_there(
     tmp_path: Path,
 ) -> None:
@@ -367,6 +369,7 @@ def test_aggregate_of_a_column_unused_at_the_checkpoint_counts_from_there(
         assert [row["total"] for row in mine] == list(np.cumsum([row["value"] for row in mine]))
 
 
+@pytest.mark.slow
 def test_a_preview_says_of_each_aggregate_what_a_start_would_do_with_it(tmp_path: Path) -> None:
     run(tmp_path, {"n": count(), "own": with_state(int), "low": min_("value")}, fails=True)
     flow = flow_of({"n": count(), "own": with_state(float), "high": max_("value")}, CollectSink())
@@ -383,6 +386,7 @@ def test_a_preview_says_of_each_aggregate_what_a_start_would_do_with_it(tmp_path
     assert preview_of_restore(flow, {"checkpoints": str(tmp_path), "allow_non_restored": True}, local=True)[1]
 
 
+@pytest.mark.slow
 def test_what_is_dropped_by_wish_and_what_came_are_told_and_the_others_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

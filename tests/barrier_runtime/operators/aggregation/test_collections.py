@@ -100,6 +100,7 @@ def expected(rows: list[Row]) -> Row:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 @examples(40)
 @given(rows=ROWS, seed=st.integers(0, 2**32))

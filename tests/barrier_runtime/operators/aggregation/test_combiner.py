@@ -87,6 +87,7 @@ def forced(keys: list[str], aggregates: dict[str, Any] = AGGREGATES) -> Combiner
     return made
 
 
+@pytest.mark.slow
 @examples(100)
 @given(
     st.lists(st.lists(ROW, min_size=1, max_size=30), min_size=1, max_size=4),
@@ -260,6 +261,7 @@ def rising(rows: list[Row], up_to_ms: int) -> np.ndarray[Any, Any]:
     return np.array([-100] * (len(rows) // 2) + [up_to_ms] * (len(rows) - len(rows) // 2))
 
 
+@pytest.mark.slow
 @examples(200)
 @given(ARRIVALS, st.booleans())
 def test_repeats_give_the_sessions_and_late_rows_of_the_rows(arrivals: Any, any_sum: bool) -> None:
@@ -300,6 +302,7 @@ def test_only_repeats_are_combined_before_sessions() -> None:
 # ------------------------------------------------------------ duplicates
 
 
+@pytest.mark.slow
 @examples(200)
 @given(ARRIVALS, st.sampled_from([None, 1, 5]))
 def test_first_rows_are_those_of_single_rows(arrivals: Any, within_ms: int | None) -> None:
@@ -372,6 +375,7 @@ def flow_of(**aggregates: Any) -> tuple[Dataflow, CollectSink]:
     return flow, out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["chosen", "on", "off"])
 def test_a_job_gives_the_same_results_in_every_mode(mode: str) -> None:
     flow, out = flow_of(n=count(), total=sum_("v"), low=min_("v"), mean=mean("v"))

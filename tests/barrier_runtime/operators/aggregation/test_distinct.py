@@ -90,6 +90,7 @@ def test_a_set_of_very_many_numbers_is_what_numpy_says_also_made_anew_of_its_cel
     assert len(cell[0]) == 4 + 8 * len(np.unique(seen))
 
 
+@pytest.mark.slow
 def test_indexes_that_are_too_large_together_are_not_made_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distinct, "REMEMBERED", 8_000)
     made: list[int] = []

@@ -59,6 +59,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 @examples(100)
 @given(

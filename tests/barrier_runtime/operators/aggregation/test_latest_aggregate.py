@@ -87,6 +87,7 @@ def is_subsequence(found: list[Row], of: list[Row]) -> bool:
 ENDS = {"watermark": lambda driven: driven.watermark(5), "barrier": Latest.barrier, "end": Latest.end}
 
 
+@pytest.mark.slow
 @examples(60)
 @given(
     st.lists(
@@ -188,6 +189,7 @@ def test_no_more_rows_are_held_than_fit() -> None:
         assert counts(driven.take())[:4] == [("a", 20), ("b", 20), ("c", 20), ("d", 20)]
 
 
+@pytest.mark.slow
 def test_rows_of_many_bytes_are_not_held() -> None:
     driven = Latest(n=count())
     schema = pa.schema([("k", pa.string()), ("text", pa.string())])

@@ -95,6 +95,7 @@ def expected(rows: list[Row]) -> Row:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 @examples(60)
 @given(rows=ROWS, seed=st.integers(0, 2**32))

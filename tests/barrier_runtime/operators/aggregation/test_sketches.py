@@ -143,6 +143,7 @@ def read_all(kind: Any, cell: bytes) -> Any:
     return sorted(state.get_frequent_items(sketches._library().NO_FALSE_NEGATIVES, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 7])
 def test_estimates_of_many_values_are_within_their_bounds_also_merged(parts: int) -> None:
     rng = np.random.default_rng(3)
@@ -174,6 +175,7 @@ def as_characters(value: Any) -> str:
     return int(value).to_bytes(8, "little", signed=True).decode("latin-1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["tumbling", "session"])
 def test_sketches_of_many_values_continue_at_other_parallelisms_without_a_trace(step: str) -> None:
     rng = np.random.default_rng(8)

@@ -35,6 +35,7 @@ def test_an_empty_filter_has_nothing() -> None:
     assert not TimeBuckets().may_have(ids(0, 1_000)).any()
 
 
+@pytest.mark.slow
 def test_a_bucket_grows_with_what_is_added_and_stays_nearly_as_exact() -> None:
     buckets = TimeBuckets()
     for start in range(0, 200_000, 500):

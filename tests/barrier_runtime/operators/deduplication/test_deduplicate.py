@@ -386,6 +386,7 @@ def test_ids_of_every_key_type_are_found_again_also_after_a_restore(kind: pa.Dat
 HOUR = datetime.timedelta(hours=1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("both_ways")
 def test_a_flow_drops_the_rows_it_has_seen() -> None:
     flow, sink = Dataflow("once"), CollectSink()

@@ -162,6 +162,7 @@ def told(model: dict[str, list[int]], what: str, name: str, value: int) -> None:
         model.clear()
 
 
+@pytest.mark.slow
 @examples(200)
 @given(steps=st.lists(STEP, max_size=25), parallelism=st.sampled_from([1, 2, 5]))
 def test_every_subtask_has_what_a_dict_has_over_crashes_and_rescaling(

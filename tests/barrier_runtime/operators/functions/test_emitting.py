@@ -53,6 +53,7 @@ def readings(first: int = 0, of: int = 1) -> Iterator[Row]:
         yield {"k": f"k{n % 5}", "v": n % 100, "at": n * 10}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.usefixtures("both_ways")
 def test_what_is_emitted_goes_to_whatever_follows_and_each_row_comes_once(parallelism: int) -> None:

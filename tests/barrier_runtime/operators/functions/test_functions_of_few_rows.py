@@ -88,6 +88,7 @@ def outcome(driven: Driven, batch: Batch) -> Any:
     return given
 
 
+@pytest.mark.slow
 @examples(100)
 @given(st.lists(st.lists(ROW, min_size=1, max_size=6), min_size=1, max_size=4), st.sampled_from(sorted(STEPS)))
 def test_functions_see_and_give_the_same(fed: list[list[Any]], step: str) -> None:
@@ -138,6 +139,7 @@ INSTANTS = [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("ns"), p
 TYPES = [pa.int8(), pa.int64(), pa.uint64(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.binary()]
 
 
+@pytest.mark.slow
 @examples(300)
 @given(
     st.sampled_from([*TYPES, pa.large_string(), pa.date32(), *INSTANTS]),

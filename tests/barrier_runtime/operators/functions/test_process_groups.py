@@ -42,6 +42,7 @@ def operator(function: Any = Totals, **more: Any) -> ProcessGroupsOperator:
     return ProcessGroupsOperator("op", ["k"], function, schema=SCHEMA, **more)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 @examples(60)
 def test_state_of_keys_is_what_plain_python_makes_of_the_batches_over_restarts(seed: int) -> None:
@@ -178,6 +179,7 @@ def test_columns_of_state_come_and_go_as_aggregates_do() -> None:
     assert given == [{"a": [0], "b": [0]}, {"b": [1], "c": [5]}]
 
 
+@pytest.mark.slow
 def test_a_column_that_is_gone_or_of_another_type_is_refused_before_the_run_is_begun(tmp_path: Any) -> None:
     def run(fails: bool = False, **columns: Any) -> None:
         log = tmp_path / "f" / "log"

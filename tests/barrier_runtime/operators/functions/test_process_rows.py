@@ -105,6 +105,7 @@ def test_what_open_raises_is_told_with_its_name() -> None:
         Driven(ProcessRowsOperator("p", Broken, None, SIDE))
 
 
+@pytest.mark.slow
 def test_a_whole_job_opens_a_function_before_its_rows_and_closes_it() -> None:
     calls: list[str] = []
     lock = threading.Lock()

@@ -302,6 +302,7 @@ def trace_of(program: list[Any], fails: Failing) -> list[Any]:
     return trace
 
 
+@pytest.mark.slow
 @examples(30)
 @given(program=st.lists(moves, max_size=8), fails=st.lists(st.integers(0, 9), min_size=1, max_size=12))
 def test_a_call_that_fails_anywhere_has_left_nothing(program: list[Any], fails: list[int]) -> None:
@@ -357,6 +358,7 @@ def test_broadcast_state_is_put_back_and_what_a_snapshot_reads_is_left_alone(fai
     restored.close()
 
 
+@pytest.mark.slow
 def test_functions_of_groups_windows_and_rows_without_key_are_repeated(tmp_path: Any) -> None:
     failing = {"groups", "window", "rows"}
 

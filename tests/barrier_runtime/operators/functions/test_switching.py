@@ -91,6 +91,7 @@ def snapshot(world: World, bench: Bench, checkpoint: int) -> OperatorSnapshot:
 PHASE = st.tuples(st.integers(0, 3), st.integers(0, 3))  # rules and rows (of each subtask) up to the next barrier
 
 
+@pytest.mark.slow
 @given(
     st.lists(PHASE, min_size=1, max_size=6),
     st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=4),

@@ -100,6 +100,7 @@ def the_input_row_changed(row: Row) -> list[Row]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [one_dict_for_all, the_input_row_changed])
 @pytest.mark.parametrize("schema", [None, {"n": int}])
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
@@ -211,6 +212,7 @@ def gives_twice(row: Row) -> Iterator[Row]:
     yield KEPT
 
 
+@pytest.mark.slow
 def test_map_and_flat_map_may_use_one_dict_for_all_rows() -> None:
     assert [row["n"] for row in ran(NUMBERS, PLAIN, lambda s: s.map(keeps)).rows()] == [0, 1, 2]
     assert [row["n"] for row in ran(NUMBERS, PLAIN, lambda s: s.map(keeps, schema={"n": int})).rows()] == [0, 1, 2]
@@ -457,6 +459,7 @@ LOST = (
 )
 
 
+@pytest.mark.slow
 def test_state_that_is_changed_in_place_and_not_stored_ends_a_local_job(tmp_path: Any) -> None:
     """The lost changes would show only after a restart."""
     with pytest.raises(JobFailed, match=LOST):
@@ -509,6 +512,7 @@ class Constants:
         return {"n": len(self.last.value)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"state_backend": "memory"}, {"wire": True}])
 def test_an_object_that_is_stored_for_two_keys_ends_a_local_job(options: dict[str, Any]) -> None:
     """The shared object would count the rows of both keys."""
@@ -566,6 +570,7 @@ def test_a_value_that_cannot_be_written_is_refused_when_it_is_stored(
         ran(NUMBERS, PLAIN, keyed(function(kind, value), schema={"n": int}))
 
 
+@pytest.mark.slow
 def test_too_low_number_is_refused_by_update_or_with_operator_state_and_key() -> None:
     low = -(2**63) - 1
     with pytest.raises(JobFailed, match=r"(?s)state 'kept' cannot hold a number of 64 bits.*operator 'p'.*key: 'a'"):
@@ -619,6 +624,7 @@ class HasSettings(CountsInAnAttribute):
         return {"n": self.n + self.names["a"]}
 
 
+@pytest.mark.slow
 def test_an_attribute_that_changes_is_said_to_be_no_state() -> None:
     """All keys share the attribute, and no checkpoint contains the attribute."""
     with pytest.warns(

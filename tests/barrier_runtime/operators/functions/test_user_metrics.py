@@ -59,6 +59,7 @@ def spread(key: str, row: Row, ctx: ProcessContext) -> None:
     ctx.metrics.histogram("sizes").record(row["n"])
 
 
+@pytest.mark.slow
 def test_the_status_has_how_figures_are_spread_over_all_slots() -> None:
     flow = Dataflow("spread")
     rows = flow.from_iterator(

@@ -110,6 +110,7 @@ def test_an_interval_join_equals_brute_force(
     check(seed, how, *bounds, keys, disorder, restarts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", JOIN_KINDS)
 def test_each_kind_of_join_equals_brute_force(how: JoinKind) -> None:
     for seed in range(12):
@@ -271,6 +272,7 @@ def test_a_hot_key_goes_out_in_batches_of_a_bounded_size() -> None:
     assert max(map(len, it.batches)) <= 65_536
 
 
+@pytest.mark.slow
 def test_rows_of_megabytes_go_out_few_at_once() -> None:
     big = Side(("k",), "t", pa.schema([("k", pa.string()), ("t", pa.int64()), ("text", pa.string())]))
     it = Driven(IntervalJoinOperator("j", big, RIGHT, (0 * MS, 10 * MS), "inner"))

@@ -44,6 +44,7 @@ def joined(orders: Rows, payments: Rows, lower: int, upper: int) -> Counter[Any]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize("unaligned", [False, True])
 def test_a_job_joins_two_sources(parallelism: int, unaligned: bool) -> None:
@@ -61,6 +62,7 @@ def test_a_job_joins_two_sources(parallelism: int, unaligned: bool) -> None:
     assert Counter((row["id"], row["paid"]) for row in out.rows()) == joined(orders, payments, 0, 2_000)
 
 
+@pytest.mark.slow
 def test_a_stream_is_joined_with_itself_and_the_result_with_a_third() -> None:
     rows = [{"id": n % 10, "at": n * 100, "amount": n} for n in range(100)]
     flow, out = Dataflow("itself"), CollectSink()
@@ -77,6 +79,7 @@ def test_a_stream_is_joined_with_itself_and_the_result_with_a_third() -> None:
     assert {row["paid"] for row in out.rows()} == set(range(10))
 
 
+@pytest.mark.slow
 def test_no_result_of_a_join_is_late_for_a_window_behind_it() -> None:
     orders, payments = orders_and_payments(5)
     flow, out, late = Dataflow("behind"), CollectSink(), CollectSink()
@@ -168,6 +171,7 @@ def test_streams_that_cannot_be_joined_are_refused_with_the_remedy() -> None:
         left.asof_join("j", right, event_time="at", exact="yes")
 
 
+@pytest.mark.slow
 def test_other_bounds_are_refused_before_the_run_begins(tmp_path: Any) -> None:
     def run(upper: timedelta) -> None:
         flow = Dataflow("paid")

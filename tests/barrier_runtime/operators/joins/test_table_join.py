@@ -215,6 +215,7 @@ def test_newest_row_is_emitted_at_once_in_row_order_with_its_event_time() -> Non
     assert [list(batch.reached) for batch in it.batches if batch.reached is not None] == [[1, 3, 5]]
 
 
+@pytest.mark.slow
 def test_one_row_per_key_is_held_however_often_it_changes() -> None:
     it = Driven(newest())
     for number in range(300):
@@ -236,6 +237,7 @@ def read(flow: Dataflow, name: str, rows: list[dict[str, Any]], schema: dict[str
     return flow.from_iterator(name, lambda part, of: rows, schema=schema, splits=1, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize("unaligned", [False, True])
 def test_a_job_joins_a_table_as_it_was_and_a_window_counts_what_comes_out(parallelism: int, unaligned: bool) -> None:

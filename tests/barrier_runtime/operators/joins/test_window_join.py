@@ -110,6 +110,7 @@ def test_a_window_join_equals_brute_force(
     check(seed, how, window, keys, disorder, restarts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", JOIN_KINDS)
 def test_each_kind_of_window_join_equals_brute_force(how: JoinKind) -> None:
     for seed in range(8):

@@ -331,6 +331,7 @@ class Reads:
         kv.scan = counted
 
 
+@pytest.mark.slow
 def test_restore_does_not_read_all_timers_and_no_scan_begins_with_fired_timers(folder: Path) -> None:
     job = Job(Bench(folder))
     for number in range(5_000):
@@ -347,6 +348,7 @@ def test_restore_does_not_read_all_timers_and_no_scan_begins_with_fired_timers(f
     job.close()
 
 
+@pytest.mark.slow
 def test_timers_stored_by_key_are_read_at_any_parallelism_and_then_stored_by_time(
     folder: Path,
 ) -> None:

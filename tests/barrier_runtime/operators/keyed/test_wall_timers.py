@@ -136,6 +136,7 @@ def test_what_was_due_during_downtime_fires_before_the_next_row_of_its_key_and_o
     assert turns(restored) == [("a", 500), ("c", 500), ("b", 600), ("b", 900)]
 
 
+@pytest.mark.slow
 def test_where_very_many_were_due_during_downtime_rows_wait_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wall_timers, "_MOST_OVERDUE", 10)
     world = World()
@@ -312,6 +313,7 @@ def test_after_is_a_timedelta_from_now_and_tells_when_it_is_due() -> None:
 # ---- slices
 
 
+@pytest.mark.slow
 def test_many_that_are_due_fire_in_slices_and_a_snapshot_between_two_has_the_rest() -> None:
     world = World()
     driven = Driven(operator(), world)

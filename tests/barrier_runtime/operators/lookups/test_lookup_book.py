@@ -171,6 +171,7 @@ def check_results(driven: Driven) -> None:
             assert isinstance(result, Failed) or result == {"of": key}
 
 
+@pytest.mark.slow
 @examples(300)
 @given(SETTINGS, st.lists(ACTIONS, max_size=60))
 def test_each_row_has_one_result_whatever_becomes_of_the_requests(
@@ -184,6 +185,7 @@ def test_each_row_has_one_result_whatever_becomes_of_the_requests(
         assert driven.book.reached == driven.marks[-1][1]
 
 
+@pytest.mark.slow
 @examples(200)
 @given(SETTINGS, st.lists(ACTIONS, max_size=40), st.integers(1, 3), st.lists(ACTIONS, max_size=20))
 def test_what_is_held_is_asked_for_anew_after_a_restore(
@@ -322,6 +324,7 @@ def test_subtasks_divide_the_requests_of_a_second():
     assert driven.book.next_due_s() == 2.0
 
 
+@pytest.mark.slow
 def test_a_large_reply_is_freed_by_parts() -> None:
     """Freeing a million keys at once would hold the loop longer than all parts."""
     count = 2 * AT_ONCE + 3

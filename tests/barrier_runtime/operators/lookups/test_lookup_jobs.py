@@ -61,6 +61,7 @@ def found(sink: CollectSink) -> list[tuple[int, Any]]:
     return [(row["v"], row["name"]) for row in sink.rows()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fetch", [fetch_async, fetch_on_threads, FetchAsync, functools.partial(fetch_async)])
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_each_row_is_completed_and_the_end_waits_for_the_last_reply(fetch: Any, parallelism: int) -> None:
@@ -70,6 +71,7 @@ def test_each_row_is_completed_and_the_end_waits_for_the_last_reply(fetch: Any, 
     assert sorted(found(sink)) == completed(3_000)
 
 
+@pytest.mark.slow
 def test_ordered_rows_go_out_as_they_came() -> None:
     flow, sink = Dataflow("job"), CollectSink()
     stream = numbers(flow, 2_000, users=500, splits=1)
@@ -94,6 +96,7 @@ def test_misses_and_errors_are_streams() -> None:
     assert {row["message"] for row in errors} == {"no 3"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unaligned", [False, True])
 def test_checkpoints_complete_while_nothing_is_replied_and_the_lookup_is_full(unaligned: bool) -> None:
     """The output of the parallel branch becomes visible with a checkpoint; only then do replies arrive."""
@@ -148,6 +151,7 @@ class RestartedSystem:
         return [name_of(key) for key in keys]
 
 
+@pytest.mark.slow
 def test_rows_in_flight_are_asked_for_again_after_a_restart_and_come_out_once() -> None:
     RestartedSystem.beside, RestartedSystem.opened = CollectSink(), 0
     out = CollectSink()
@@ -164,6 +168,7 @@ def test_rows_in_flight_are_asked_for_again_after_a_restart_and_come_out_once() 
     assert RestartedSystem.opened > 1
 
 
+@pytest.mark.slow
 def test_watermarks_wait_for_replies_so_no_row_is_late_behind_a_lookup() -> None:
     flow, sink = Dataflow("job"), CollectSink()
     stream = numbers(flow, 5_000, splits=1, event_time="v")

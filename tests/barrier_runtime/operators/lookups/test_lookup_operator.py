@@ -147,6 +147,7 @@ def test_columns_are_added_as_replies_come_and_the_slot_is_woken_for_them() -> N
     assert driven.batches[0].schema == pa.schema([*ROWS, *PROFILE])
 
 
+@pytest.mark.slow
 def test_a_large_reply_is_handled_in_parts_with_room_for_a_barrier_between_them() -> None:
     users = range(1, 2 * AT_ONCE + 4)
     driven = Driven(book=replace(BOOK, capacity=len(users), most_keys=len(users)))

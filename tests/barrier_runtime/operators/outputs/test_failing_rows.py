@@ -144,6 +144,7 @@ def test_what_is_raised_and_is_no_exception_ends_the_job_as_well(step: str, monk
         flow.run_local(parallelism=1)
 
 
+@pytest.mark.slow
 @EACH_STEP
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.usefixtures("both_ways")
@@ -502,6 +503,7 @@ def of_total(key: str | None, window: TimeWindow, values: dict[str, int]) -> Row
     return {"n": values["rows"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_key", [True, False])
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("parallelism", [1, 2])

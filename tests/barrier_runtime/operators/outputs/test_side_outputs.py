@@ -32,6 +32,7 @@ def parted(flow: Dataflow) -> tuple[Stream, Stream]:
     return with_dead_letters(rows, DeadLetters("error", ("n",), {"what": "raw", "error": "error"}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.usefixtures("both_ways")
 def test_both_streams_go_on_by_key_and_by_row_and_each_row_comes_once(parallelism: int) -> None:

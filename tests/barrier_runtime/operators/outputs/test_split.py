@@ -33,6 +33,7 @@ def numbers(first: int, of: int) -> Iterator[Row]:
         yield {"k": f"k{n % 3}", "n": n}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize("by", [size, EXPRESSION], ids=["function", "expression"])
 @pytest.mark.usefixtures("both_ways")

@@ -68,6 +68,7 @@ def numbers(index: int, of: int) -> Iterator[dict[str, int]]:
     return ({"v": v} for v in range(index, ROWS, of))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after_decision", [False, True], ids=["stable", "after_decision"])
 def test_random_rows_are_written_again_identically_after_failures(after_decision: bool) -> None:
     drawing = Drawing((100, 250, 450))
@@ -88,6 +89,7 @@ def test_random_rows_are_written_again_identically_after_failures(after_decision
     assert any(len(set(drawing.calls[v])) > 1 for v in drawing.calls), "a replay drew other numbers"
 
 
+@pytest.mark.slow
 def test_the_end_of_the_input_waits_for_no_interval() -> None:
     """The coordinator requests the checkpoints that two such steps and the sink need; the interval never passes."""
     flow = Dataflow("ends")
@@ -99,6 +101,7 @@ def test_the_end_of_the_input_waits_for_no_interval() -> None:
     assert sorted(row["v"] for row in sink.rows()) == list(range(ROWS))
 
 
+@pytest.mark.slow
 def test_windows_behind_stored_rows_are_complete() -> None:
     flow = Dataflow("windows")
     sink = CollectSink()
@@ -111,6 +114,7 @@ def test_windows_behind_stored_rows_are_complete() -> None:
     assert len(sink.rows()) == 3 * ROWS // 50
 
 
+@pytest.mark.slow
 def test_a_drained_job_writes_all_rows() -> None:
     WRITTEN["drained"] = defaultdict(list)
     drawing = Drawing(())

@@ -169,6 +169,7 @@ def test_released_rows_leave_memory_and_go_to_no_file() -> None:
     assert not to_files.called, "a batch counts 2 kB, and no more than two waited"
 
 
+@pytest.mark.slow
 def test_large_rows_are_released_a_few_at_a_time() -> None:
     """Rows of a release are joined, and Arrow joins at most 2 GiB of texts."""
     large = "x" * (6 << 20)

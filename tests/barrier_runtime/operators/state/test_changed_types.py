@@ -454,6 +454,7 @@ def run(folder: Path, state: Any, key: Any = int, fails: bool = False) -> list[d
     return sink.rows()
 
 
+@pytest.mark.slow
 def test_types_kinds_and_keys_are_compared_before_a_run_and_old_program_continues(tmp_path: Path) -> None:
     run(tmp_path, ValueState(int), fails=True)
     records = sorted(path.name for path in (tmp_path / "typed" / "log").iterdir())

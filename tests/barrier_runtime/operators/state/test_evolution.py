@@ -233,6 +233,7 @@ def test_a_snapshot_says_the_types_of_its_values() -> None:
     ]
 
 
+@pytest.mark.slow
 @examples(60)
 @given(steps=st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=5))
 def test_three_fields_go_through_any_renamings(steps: list[tuple[int, bool]]) -> None:

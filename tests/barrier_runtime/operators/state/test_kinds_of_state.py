@@ -538,6 +538,7 @@ class Changes:
             self.seen["a"] = [row["n"]]
 
 
+@pytest.mark.slow
 def test_an_entry_that_is_changed_in_place_and_not_stored_ends_a_local_job(tmp_path: Any) -> None:
     (tmp_path / "in").mkdir()
 

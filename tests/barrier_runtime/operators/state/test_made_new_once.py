@@ -56,6 +56,7 @@ def read(driven: Driven, *rows: tuple[int, str, int]) -> list[Any]:
     return [row["found"] for row in driven.take()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "ttl", "retry"), [("rocksdb", None, False), ("memory", HOUR, True)])
 def test_an_entry_is_made_new_once_however_often_it_is_read(kind: Any, ttl: TTL | None, retry: bool) -> None:
     made: Counter[int] = Counter()

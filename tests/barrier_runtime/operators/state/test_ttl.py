@@ -546,6 +546,7 @@ def stored_bytes(snapshot: Any) -> int:
     return sum(ref.size for ref in snapshot.keyed.files if ref.name.endswith((".sst", ".kv")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("clock", ["event", "processing"])
 def test_what_has_expired_is_gone_within_three_checkpoints_without_access(kind: Kind, clock: Any) -> None:

@@ -215,6 +215,7 @@ def test_late_rows_are_kept_for_the_lateness_behind_a_long_day() -> None:
     assert len(it.side[LATE]) == 1
 
 
+@pytest.mark.slow
 def test_a_flow_explains_its_calendar_and_runs_by_either_clock() -> None:
     flow, out, by_clock = Dataflow("days"), CollectSink(), CollectSink()
     read = flow.from_iterator("rows", lambda part, of: rows(), schema=SCHEMA, splits=1, event_time="t")

@@ -93,6 +93,7 @@ def test_each_n_rows_of_a_key_are_a_window_over_restarts_and_the_rest_is_dropped
     assert not any(len(driven.operator._table.load_all()) for driven in slots.driven)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_job_counts_by_key_and_over_all_rows(parallelism: int) -> None:
     rows = rows_of(70)
@@ -118,6 +119,7 @@ def seen(key: Any, window: TimeWindow, table: pa.Table) -> dict[str, Any]:
     return {"key": str(key), "start": window.start_ms, "rows": len(table)}
 
 
+@pytest.mark.slow
 def test_functions_and_ranks_of_all_rows_see_no_key() -> None:
     rows = rows_of(60)
     flow, applied, in_parts, ranked = Dataflow("all"), CollectSink(), CollectSink(), CollectSink()
@@ -145,6 +147,7 @@ def test_functions_and_ranks_of_all_rows_see_no_key() -> None:
     assert list(ranked.rows()[0]) == [*SCHEMA.names, "window_start", "window_end", "rank"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [Tumbling(30 * MS), Sliding(30 * MS, 10 * MS), Session(2 * MS), Global(), Count(3)])
 def test_a_function_of_aggregates_is_called_for_each_result(window: Any) -> None:
     rows = rows_of(60)

@@ -36,6 +36,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if "late row" in record.message]
 
 
+@pytest.mark.slow
 def test_dropped_late_rows_are_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         result = windows()

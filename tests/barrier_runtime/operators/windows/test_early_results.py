@@ -191,6 +191,7 @@ def of_last_results(rows: Rows, accumulate: bool) -> dict[Any, tuple[int, int]]:
     return dict(found)
 
 
+@pytest.mark.slow
 @examples(60)
 @given(EARLY, st.lists(st.tuples(ROW, st.integers(0, 12)), max_size=40))
 def test_the_last_result_or_all_parts_together_are_what_comes_without_early_results(
@@ -392,6 +393,7 @@ def test_a_global_window_tells_every_few_rows_and_all_at_the_end_of_the_input(ac
     assert [each["total"] for each in results.rows() if not each["early"]] == ([30, 25] if accumulate else [None, 9])
 
 
+@pytest.mark.slow
 def test_wall_clock_early_results_are_emitted_live_and_refused_by_a_replaying_sink() -> None:
     out = CollectSink()
 

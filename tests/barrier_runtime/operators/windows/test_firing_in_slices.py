@@ -105,6 +105,7 @@ def test_keys_of_ints_are_in_order_whether_they_fit_into_one_number_or_not(
     assert all(len(part) for part in given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_slices_give_what_comes_all_at_once_in_the_same_order(kind: str, text: bool) -> None:
@@ -201,6 +202,7 @@ def test_a_slice_does_a_small_part_of_many_windows_also_where_the_clock_stands_s
     assert found + len(it.take()) == many
 
 
+@pytest.mark.slow
 def test_rows_behind_an_early_result_of_many_windows_are_returned_and_follow() -> None:
     it, at_once = Driven(operator("early")), Driven(operator("early"))
     it.operator.stops = True
@@ -220,6 +222,7 @@ def test_rows_behind_an_early_result_of_many_windows_are_returned_and_follow() -
     assert it.take() == at_once.take()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_job_has_every_window_once_though_they_go_out_in_slices(parallelism: int) -> None:
     keys = 700

@@ -33,6 +33,7 @@ def late_rows(it: Driven) -> list[dict[str, Any]]:
     return [row for batch in it.side[LATE] for row in batch.rows.to_pylist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "kind"),
     [
@@ -95,6 +96,7 @@ def test_late_rows_keep_all_columns_of_the_input() -> None:
     assert late_rows(it) == [{"k": "a", "t": 5, "other": [0]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [Tumbling(10 * MS), Sliding(10 * MS, 5 * MS), Session(3 * MS)])
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_job_has_its_late_rows_as_a_stream(window: Any, parallelism: int) -> None:

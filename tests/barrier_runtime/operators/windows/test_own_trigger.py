@@ -145,6 +145,7 @@ def test_results_are_those_of_a_model_however_rows_are_cut_and_over_restarts(
     assert sorted(told(got + slots.take())) == model(rows, size, slide)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", WINDOWS[:2], ids=str)
 @examples(25)
 @given(rows=drawn_rows(), sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4))

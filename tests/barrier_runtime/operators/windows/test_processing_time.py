@@ -595,6 +595,7 @@ def test_windows_over_all_rows_and_functions_of_aggregates_follow_the_wall_clock
     assert sum(row["sum"] for row in out.rows()) == 3
 
 
+@pytest.mark.slow
 def test_a_job_applies_functions_and_ranks_by_the_wall_clock() -> None:
     flow, out, top = Dataflow("whole"), CollectSink(), CollectSink()
     given = keyed(flow, rows(("a", 2), ("b", 1), ("a", 3), ("a", 4)))

@@ -155,6 +155,7 @@ def test_an_entry_is_a_slice_and_is_gone_once_its_last_window_is_over() -> None:
     assert table.entries == 0
 
 
+@pytest.mark.slow
 def test_numbers_of_keys_are_used_again() -> None:
     """However many keys appear and disappear, the arrays stay as short as the number of keys in a window."""
     it = Driven(sliced())

@@ -111,6 +111,7 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["table", "batches", "top"])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @given(actions=ACTIONS, tails=st.lists(st.sampled_from([0, 80, 1_024]), min_size=1, max_size=4))
@@ -175,6 +176,7 @@ def test_many_windows_are_given_in_slices_and_in_the_order_of_window_and_key(mon
     assert [(row["start"], row["k"]) for row in it.rows] == sorted((row["t"] // 20 * 20, row["k"]) for row in rows)
 
 
+@pytest.mark.slow
 def test_window_larger_than_a_chunk_is_read_in_ordered_parts_not_held_together() -> None:
     sizes: list[int] = []
 
@@ -195,6 +197,7 @@ def test_window_larger_than_a_chunk_is_read_in_ordered_parts_not_held_together()
     assert max(sizes) <= 600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 def test_rows_that_wait_to_be_written_are_bounded_in_bytes_whatever_their_size(
     backend: Kind, monkeypatch: pytest.MonkeyPatch
@@ -293,6 +296,7 @@ def read(flow: Dataflow, rows: Rows) -> Any:
     ).key_by("k")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_job_applies_functions_and_ranks(parallelism: int) -> None:
     rows = [{"k": "abc"[number % 3], "t": number * 7 % 90, "v": number, "s": "x"} for number in range(60)]

@@ -113,6 +113,7 @@ ACTION = st.one_of(
 )
 
 
+@pytest.mark.slow
 @examples(120)
 @given(st.lists(ACTION, max_size=12), st.sampled_from([SIZE, SIZE // 4]), st.sampled_from([None, 4]))
 def test_windows_equal_a_row_by_row_model_whatever_the_order_lateness_and_restarts(

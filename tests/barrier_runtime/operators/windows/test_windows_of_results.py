@@ -78,6 +78,7 @@ def rolled(rows: Stream, name: str, first: Any, later: Any, **time: Any) -> tupl
     return by_key.aggregate(n=sum_("n")), every.aggregate(n=sum_("n"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize("zone", PAIRS)
 def test_windows_that_contain_the_earlier_ones_have_the_numbers_of_the_rows(zone: str, parallelism: int) -> None:
@@ -108,6 +109,7 @@ def added(first: Any, later: Any, **time: Any) -> list[str]:
     return [str(each.message) for each in told]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "later"),
     [
@@ -150,6 +152,7 @@ def test_the_start_may_be_named_or_renamed_and_a_missing_start_is_told() -> None
         days.drop("window_start").window_all("m", month)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [Sliding(2 * HOUR, HOUR), Session(HOUR / 4)])
 def test_sliding_windows_and_sessions_count_in_the_window_of_their_end(first: Any) -> None:
     flow, out, of_results = Dataflow("ends"), CollectSink(), CollectSink()
@@ -181,6 +184,7 @@ def run_until_checkpoints(folder: Path, first: Any, later: Any, **time: Any) -> 
     flow.run_local(checkpoints=str(folder), checkpoint_interval=0.05, restart="none")
 
 
+@pytest.mark.slow
 def test_state_counted_by_the_end_is_refused_by_name_and_continues_by_the_end(tmp_path: Path) -> None:
     """Definitions with a named column are those of older builds, which counted by the end by default."""
     day = Calendar("day", "UTC")
@@ -194,6 +198,7 @@ def test_state_counted_by_the_end_is_refused_by_name_and_continues_by_the_end(tm
         run_until_checkpoints(tmp_path, day, day, event_time="window_end")
 
 
+@pytest.mark.slow
 def test_state_of_hours_in_days_continues_with_and_without_the_name_of_the_column(tmp_path: Path) -> None:
     for time in ({}, {"event_time": "window_start"}, {}):
         with pytest.raises(JobFailed, match="enough"):

@@ -192,6 +192,7 @@ def test_restored_between_two_slices_of_firing_none_is_missing_and_none_comes_tw
     assert plain(got + it.take()) == model(kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MOSTLY_SLOW)
 def test_what_is_on_disk_goes_along_to_another_parallelism(kind: str) -> None:
     slots, got = Slots(lambda: operator(kind), 1), []

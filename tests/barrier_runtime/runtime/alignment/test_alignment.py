@@ -220,6 +220,7 @@ def test_at_least_once_counts_an_end_as_barrier():
     assert snapshots(play(tracker, (0, barrier(1)), (1, "end"))) == [1]
 
 
+@pytest.mark.slow
 @examples(300)
 @given(st.data())
 def test_any_interleaving_of_barriers_takes_each_once_in_order_and_ends_unblocked(data):

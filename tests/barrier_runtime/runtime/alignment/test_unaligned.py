@@ -201,6 +201,7 @@ def test_barriers_of_several_checkpoints_in_an_unusual_order_take_each_at_most_o
 # ---------------------------------------------------------------- timeouts and kinds
 
 
+@pytest.mark.slow
 def test_aligned_and_unaligned_checkpoints_alternate():
     """U5: 123 channels, 123 checkpoints."""
     channels = 123

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from barrier_runtime.runtime.host.generation_timers import GenerationTimers
 
 
+@pytest.mark.slow
 def test_what_may_wait_goes_on_once_no_move_is_near_and_sources_read() -> None:
     now_s, done = 100.0, 0
     held: list[bool] = []

@@ -9,6 +9,8 @@
 import subprocess
 import sys
 
+import pytest
+
 _BEFORE = """
 import gc, weakref
 from barrier_runtime.runtime.host.process import _MANY, Heap
@@ -29,6 +31,7 @@ def said_by(script: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_imports_are_frozen_and_a_dropped_generation_is_collected_without_them() -> None:
     said = said_by("""
 generation = Circle()
@@ -42,6 +45,7 @@ print(imports > 1_000, frozen == imports == gc.get_freeze_count(), seen() is Non
     assert said == "True True True"
 
 
+@pytest.mark.slow
 def test_very_large_generation_is_frozen_and_still_collected_when_dropped() -> None:
     said = said_by("""
 generation = Circle(beside=2 * _MANY)
@@ -55,6 +59,7 @@ print(frozen > imports + _MANY, seen() is None)
     assert said == "True True"
 
 
+@pytest.mark.slow
 def test_objects_frozen_by_an_earlier_slot_are_collected_before_the_next_begins() -> None:
     said = said_by("""
 generation = Circle(beside=2 * _MANY)

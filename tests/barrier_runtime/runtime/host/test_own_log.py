@@ -147,6 +147,7 @@ def test_a_secret_across_a_cut_is_masked_as_a_whole(secret: str, filling: int) -
     assert "SECRET" not in "".join(bounded(own.lines()))
 
 
+@pytest.mark.slow
 def test_a_text_whose_masking_takes_quadratic_time_is_cut_before() -> None:
     (shown,) = bounded(["://a:b" * 200_000])  # takes half an hour without the cut
     assert "characters are left out" in shown

@@ -63,6 +63,7 @@ def test_secrets_are_masked_by_value_and_the_text_stays_json() -> None:
     assert shown({"name": pa.array(["password"]), "value": pa.array(["s3cr3t"])})["value"] == "******"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [list(range(500)), "x" * 300, [None] * 100_000, [False] * 30_000])
 def test_a_wide_row_is_cut_and_says_so(value: Any) -> None:
     found = shown({f"c{at}": pa.array([value]) for at in range(1_000)})

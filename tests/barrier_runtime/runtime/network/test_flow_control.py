@@ -3,6 +3,7 @@
 from functools import partial
 
 import pyarrow as pa
+import pytest
 
 from barrier_runtime.data.elements import Barrier, Batch
 from barrier_runtime.runtime.network.channels import InputChannel
@@ -133,6 +134,7 @@ def test_one_slow_moment_is_made_up_for_and_control_elements_say_nothing():
     assert chunk.bytes == MIN_CHUNK_BYTES * 4**4
 
 
+@pytest.mark.slow
 def test_what_a_thread_waits_for_a_processor_makes_no_chunk_smaller():
     """On a busy machine every chunk takes long, however small."""
     channel, _ = full_of_rows(1_000_000)

@@ -87,6 +87,7 @@ def test_a_sink_that_a_person_must_mend_ends_the_job_at_its_first_try(
     assert str(error()).split("]")[-1].strip() in text
 
 
+@pytest.mark.slow
 def test_decided_rows_are_kept_until_a_person_has_mended_the_target(tmp_path: Path) -> None:
     sink = OneCallFails("commit", lambda: PermissionError(13, "Permission denied"))
     job = flow_into(sink).start_local(parallelism=1, checkpoint_interval=0.05, checkpoints=str(tmp_path))

@@ -485,6 +485,7 @@ def test_a_source_without_splits_is_accepted_when_it_looks_for_some() -> None:
     assert compile_plan(flow.plan, 2).chains[0].source is not None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("both_ways", "manifests_are_objects")
 def test_in_a_job_readers_hear_of_decided_checkpoints_only() -> None:
     """The first checkpoint cannot be written and is aborted; a later checkpoint covers the same rows."""

@@ -104,6 +104,7 @@ def every(history: int = 3, live: int = 3, rows: int = 40) -> list[tuple[str, in
     return sorted(numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize(("history", "live"), [(1, 5), (5, 1)])
 def test_no_live_row_is_read_before_the_last_row_of_history(parallelism: int, history: int, live: int) -> None:
@@ -114,6 +115,7 @@ def test_no_live_row_is_read_before_the_last_row_of_history(parallelism: int, hi
     assert sorted((row["part"], row["n"]) for row in out.rows()) == every(history, live)
 
 
+@pytest.mark.slow
 def test_every_row_is_there_once_with_restores_on_both_sides_of_the_switch(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
@@ -140,6 +142,7 @@ def test_every_row_is_there_once_with_restores_on_both_sides_of_the_switch(tmp_p
     assert sorted(seen) == every()
 
 
+@pytest.mark.slow
 def test_windows_close_during_history_and_no_row_is_late_at_the_switch() -> None:
     flow, out = Dataflow("backfill"), CollectSink()
     windows = both(flow).window_all("w", Tumbling(10)).aggregate(late=True, n=count())
@@ -164,6 +167,7 @@ def windows_of_both() -> Dataflow:
     return flow
 
 
+@pytest.mark.slow
 def test_a_crash_in_any_phase_before_or_after_the_switch_changes_no_row() -> None:
     def rows(part: str, split: int, from_ms: int) -> list[dict[str, Any]]:
         return [{"part": part, "n": split, "at": from_ms + number * 1_000} for number in range(30)]
@@ -203,6 +207,7 @@ def orders_of_files(folder: Path, history_rows: int, out: CollectSink) -> Datafl
     return flow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [2, 3])
 def test_rows_of_one_file_reach_a_keyed_step_in_their_order(parallelism: int, tmp_path: Path) -> None:
     out = CollectSink()
@@ -211,6 +216,7 @@ def test_rows_of_one_file_reach_a_keyed_step_in_their_order(parallelism: int, tm
     assert pairs == list(itertools.pairwise(range(-1, 20_000)))
 
 
+@pytest.mark.slow
 def test_a_crash_in_any_phase_keeps_the_order_of_history_at_another_parallelism(tmp_path: Path) -> None:
     inputs = {"history": rows_of_one_key(0, 90, 0), "live": rows_of_one_key(0, 10, 1_000_000)}
     flow = orders_of_files(tmp_path, 1, CollectSink())

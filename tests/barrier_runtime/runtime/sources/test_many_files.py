@@ -147,6 +147,7 @@ class NoRow(OneRow):
         super().poll(max_rows, now_ns)
 
 
+@pytest.mark.slow
 def test_a_poll_ends_a_bounded_number_of_splits_without_rows() -> None:
     source = Empty(1_000)
     driver = opened(SourceSpec("src", source, tuple(source.splits(1))), World())
@@ -166,6 +167,7 @@ class CountedAppearing(Appearing):
         return super().reader(split)
 
 
+@pytest.mark.slow
 def test_a_poll_opens_a_bounded_number_of_discovered_splits() -> None:
     source = CountedAppearing(1_000)
     driver = opened(SourceSpec("src", source, ()), World())
@@ -317,6 +319,7 @@ def test_finished_splits_of_older_releases_are_read_and_stored_with_marks() -> N
             opened(larger, world, (state,))
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_lacks_names_of_finished_splits_is_refused() -> None:
     source, world = Many(600), World()
     driver = opened(spec_of(source), world)
@@ -341,6 +344,7 @@ def run(folder: Path, **options: Any) -> None:
     flow.run_local(checkpoints=str(folder / "ck"), **options)
 
 
+@pytest.mark.slow
 def test_a_file_that_grew_after_it_was_read_to_its_end_is_named_at_the_next_run(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     old = tmp_path / "in" / "1.jsonl"

@@ -100,6 +100,7 @@ def subtasks(source: Many, parallelism: int, restored: tuple[Any, ...] = ()) -> 
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("splits", "parallelism"), [(1, 1), (6, 1), (6, 3), (7, 4), (2, 6)])
 def test_all_subtasks_together_read_the_given_number_of_rows(splits: int, parallelism: int) -> None:
     slots = subtasks(Many(splits, 100_000), parallelism)
@@ -119,6 +120,7 @@ def test_a_poll_keeps_the_limit_of_the_caller_of_a_batch_and_of_the_rate() -> No
     assert sizes(600.0, (1, 50, 1_000, None)) == [1, 50, 60, 60]
 
 
+@pytest.mark.slow
 def test_the_total_is_the_same_after_a_rescale_and_every_row_is_read_once() -> None:
     source, restored = Many(6, 1_000), ()
     seen: list[tuple[int, int]] = []

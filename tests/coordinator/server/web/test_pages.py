@@ -271,6 +271,7 @@ async def test_pages_that_ask_at_once_are_rendered_once(monkeypatch):
     assert len(rendered) == 1
 
 
+@pytest.mark.slow
 async def test_ages_are_by_the_jobs_clock_which_is_never_set():
     """Someone set the machine's clock ahead while the coordinator ran: the checkpoint is not older for that."""
     status = page_facts.status(at_ms=page_facts.NOW_MS)
@@ -289,6 +290,7 @@ async def test_ages_are_by_the_jobs_clock_which_is_never_set():
     assert pages._tick("flights").figures["checkpoint_age"] == "890 ms"
 
 
+@pytest.mark.slow
 async def test_the_page_and_report_of_an_earlier_run_have_no_figures_of_the_present_run():
     async def of(job, run):
         return page_facts.status(run_id=run or "run-2")

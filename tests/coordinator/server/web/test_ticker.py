@@ -137,6 +137,7 @@ async def test_a_stream_says_that_it_lives_and_ends_with_the_session(quick, monk
     ticker._task.cancel()
 
 
+@pytest.mark.slow
 async def test_readers_that_come_and_leave_at_any_moment_end_no_other_stream(monkeypatch):
     """Who leaves is cancelled again and again, as anyio does, until it has ended: a page that another one replaces."""
     monkeypatch.setattr(module, "TICK_S", 0.0)
