@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.parsed import statements, walk
+
 ROOT = Path(__file__).resolve().parents[2]
 PRONOUNS = ("what", "one", "it", "its")
 FOLDERS = ("barrier_runtime", "coordinator", "state", "tests", "benchmarks", "examples", "docs")
@@ -19,6 +21,7 @@ _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"``[^`]*``|`[^`]*`")
 _STRING = re.compile(r"""\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'""")
 _WORD = re.compile(r"[a-z']+")
+_TEXTS = (ast.Constant, ast.JoinedStr)
 
 
 @dataclass(frozen=True)
@@ -48,19 +51,28 @@ def prose(file: Path) -> str:
 
 def prose_of_python(source: str) -> Iterator[str]:
     """Docstrings of modules, classes and functions, and comments that are no instruction to a tool."""
-    within_strings: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node)
             if docstring:
                 yield docstring
-        elif isinstance(node, ast.Constant | ast.JoinedStr) and (node.end_lineno or 0) > node.lineno:
-            within_strings.update(range(node.lineno, node.end_lineno or 0))
-    for number, line in enumerate(source.splitlines(), start=1):
-        if "#" in line and number not in within_strings:
+    marked = [(number, line) for number, line in enumerate(source.splitlines(), start=1) if "#" in line]
+    within_strings = _lines_within_strings(tree) if marked else set()
+    for number, line in marked:
+        if number not in within_strings:
             _, mark, comment = _STRING.sub("", line).partition("#")
             if mark and "noqa" not in comment and "type:" not in comment:
                 yield comment.strip("# ")
+
+
+def _lines_within_strings(tree: ast.Module) -> set[int]:
+    """The lines of strings of several lines, but the last line of each, which a comment may follow."""
+    found: set[int] = set()
+    for node in walk(tree):
+        if node.__class__ in _TEXTS and node.end_lineno > node.lineno:  # type: ignore[attr-defined]
+            found.update(range(node.lineno, node.end_lineno))  # type: ignore[attr-defined]
+    return found
 
 
 def files(place: Path) -> Iterator[Path]:
