@@ -9,6 +9,8 @@ KILLS ?= 0
 VENV := $(if $(NEWEST),.venv-newest,.venv)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# After make check has passed, as in .ci/run: the unit tests that it left out, and those that draw more examples here.
+UNCHECKED := $(if $(CHECKED),-m 'spark or slow or hypothesis or draws')
 UNIT_TESTS := tests/test_house.py tests/test_spark_matrix.py tests/test_steps.py tests/test_checkout.py tests/test_published.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/test_bids.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored tests/oracle tests/field/local tests/hosts tests/soak
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 # Written it has to be, whatever the caller's environment says: hundreds of tests start programs of ours, which would compile it all.
@@ -19,9 +21,9 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
 	@echo "make run EXAMPLE=name       kafka_to_kafka, kafka_to_postgres, rabbitmq_to_delta, orders_to_iceberg, fraud or bids, on real servers, with kills; or grow, without"
-	@echo "make test                   every test; all steps run also when one fails"
+	@echo "make test [CHECKED=1]       every test; all steps run also when one fails (CHECKED: but those that make check has just run)"
 	@echo "make matrix                 the main job's short form, and Spark's tables, on PySpark 3.5 to 4.3 with Java 17 and 21 (PAIRS='4.0/21 …')"
-	@echo "make check                  style, types, house rules, unit tests but the slow ones (a minute and a half, no Java)"
+	@echo "make check                  style, types, house rules, unit tests but the slow ones (a minute and a half on two idle cores, no Java)"
 	@echo "make style                  style and types alone"
 	@echo "make format                 let ruff put the style right"
 	@echo "make tables                 what is generated anew: docs/behaviours, options, metrics, connectors, pictures of windows and joins"
@@ -75,7 +77,7 @@ test: $(STAMP) jdk servers links
 	@$(BIN)/python -m tests.kafka_jvm
 	@$(BIN)/python -m tests.compiled $(UNIT_TESTS)
 	@.ci/steps \
-		"$(BIN)/python -m pytest -q -n 3 --dist worksteal --hypothesis-profile test $(UNIT_TESTS)" \
+		"$(BIN)/python -m pytest -q -n 3 --dist worksteal --hypothesis-profile test $(UNCHECKED) $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
 		"$(BIN)/python tests/simulation/simulate.py --first 20 --seeds 100" \
 		"$(BIN)/python -m tests.spark_matrix --one" \

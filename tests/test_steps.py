@@ -1,5 +1,5 @@
-"""`.ci/steps`, by which `make test` runs its steps: all steps run, whatever the outcome of one; and `.ci/python`, which
-chooses the contents of `.venv`.
+"""`.ci/steps`, by which `make test` runs its steps: all steps run, whatever the outcome of one; `.ci/run`, of CI;
+and `.ci/python`, which chooses the contents of `.venv`.
 """
 
 import os
@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 CI = Path(__file__).resolve().parents[1] / ".ci"
 STEPS = str(CI / "steps")
@@ -38,6 +40,23 @@ def test_steps_after_a_failed_step_run_too_and_failures_are_repeated_at_the_end(
         "== FAILED: echo FAILED a test; exit 1",
         "== FAILED: echo ERROR another; exit 2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("failing", "tested"), [("none", "test CHECKED=1"), ("docs", "test CHECKED=1"), ("check", "test")]
+)
+def test_ci_leaves_out_only_tests_of_a_check_that_passed(failing: str, tested: str, tmp_path: Path) -> None:
+    make = tmp_path / "make"
+    make.write_text(f'#!/bin/sh\necho called "$@"\n[ "$1" != {failing} ]\n')
+    make.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [CI / "run"], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120, check=False
+    )
+    called = [line for line in done.stdout.splitlines() if line.startswith("called ")]
+    assert called == ["called check", "called docs", "called wheel", f"called {tested}"]
+    assert done.returncode == (failing != "none")
+    assert ("== all passed" in done.stdout) == (failing == "none")
 
 
 def chosen(first: Path) -> str:
