@@ -156,6 +156,8 @@ def _run(spec: RunSpec, store: CountedS3 | None) -> RunResult:
 
 def prepared(spec: RunSpec, kafka: LoadedKafka | None) -> RunSpec:
     """The run with an empty folder and, for Kafka, with new topics, unless the topic is filled already."""
+    if not spec.folder:
+        raise ValueError("a run empties its folder: give RunSpec.folder, or the current directory would be emptied")
     folder = Path(spec.folder).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

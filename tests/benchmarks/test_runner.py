@@ -115,3 +115,13 @@ def test_an_engine_that_breaks_is_a_result_with_its_last_words(tmp_path: Path) -
     result = run(spec, None)
     assert result.error is not None
     assert "there is no file or folder" in result.error
+
+
+def test_run_without_a_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run would empty the current directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept").touch()
+    spec = RunSpec(engine="ours", workload="rtm-a", measure="latency", source="generator", sink="discard")
+    with pytest.raises(ValueError, match="give RunSpec"):
+        run(spec, None)
+    assert (tmp_path / "kept").exists()
