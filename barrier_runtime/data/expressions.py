@@ -11,6 +11,7 @@ writing shares nothing.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -27,6 +28,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 _Token: TypeAlias = tuple[str, str]
 _METADATA = "-- schema metadata --\n"
+_BEGINS_A_CALL = re.compile(r"[({]")  # in an expression's text, where literals and options may have them too
 _made: Callable[[pa.Buffer], pc.Expression] = pc.scalar(0).__reduce__()[0]
 
 
@@ -39,12 +41,17 @@ class Shared:
 def shared(expressions: Sequence[pc.Expression], columns: Sequence[str]) -> Shared:
     if len(set(columns)) < len(columns):  # the names would be ambiguous
         return Shared({}, list(expressions))
+    if sum(len(_BEGINS_A_CALL.findall(str(expression))) for expression in expressions) < 2:
+        return Shared({}, list(expressions))
     trees = [_Tree.of(expression) for expression in expressions]
+    shapes = Counter(tree.shape(*call) for tree in trees if tree is not None for call in tree.calls)
     found: dict[str, list[tuple[int, int, int, pc.Expression]]] = {}
     for number, tree in enumerate(trees):
         if tree is None:
             continue
         for first, last in tree.calls:
+            if shapes[tree.shape(first, last)] == 1:
+                continue  # making the part is most of the work
             part = tree.part(first, last)
             same = found.setdefault(str(part), [])
             if not same or same[0][3].equals(part):
@@ -97,6 +104,10 @@ class _Tree:
                 if any(key == "field_ref" for key, _ in self.tokens[first:at]):
                     found.append((first, at + 1))
         return found
+
+    def shape(self, first: int, last: int) -> tuple[_Token, ...]:
+        """Equal for equal parts: without the places of literals and options in the row."""
+        return tuple((key, value if key in ("call", "field_ref") else "") for key, value in self.tokens[first:last])
 
     def part(self, first: int, last: int) -> pc.Expression:
         return self._made_of(self.tokens[first:last])
