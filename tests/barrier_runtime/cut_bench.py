@@ -50,10 +50,14 @@ class CutSource:
     exactly_once = True
 
     def __init__(self, rows: Sequence[Row], sizes: Sequence[int], waits: int = 0) -> None:
-        whole = pa.RecordBatch.from_pylist(list(rows), schema=SCHEMA)
-        starts = np.cumsum([0, *sizes])
-        self.batches = [whole.slice(start, size) for start, size in zip(starts.tolist(), sizes, strict=False)]
+        self._whole = pa.RecordBatch.from_pylist(list(rows), schema=SCHEMA)
         self._waits = waits
+        self.cut(sizes)
+
+    def cut(self, sizes: Sequence[int]) -> None:
+        """For the next run."""
+        starts = np.cumsum([0, *sizes])
+        self.batches = [self._whole.slice(start, size) for start, size in zip(starts.tolist(), sizes, strict=False)]
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return [Split("all")]
@@ -71,9 +75,9 @@ class Bench:
     def __init__(self, rows: Sequence[Row], sizes: Sequence[int], disorder_ms: int) -> None:
         self.flow = Dataflow("cuts")
         self._bound = disorder_ms * MS
-        self.source = self.flow.source(
-            "rows", CutSource(rows, sizes, _TURNS), event_time="t", max_out_of_orderness=self._bound
-        )
+        self._rows = CutSource(rows, sizes, _TURNS)
+        self.source = self.flow.source("rows", self._rows, event_time="t", max_out_of_orderness=self._bound)
+        self.cut = self._rows.cut
         self._others = 0
 
     def other(self) -> Stream:

@@ -343,16 +343,19 @@ def drawn_cuts(rng: random.Random) -> list[int]:
     return sizes
 
 
-def collected(
-    rows: Sequence[Row], sizes: Sequence[int], steps: Sequence[Step], disorder_ms: int, mode: str = "off"
-) -> Any:
-    """Returns the rows per sink, with late rows and other side outputs; in order if the steps promise an order.
-    `mode`: of combiners."""
-    bench = Bench(rows, sizes, disorder_ms)
+def made(rows: Sequence[Row], steps: Sequence[Step], disorder_ms: int) -> Bench:
+    bench = Bench(rows, [1] * ROWS, disorder_ms)
     stream = bench.source
     for name, step in zip(("first", "second"), steps, strict=False):
         stream = step.make(bench, stream, name)
     stream.sink("out", CollectSink())
+    return bench
+
+
+def collected(bench: Bench, sizes: Sequence[int], steps: Sequence[Step], mode: str = "off") -> Any:
+    """Returns the rows per sink, with late rows and other side outputs; in order if the steps promise an order.
+    `mode`: of combiners."""
+    bench.cut(sizes)
     ordered = all(step.in_order for step in steps)
     with patch.object(Combiner, "mode", mode):
         found = run_inline(bench.flow, _WORLD)
@@ -364,12 +367,13 @@ def differences(steps: Sequence[Step], seed: str) -> list[str]:
     rng = random.Random(seed)
     rows = drawn_rows(rng, any(step.merges for step in steps))
     disorder_ms = rng.choice([0, 0, 6])
-    expected = collected(rows, [1] * ROWS, steps, disorder_ms)
+    bench = made(rows, steps, disorder_ms)
+    expected = collected(bench, [1] * ROWS, steps)
     cuts = [[ROWS], drawn_cuts(rng)] if len(steps) == 1 or rng.random() < 0.15 else [[ROWS]]
     return [
         f"{' → '.join(step.name for step in steps)}, cut into {sizes}: {name} differs"
         for sizes in cuts
-        for name, found in collected(rows, sizes, steps, disorder_ms, rng.choice(("on", "on", "off"))).items()
+        for name, found in collected(bench, sizes, steps, rng.choice(("on", "on", "off"))).items()
         if found != expected[name]
     ]
 
@@ -410,9 +414,11 @@ def test_own_watermarks_that_are_ahead_take_no_event_time_from_steps_before() ->
     before = STEPS["deduplicate_within"]
     for seed in range(3):
         rows = drawn_rows(random.Random(seed), False)
-        expected = collected(rows, [1] * ROWS, [before], 60)
+        expected = collected(made(rows, [before], 60), [1] * ROWS, [before])
+        both = [before, Step("own", of_own_watermarks, ())]
+        bench = made(rows, both, 60)
         for sizes in ([1] * ROWS, [ROWS]):
-            assert collected(rows, sizes, [before, Step("own", of_own_watermarks, ())], 60) == expected
+            assert collected(bench, sizes, both) == expected
 
 
 # ------------------------------------------------------------ the parts
