@@ -227,6 +227,7 @@ def test_plain_steps_share_a_chain_and_a_key_begins_a_new_one() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*counts every update")
 def test_a_stream_with_two_readers_ends_its_chain_and_each_reader_begins_one() -> None:
     flow, ticks = flow_and_stream()
     counted = ticks.key_by("key").aggregate("n", n=count())

@@ -322,6 +322,7 @@ def test_a_watched_folder_beside_another_input_needs_an_idle_timeout(tmp_path: P
     assert all("union 'union-1': while nothing new arrives in source 'prices'" in each for each in said)
 
 
+@pytest.mark.filterwarnings("ignore:.*check that source 'history'")
 def test_a_watched_folder_that_follows_a_history_needs_no_idle_timeout(tmp_path: Path) -> None:
     flow = Dataflow("f")
     history = flow.from_iterator("history", lambda part, of: [], schema=ROWS, splits=1, event_time="at")

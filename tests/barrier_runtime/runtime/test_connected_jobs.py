@@ -68,6 +68,7 @@ def ruled(crash: FailingUpload, out: Path, switch: Any = "row") -> Dataflow:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("switch", ["row", "barrier"])
+@pytest.mark.filterwarnings("ignore:.*cannot be copied")  # threads of this process are no part of a flow on Spark
 def test_rules_are_applied_in_one_order_over_crashes_and_every_change_of_parallelism(
     tmp_path: Path, switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +234,7 @@ def timed(out: CollectSink, rules: list[Row], idle_s: float | None, done: thread
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*cannot be copied")  # threads of this process are no part of a flow on Spark
 def test_a_watermark_is_the_least_of_all_inputs_and_idle_ones_are_left_out() -> None:
     out = CollectSink()
     timed(out, [{"n": 0, "at": 10}], 0.1, threading.Event()).run_local(parallelism=2, checkpoint_interval=0.05)

@@ -128,6 +128,7 @@ def test_a_job_of_the_same_name_elsewhere_does_not_own_a_claimed_savepoint(tmp_p
 
 # Source: our own trial
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*cannot be copied")  # threads of this process are no part of a flow on Spark
 def test_rows_held_by_windows_are_not_read_by_other_columns(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text('{"k": "a", "t": 0, "n": 1, "m": 10}\n')

@@ -276,6 +276,7 @@ def test_jsonl_rolls_in_a_whole_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*cannot be copied")  # threads of this process are no part of a flow on Spark
 def test_a_job_that_failed_goes_on_with_its_open_files_at_another_parallelism(tmp_path: Path) -> None:
     """Parts are objects of the checkpoints by then: more than 4 kB of rows are open."""
     failing = [True]

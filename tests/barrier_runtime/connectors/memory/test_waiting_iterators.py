@@ -115,6 +115,7 @@ def test_close_does_not_wait_for_a_waiting_iterator_whose_thread_ends_later() ->
     assert len(pulled) <= 2_048
 
 
+@pytest.mark.filterwarnings("ignore:.*cannot be copied")  # threads of this process are no part of a flow on Spark
 def test_a_job_ends_by_its_own_failure_while_an_iterator_waits(tmp_path: Path) -> None:
     never = threading.Event()
 

@@ -106,6 +106,7 @@ def test_what_open_raises_is_told_with_its_name() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*cannot be copied")  # threads of this process are no part of a flow on Spark
 def test_a_whole_job_opens_a_function_before_its_rows_and_closes_it() -> None:
     calls: list[str] = []
     lock = threading.Lock()

@@ -72,9 +72,16 @@ def doubled(key: str, row: Row, ctx: ProcessContext) -> list[Row]:
     return result
 
 
+KEPT = pytest.mark.filterwarnings("ignore:.*changed while rows were processed, and is not state")
+
+
 @pytest.mark.parametrize(
     ("function", "numbers"),
-    [(YieldsARowTwice, [0, 0, 1, 10, 2, 20]), (ReturnsAKeptRow, [0, 1, 2]), (doubled, [0, 0, 1, 10, 2, 20])],
+    [
+        (YieldsARowTwice, [0, 0, 1, 10, 2, 20]),
+        pytest.param(ReturnsAKeptRow, [0, 1, 2], marks=KEPT),
+        (doubled, [0, 0, 1, 10, 2, 20]),
+    ],
 )
 @pytest.mark.parametrize("schema", [None, {"n": int}, {"n": float}])
 def test_a_row_that_changes_after_it_was_given_counts_as_it_was(function: Any, numbers: list[int], schema: Any) -> None:

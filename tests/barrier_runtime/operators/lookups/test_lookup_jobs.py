@@ -98,6 +98,7 @@ def test_misses_and_errors_are_streams() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unaligned", [False, True])
+@pytest.mark.filterwarnings("ignore:.*cannot be copied")  # threads of this process are no part of a flow on Spark
 def test_checkpoints_complete_while_nothing_is_replied_and_the_lookup_is_full(unaligned: bool) -> None:
     """The output of the parallel branch becomes visible with a checkpoint; only then do replies arrive."""
     beside, out = CollectSink(), CollectSink()

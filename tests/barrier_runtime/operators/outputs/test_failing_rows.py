@@ -507,6 +507,7 @@ def of_total(key: str | None, window: TimeWindow, values: dict[str, int]) -> Row
 @pytest.mark.parametrize("by_key", [True, False])
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.filterwarnings("ignore:.*nothing reads the output of 'select")  # the late rows
 def test_a_window_for_which_a_function_raises_is_one_row_of_errors(by_key: bool, late: bool, parallelism: int) -> None:
     flow = Dataflow("windows")
     rows = flow.source("numbers", IteratorSource(numbers, schema=SCHEMA, splits=2), event_time="at")

@@ -23,6 +23,7 @@ def by_an_even_spread(stream: Any) -> Any:
 
 
 @pytest.mark.parametrize(("build", "hear_the_same"), [(from_source, False), (by_keys, True), (by_an_even_spread, True)])
+@pytest.mark.filterwarnings("ignore:.*counts every update")
 def test_channels_are_idle_together_when_their_subtasks_hear_the_same(build: Any, hear_the_same: bool) -> None:
     """A source's subtasks have their own splits, so each is idle independently."""
     flow = Dataflow("wired")

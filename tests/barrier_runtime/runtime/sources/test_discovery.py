@@ -487,6 +487,7 @@ def test_a_source_without_splits_is_accepted_when_it_looks_for_some() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("both_ways", "manifests_are_objects")
+@pytest.mark.filterwarnings("ignore:.*cannot be copied")  # threads of this process are no part of a flow on Spark
 def test_in_a_job_readers_hear_of_decided_checkpoints_only() -> None:
     """The first checkpoint cannot be written and is aborted; a later checkpoint covers the same rows."""
     url = f"memory://{uuid.uuid4().hex}"
