@@ -240,6 +240,7 @@ def test_a_job_whose_splits_wait_for_slower_ones_ends_with_all_its_rows(parallel
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.filterwarnings("ignore:.*cannot be copied")  # threads of this process are no part of a flow on Spark
 def test_an_input_that_has_been_silent_for_its_idle_timeout_holds_no_split_back(parallelism):
     """The silent input ends after the last row of the other input, which is one minute of event time later."""
     flow, sink, seen = Dataflow("silent"), CollectSink(), threading.Event()
