@@ -17,6 +17,7 @@ from barrier_runtime.coordinator.metric_table import (
     STORE_SENT_BYTES,
     STORE_WRITES,
 )
+from barrier_runtime.runtime.host.allocator import keep_freed_memory
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.use import counts_of
 from barrier_runtime.state.threads import ask_for_short_slices
@@ -64,6 +65,7 @@ def tune_interpreter() -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     ask_for_short_slices()
+    keep_freed_memory()
 
 
 def process_figures(store: ObjectStore, starved_s: float, loop_lag_ms: float) -> dict[str, float]:
