@@ -110,7 +110,7 @@ class EventClock:
         before_ms, self.greatest_ms = self.greatest_ms, max(self.greatest_ms, int(values.max()))
         if self.detail == "none" or self.greatest_ms == before_ms:
             return None
-        if self.detail == "late" and int(values.min()) > self.watermark_ms:
+        if self.detail == "late" and (int(values.min()) > self.watermark_ms or self._in_order(values, before_ms)):
             return None
         if times.null_count:
             filled = np.full(len(times), WATERMARK_MIN, np.int64)
@@ -123,6 +123,13 @@ class EventClock:
             return None
         told: npt.NDArray[np.int64] = np.minimum(reached, others_ms)
         return told
+
+    def _in_order(self, values: npt.NDArray[np.int64], before_ms: int) -> bool:
+        """Returns whether the times never decrease and the first is in time: then no row is late."""
+        first_ms = int(values[0])
+        if first_ms <= max(WATERMARK_MIN, before_ms - self.max_out_of_orderness_ms - 1):
+            return False
+        return bool((values[1:] >= values[:-1]).all())
 
 
 def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
