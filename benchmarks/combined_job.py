@@ -62,6 +62,7 @@ class KeysReader:
         self._schedule = Schedule(rate) if rate else None
         self._row = 0
         self._ones = np.ones(len(keys), np.int64)
+        self._times = np.arange(len(keys) + _PACE) * _SLOTS // _PACE
 
     @property
     def finished(self) -> bool:
@@ -77,7 +78,8 @@ class KeysReader:
             emit_ns = self._schedule.due_ns(self._row)
         if count_ <= 0:
             return None
-        times = np.arange(self._row, self._row + count_) * _SLOTS // _PACE
+        whole, first = divmod(self._row, _PACE)
+        times = self._times[first : first + count_] + whole * _SLOTS
         columns = [self._keys[begin : begin + count_], times, self._ones[:count_]]
         before, self._row = self._row, self._row + count_
         if before < self._rows // _WARM <= self._row:

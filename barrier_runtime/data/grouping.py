@@ -66,7 +66,7 @@ def last_of_groups(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.int64], 
         return np.full(len(every), len(every) - 1), every[-1:]
     bits = len(every).bit_length()
     mixed, rest = mixed_ints(fields), np.uint64(64 - bits)
-    places = np.empty(1 << bits, np.int32)  # half of the cache that 64 bits take
+    places = np.empty(1 << bits, np.int64)
     last_of = _last_at((mixed >> rest).view(np.int64), every, places)
     wrong = _others(fields, last_of, fields)
     if len(wrong):
@@ -80,17 +80,17 @@ def last_of_groups(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.int64], 
 
 
 def _last_at(
-    home: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], places: npt.NDArray[np.int32]
+    home: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     places[home] = rows
-    return places.take(home).astype(np.int64)
+    return places.take(home)
 
 
 def _others(
     fields: Sequence[npt.NDArray[np.int64]], found: npt.NDArray[np.int64], own: Sequence[npt.NDArray[np.int64]]
 ) -> npt.NDArray[np.int64]:
-    differ = np.zeros(len(found), np.bool_)
-    for field, of_row in zip(fields, own, strict=True):
+    differ = fields[0].take(found) != own[0]
+    for field, of_row in zip(fields[1:], own[1:], strict=True):
         differ |= field.take(found) != of_row
     others: npt.NDArray[np.int64] = differ.nonzero()[0]
     return others

@@ -80,6 +80,11 @@ class OperatorChain:
 
     # ------------------------------------------------------------ rows
 
+    @property
+    def takes_more(self) -> bool:
+        """Returns whether larger batches cost less per row: a combiner is at work."""
+        return any(output.takes_more for output in self._main)
+
     def process(self, batch: Batch, port: int) -> Batch | None:
         """Rows that the first operator gave back, or None."""
         rest = None

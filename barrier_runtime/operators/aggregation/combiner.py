@@ -21,6 +21,8 @@ FEWEST = 512  # rows of a batch from which combining pays
 _SAMPLE = 16_384
 _ON, _OFF = 0.25, 0.35  # shares of different keys at which combining begins and ends
 _PAUSE = 64  # batches between two samples
+_MORE = 4  # a batch with so many times the rows of the last sample is sampled at once
+_NARROW = 64  # bytes per row of batches that may be larger
 
 # batch, key columns -> columns by which rows are combined; None: the batch is not combined
 CombinedBy: TypeAlias = Callable[[Batch, list[pa.Array]], list[pa.Array] | None]
@@ -30,9 +32,11 @@ class _Share:
     def __init__(self) -> None:
         self._is_on = False
         self._pause = 0
+        self._sampled = 0  # rows of the last sample
 
-    def looks(self) -> bool:
-        if self._is_on or not self._pause:
+    def looks(self, rows: int) -> bool:
+        """Small batches, such as the first batches of a source, do not decide on batches of many more rows."""
+        if self._is_on or not self._pause or rows >= min(_SAMPLE, _MORE * self._sampled) > self._sampled:
             return True
         self._pause -= 1
         return False
@@ -43,7 +47,7 @@ class _Share:
         sample = [column.slice(0, _SAMPLE) for column in keys]
         _, last = last_of_groups(sample)
         self._is_on = len(last) <= _ON * len(sample[0])
-        self._pause = _PAUSE
+        self._pause, self._sampled = _PAUSE, len(sample[0])
         return self._is_on
 
     def stays_low(self, rows: int, different: int) -> bool:
@@ -66,12 +70,16 @@ class Combiner:
         self._aggregates = aggregates
         self._where = where
         self._share = _Share()
+        self.takes_more = False
         self._schema: pa.Schema | None = None
         self._plan: AggregationPlan | None = None  # None: rows of `_schema` are not combined
 
     def combined(self, batch: Batch) -> Batch:
         chosen = self.mode == "chosen"
-        if self.mode == "off" or not batch.count or (chosen and (batch.count < FEWEST or not self._share.looks())):
+        self.takes_more = False
+        if self.mode == "off" or not batch.count or (chosen and batch.count < FEWEST):
+            return batch
+        if chosen and not self._share.looks(batch.count):
             return batch
         keys = self._keys_of(batch) if self._combines(batch.schema) else None
         if keys is None or (chosen and not self._share.is_low(keys)):
@@ -79,7 +87,9 @@ class Combiner:
         last_of, last = last_of_groups(keys)
         if chosen and not self._share.stays_low(batch.count, len(last)):
             return batch
-        return self._partial_rows(batch, last_of, last) or batch
+        partial = self._partial_rows(batch, last_of, last)
+        self.takes_more = partial is not None and batch.rows.nbytes <= _NARROW * batch.count
+        return partial or batch
 
     def _keys_of(self, batch: Batch) -> list[pa.Array] | None:
         if not set(self._keys) <= set(batch.schema.names):

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.grouping import group_rows, last_rows
+from barrier_runtime.data.grouping import group_rows, last_of_groups, last_rows
 from barrier_runtime.operators.aggregation.partial_schema import is_partial, whole_schema
 from barrier_runtime.operators.aggregation.partials import merge_different, merge_partial_rows
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
@@ -22,6 +22,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 MOST_ROWS = 65_536
 _MOST_BYTES = 16 << 20
+_FEW = 300  # rows up to which a dict is faster than arrays
 
 _Positions = npt.NDArray[np.intp]
 
@@ -179,5 +180,8 @@ class LatestAggregateOperator(RunningAggregateOperator):
             emit(batch)
 
     def _last_of_batch(self, batch: Batch) -> _Positions:
-        groups = group_rows(self.codec.arrays(batch.rows))
+        keys = self.codec.arrays(batch.rows)
+        if batch.count > _FEW:
+            return last_of_groups(keys)[1]
+        groups = group_rows(keys)
         return np.sort(last_rows(groups.of_row, len(groups.keys)))

@@ -47,12 +47,13 @@ def partial_rows(plan: AggregationPlan, batch: Batch, last_of: Ints, last: Ints,
     None: a sum may leave 64 bits. `last_of`: last row of each row's group; `last`: last rows of all groups, ascending.
     """
     values = BatchValues(batch.rows, where)
-    counts: Ints = _counted(last_of, last)
+    groups, of_row = len(last), _numbered(last_of, last)
+    counts: Ints = np.bincount(of_row, minlength=groups)
     columns: dict[str, Values] = {_ROWS: counts}
     for accumulator in plan.accumulators:
         if accumulator.kind in ("rows", "carry"):
             continue
-        found = _accumulated(accumulator, values, last_of, last, counts)
+        found = _accumulated(accumulator, values, of_row, groups, counts)
         if found is None:
             return None
         columns[_name(accumulator)] = found
@@ -66,24 +67,26 @@ def _name(accumulator: Accumulator) -> str:
     return f"{PARTIAL}{accumulator.kind} {accumulator.column or ''}"
 
 
-def _counted(last_of: Ints, last: Ints) -> Ints:
-    counts: Ints = np.bincount(last_of, minlength=int(last[-1]) + 1).take(last)
-    return counts
+def _numbered(last_of: Ints, last: Ints) -> Ints:
+    """Returns each row's group as an index of `last`."""
+    numbers = np.empty(len(last_of), np.int64)
+    numbers[last] = np.arange(len(last))
+    return numbers.take(last_of)
 
 
 def _accumulated(
-    accumulator: Accumulator, values: BatchValues, last_of: Ints, last: Ints, counts: Ints
+    accumulator: Accumulator, values: BatchValues, of_row: Ints, groups: int, counts: Ints
 ) -> Values | None:
     assert accumulator.column is not None
     if accumulator.kind == "values":
         valid = values.valid(accumulator.column)
-        return counts if valid is None else _counted(last_of[valid], last)
+        return counts if valid is None else np.bincount(of_row[valid], minlength=groups)
     each = values.values(accumulator)
     if accumulator.kind == "sum" and greatest_magnitude(each) * len(each) >= _TOO_FAR:
         return None
-    found = np.full(len(last_of), accumulator.initial, np.int64)
-    accumulator.ufunc.at(found, last_of, each)
-    return found.take(last)
+    found = np.full(groups, accumulator.initial, np.int64)
+    accumulator.ufunc.at(found, of_row, each)
+    return found
 
 
 def merge_partial_rows(
@@ -157,7 +160,7 @@ def first_of_groups(batch: Batch, last_of: Ints, last: Ints) -> Batch:
     first = first_rows(last_of, batch.count)[last]
     order = np.argsort(first)
     rows = batch.rows.take(pa.array(first[order]))
-    counts = pa.array(_counted(last_of, last)[order])
+    counts = pa.array(np.bincount(last_of, minlength=batch.count)[last][order])
     return batch.only(rows.append_column(_ROWS, counts), first[order])
 
 
