@@ -1,4 +1,4 @@
-"""Argument checks shared by several steps, and texts of a plan about arguments."""
+"""Argument checks shared by several steps, and texts about arguments for `explain`."""
 
 import difflib
 import inspect

@@ -1,6 +1,6 @@
 """Answers to unknown method names of a stream.
 
-`OTHER_FRAMEWORKS` has all names of other frameworks: name → answer.
+`OTHER_FRAMEWORKS`: a method of another framework → the answer.
 """
 
 import difflib

@@ -83,7 +83,7 @@ class SourceMethod(Generic[P]):
         described_by: Callable[[], Callable[P, SourceDescription]],
         read: "Callable[[Readers, str, Any], Any] | None" = None,
     ) -> None:
-        """`read`: for sources that may have several streams."""
+        """`read`: replaces `Readers.source` for sources that may return several streams."""
         self._described_by = described_by
         self._read = read
         self._name = ""
@@ -200,7 +200,7 @@ class Readers:
         idle_timeout: Duration | None = None,
         max_rows_per_second: float | None = None,
     ) -> Stream:
-        """Adds a source: `KafkaSource(…)`, `ParquetSource(…)` or another source class, or any `Source`.
+        """Adds a source: a source class such as `KafkaSource(…)`, or any `Source`.
 
         With `event_time` (a timestamp, date or int64-milliseconds column) watermarks are made per split: the greatest
         time seen minus `max_out_of_orderness`. The watermark does not wait for a split that is silent for

@@ -1,6 +1,6 @@
 """`Stream`, `KeyedStream` and `BroadcastStream`, on which users write steps.
 
-Each class returns the others, so they are one file; most steps come from their base classes (see `steps`).
+Methods of each class return the other classes, so the three share a file; base classes (`steps`) have most steps.
 """
 
 import datetime
@@ -83,8 +83,7 @@ _NAMED_KEY = "an expression gets a name, as in key_by(group='sensor % 16')"
 class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
     """A stream of rows. Methods return new streams; each consumer gets all rows.
 
-    `schema` is known, or None until the first batch. Dictionary columns become columns of their values between
-    subtasks."""
+    `schema`: None if unknown until the first batch. Between subtasks dictionary-encoded columns are decoded."""
 
     def __init__(
         self,
@@ -201,8 +200,8 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
 
         Both streams have the same columns, as in `union`. The sources of this stream must end. The sources of `later`
         find their first position when the job starts, and read nothing before every slot has read this stream's sources
-        to their end. Until then event time follows this stream. A restored job is before or after the switch. Rows of a
-        split keep their order.
+        to their end. Until then event time follows this stream. A restored job continues before or after the switch, as
+        the checkpoint was. Rows of a split keep their order.
 
         >>> history = flow.read_parquet("history", "s3://lake/orders", event_time="at")
         >>> live = flow.read_kafka("live", "broker:9092", "orders", start=MIDNIGHT, …).select(history.schema.names)
@@ -218,7 +217,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         schemas = [stream.schema for stream in (self, later) if stream.schema is not None]
         common = _common_columns(schemas, where)
         first, second = self._widened(common), later._widened(common)
-        history = first._as_input()  # the ends go to all slots, also if rows stay in their slot
+        history = first._as_input()  # every slot learns of the ends, even if rows stay in their slot
         if history.partitioning == "forward":
             history = replace(history, partitioning="same")
         inputs = (history, second._as_input())
@@ -353,7 +352,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         side: Mapping[str, SchemaLike] | None = None,
         on_error: OnError | Retry = "fail",
     ) -> "Stream | WithErrors[Stream] | Outputs[Stream]":
-        """Runs a row-wise function without key and state.
+        """Runs a row-wise function without keys and state.
 
         `function`: a class with `process(self, row, ctx)`, which yields rows or returns a row, a list or None, or a
         function of (row, ctx). The class may have `open(self, ctx)`, called per subtask before the first row, and

@@ -1,8 +1,8 @@
 """Fills the states of one operator from DataFrames.
 
-The operator is opened as in a slot, once per subtask, so the snapshot describes types, keys and time as a job's does.
-Columns of a frame are those of `state_tables` (docs/state-as-tables.md): the key's, the state's, and `written_at` if
-the state has a time to live. A column of the state gets a trailing `_` if a column of the key has the same name.
+The operator is opened as in a slot, once per subtask, so the snapshot describes types, keys and time as in a job. A
+frame has the columns of `state_tables` (docs/state-as-tables.md): those of key and state, and `written_at` if the state
+has a time to live. A column of the state gets a trailing `_` if a column of the key has the same name.
 """
 
 import time
@@ -79,7 +79,7 @@ class StateFilling:
             self._fill(int(subtask), rows)
 
     def finish(self) -> int:
-        """Number of entries: of rows with equal keys the last counts."""
+        """Returns the number of entries."""
         return sum(self._finished(subtask) for subtask in range(len(self._tables)))
 
     def _finished(self, subtask: int) -> int:

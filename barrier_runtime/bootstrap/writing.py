@@ -46,7 +46,7 @@ from barrier_runtime.state.store.read_only import LinkedStore
 
 _MEMORY = 256 << 20
 _READS_AT_ONCE = 8
-_CHECKPOINT = 1  # of a job that never ran
+_CHECKPOINT = 1  # number in a savepoint without `base`
 
 
 class BootstrappedFlow(Protocol):
@@ -57,7 +57,7 @@ class BootstrappedFlow(Protocol):
 class SavepointWritten:
     """A written savepoint.
 
-    `bytes`: size of the files. `entries`: number by (step, state); of rows with equal keys the last counts."""
+    `bytes`: size of the files. `entries`: number of stored entries by (step, state)."""
 
     url: str
     bytes: int
@@ -76,10 +76,10 @@ def write_savepoint(
     """Writes a savepoint to `url`, with which `flow` begins: `flow.run(…, restore=url)`.
 
     `states`: (step, state) -> a DataFrame of pandas, Polars, PyArrow or Spark, or a `RecordBatchReader`, with the
-    columns of `open_checkpoint(…).table(step, state)`. Each key (in lists and maps: each entry) must occur once.
-    `base`: a savepoint; these states of it are replaced and all others are copied. Without `base` there is no other
-    state, and sources begin where the flow says. `parallelism`: number of parts of the savepoint; a job may have any
-    other.
+    columns of `open_checkpoint(…).table(step, state)`. Of rows with equal keys (in maps: equal entries) the last is
+    stored; a list needs positions 0, 1, 2, …, each once. `base`: a savepoint, from which all other states are copied.
+    Without `base` other states are empty, and sources begin where the flow says. `parallelism`: number of parts of the
+    savepoint; a job may have any parallelism.
 
     Raises `InvalidJob` for steps and states that the flow lacks, and for columns of other names or types."""
     if not isinstance(getattr(flow, "plan", None), Plan):
@@ -151,7 +151,7 @@ def _manifest(graph: JobGraph, base: Manifest | None, operators: tuple[OperatorS
 
 
 def _copied(url: str, manifest: Manifest, store: LinkedStore, scratch: ObjectStore, base: str | None) -> int:
-    """Copies the objects; those of `base` by their store, if possible."""
+    """Copies the objects; objects of `base` within their store, if possible."""
     id = uuid.uuid4().hex
     objects = {
         key: f"data/{manifest.checkpoint}-{manifest.token}-{id}/{number}"

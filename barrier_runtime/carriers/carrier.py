@@ -57,8 +57,8 @@ class Carrier(Protocol):
 
 class RoomOfCarrier(Protocol):
     def look(self) -> Room:
-        """Includes slots that are starting."""
+        """Returns the room of the job."""
         ...
 
     def complete(self) -> None:
-        """No slot is missing: earlier troubles do not explain a later loss."""
+        """Records that no slot is missing: `look` then omits earlier failures."""

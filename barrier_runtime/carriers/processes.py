@@ -43,7 +43,7 @@ class ProcessCarrier:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._attempts = itertools.count((int(time.time()) << 20) + secrets.randbits(10))  # above earlier carriers'
+        self._attempts = itertools.count((int(time.time()) << 20) + secrets.randbits(10))  # above earlier numbers
         self._running: dict[int, _Running] = {}
         self._cancelled: set[str] = set()
         self._closed = False
@@ -153,7 +153,7 @@ class ProcessCarrier:
     def _send(self, running: _Running, order: SlotOrder) -> None:
         try:
             running.held.sendall(encoded(order))
-        except OSError as error:  # the process died before its order; `wait` returns at once
+        except OSError as error:  # the process died before reading the order
             log.debug("process %d did not take its order: %s", running.process.pid, error)
 
     def _over(self, group: str) -> bool:

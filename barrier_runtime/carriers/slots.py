@@ -104,9 +104,9 @@ class AllSlots:
         self._first = Submission(carrier, settings, slots, lambda: self._wanted_of(self._first))
         self._carried_by: dict[_Place, Submission] = {(settings.program, slot): self._first for slot in slots}
         self._standbys: StandbysWanted | None = None
-        self._asked = ""  # the last request for standbys,
-        self._awaited: set[_Place] = set()  # its slots that have not been started yet
-        self._joined: set[Submission] = set()  # their slot joined the job and leaves without a request
+        self._asked = ""  # id of the newest request for standbys
+        self._awaited: set[_Place] = set()  # slots of that request that are not started
+        self._joined: set[Submission] = set()  # the slot joined: the coordinator dismisses the slot
         self._started = 0
 
     def start(self) -> None:
@@ -138,8 +138,8 @@ class AllSlots:
             if standbys.request != self._asked:
                 self._asked = standbys.request
                 self._awaited = {(standbys.program, slot) for slot in range(standbys.first, standbys.last + 1)}
-            # Slots started for an earlier coordinator may have their places here, or will leave on order. Two processes
-            # for one slot would replace each other for ever.
+            # A slot started for an earlier coordinator keeps the place while the slot runs: two processes for a slot
+            # would replace each other for ever.
             for place in sorted(place for place in self._awaited if not self._is_carried(place)):
                 self._awaited.discard(place)
                 self._carry(place)
@@ -152,14 +152,14 @@ class AllSlots:
                     submission.give_up()  # the slot may wait for a core in vain
             elif submission.alive:
                 self._joined.add(submission)
-            elif place[1] in missing:  # an outdated coordinator ordered it to leave
+            elif place[1] in missing:  # an outdated coordinator ordered the slot to leave
                 self._carry(place)
         for place in [(program, slot) for slot in away]:
             if self._carried_by.get(place) is self._first:
                 self._carry(place)
 
     def _is_carried(self, place: "_Place") -> bool:
-        """Only a separate submission counts: the first submission outlives single slots."""
+        """True if a separate submission runs the slot; the first submission outlives single slots."""
         submission = self._carried_by.get(place)
         return submission is not None and submission is not self._first and submission.alive and not submission.given_up
 
@@ -205,8 +205,8 @@ class AllSlots:
         submission.start()
 
     def _wanted_of(self, submission: Submission) -> Sequence[int]:
-        """Slots to start again, without those that moved to another submission, or that the job neither has
-        nor awaits. The first submission starts no standby: each gets a separate submission.
+        """Slots of `submission` to start again: slots of the job and awaited standbys. The first submission starts no
+        standby: each standby gets a separate submission.
         """
         own = [place for place, by in dict(self._carried_by).items() if by is submission]
         if not self._runs():

@@ -9,11 +9,11 @@ from barrier_runtime.connectors.source import Split
 from barrier_runtime.state.errors import Unavailable
 
 _AGAIN_S = 2.0
-_RESTS = 4  # times of a listing: a listing takes the interpreter from the slot's loop
+_RESTS = 4  # shortest pause in durations of a listing, which slows the slot's loop
 
 
 class ListingThread:
-    """Lists splits periodically in a thread, from the first moment on.
+    """Lists splits periodically in a thread, from construction on.
 
     `list_splits` returns all existing splits in the best order for reading, and may block. `Unavailable` leads to a
     retry; any other error ends the job or the generation. With `again`, `list_splits` itself omits earlier splits, and
@@ -43,7 +43,7 @@ class ListingThread:
         self._thread.start()
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Wakes at once: the first listing may have ended already."""
+        """Calls `wake` at once, because the first listing may have ended already."""
         with self._lock:
             self._wake = wake
         wake()

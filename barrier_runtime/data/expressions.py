@@ -1,13 +1,13 @@
 """Evaluates `pyarrow.compute` expressions on a batch, and their common parts once.
 
-Arrow exposes an expression's parts only in serialised form: a file of a row, whose columns are literals and options,
-and whose schema has the tree as metadata, in walk order:
+Arrow exposes an expression's parts only in serialised form: an Arrow file of a single row, whose columns are literals
+and options, and whose schema's metadata is the tree, in walk order:
 
     call f … options i, end f     a call, with its arguments between, and a column of options if it has any
     literal i · field_ref name    a leaf
 
-A common part is a slice of the walk, replaced by a precomputed column. An expression that differs after reading and
-writing shares nothing.
+A common part is a slice of the walk, replaced by a precomputed column. An expression that changes when read and
+written again shares nothing.
 """
 
 import re

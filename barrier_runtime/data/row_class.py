@@ -72,7 +72,7 @@ class EnumForm(NamedTuple):
     def stored(self, value: Any) -> Any:
         if isinstance(value, self.kind):
             return value.value
-        self.read(value)  # refuses other values; dicts and unchecked classes may have a member's
+        self.read(value)  # dicts and unchecked classes may hold a member's value; others are refused
         return value
 
 
@@ -89,7 +89,7 @@ class ListForm(NamedTuple):
     def stored(self, value: Any) -> Any:
         if isinstance(value, list | tuple | set | frozenset):
             return [self.element.stored(each) for each in value]
-        return value  # refused by the column
+        return value  # the column refuses the value
 
 
 class MapForm(NamedTuple):

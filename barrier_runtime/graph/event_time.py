@@ -26,7 +26,7 @@ _CLOSENESS: dict[Detail, int] = {"none": 0, "late": 1, "rows": 2, "every": 3}
 
 @dataclass(frozen=True)
 class StepBehind:
-    """Closest detail of later steps, and the first such step."""
+    """Finest detail that later steps need, and the first step that needs this detail."""
 
     detail: Detail = "none"
     step: str = ""
@@ -62,7 +62,7 @@ def divides(node: StepNode, behind: StepBehind) -> bool | None:
 
 
 def interleaved(nodes: Sequence[Node], number: int) -> list[tuple[str, str]]:
-    """Steps at or above `number` that merge inputs and follow event time by row, or precede such a step.
+    """Of `number` and earlier steps: those that merge inputs and follow event time by row, or precede such a step.
 
     Returns names, and why a replay may produce other rows."""
     found: list[tuple[str, str]] = []

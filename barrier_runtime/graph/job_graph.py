@@ -37,8 +37,8 @@ class OperatorSpec:
     keys: str = ""
     states: Mapping[str, StateDescription] = field(default_factory=dict)
     sink_kind: str = ""  # name of the kind of sink, "" for a user's own
-    target: str = ""  # written by a sink
-    columns: Mapping[str, str] = field(default_factory=dict)  # that the state depends on, with types if known
+    target: str = ""  # table, topic or folder of a sink
+    columns: Mapping[str, str] = field(default_factory=dict)  # columns that shape the state, with types if known
     commit_every_ms: int = 0  # with `global_committer`: delay of commits
     shows_early: bool = False  # rows are visible before their checkpoint, see `sink_facts`
     is_idempotent: bool = False  # rows replace earlier rows of their key
@@ -59,7 +59,7 @@ class SourceSpec:
     max_rows_per_batch: int = 65_536
     detail: Detail = "none"
     watermark_interval_ms: int = 0  # minimum time between watermarks for later operators
-    range: ReadRange | None = None  # of a replay: reading ends there
+    range: ReadRange | None = None  # of a replay: rows to read
     max_rows_per_second: float | None = None  # of all subtasks together
     after: tuple[str, ...] = ()  # steps whose first input ends before this source is read
 

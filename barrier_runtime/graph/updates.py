@@ -23,7 +23,7 @@ _ONE_ROW = ("max", "last", "arg_max")  # each picks one of all updates: the righ
 
 @dataclass(frozen=True)
 class Updated:
-    """The newest value per `keys` counts."""
+    """Updates by `step`: the newest value per `keys` counts."""
 
     step: str
     kind: str
@@ -36,7 +36,7 @@ class Updates:
 
     columns: Mapping[str, Updated] = field(default_factory=dict)
     others: Updated | None = None
-    plain: frozenset[str] = frozenset()  # names that are not among `others`
+    plain: frozenset[str] = frozenset()  # columns with known names that are not updates
 
     def of(self, column: str) -> Updated | None:
         return self.columns.get(column) or (None if column in self.plain else self.others)
@@ -51,7 +51,7 @@ NONE = Updates()
 
 @dataclass(frozen=True)
 class UpdatesOfStep:
-    """`gives`: own columns that are updates."""
+    """`gives`: columns made by the step that are updates."""
 
     counts: Callable[[Updates], str]
     gives: Collection[str] = ()

@@ -39,7 +39,7 @@ _OF_STANDALONE = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d+)?")
 
 @dataclass(frozen=True)
 class CoordinatorPlace:
-    """`host`: for slots. `bind`: for the coordinator."""
+    """`host`: slots connect there. `bind`: the coordinator listens there."""
 
     host: str
     bind: str

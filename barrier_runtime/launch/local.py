@@ -318,7 +318,7 @@ async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) 
 
 
 def _leave_the_heap(dropped: bool) -> None:
-    """Does nothing: the user's program keeps its objects frozen."""
+    """Replaces the slot's collection of garbage, because the heap is the user's."""
 
 
 def _slot(

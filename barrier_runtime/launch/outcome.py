@@ -178,7 +178,7 @@ class WrongCall(InvalidJob, TypeError):
 
 
 def plain_errors(cls: C) -> C:
-    """Errors leave public methods without our frames. Also checks types of arguments."""
+    """Removes our frames from errors, and checks types of arguments."""
     for name, method in list(vars(cls).items()):
         if isinstance(method, FunctionType) and not name.startswith("_"):
             setattr(cls, name, plainly(method))
@@ -215,7 +215,7 @@ def plainly(method: F) -> F:
 
 
 def _wrong_call(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> WrongCall | None:
-    """Returns None if the TypeError came from inside."""
+    """Returns None if the arguments fit: the method itself raised the TypeError."""
     signature = inspect.signature(method)
     try:
         signature.bind(*arguments, **keywords)

@@ -101,7 +101,7 @@ def _stopped_by_sigterm(handle: JobHandle) -> Iterator[threading.Event]:
 
 
 _LOOK_S = 1.0
-_LOG_S = 2.0  # between two looks into the log of a job without coordinator
+_LOG_S = 2.0  # between looks into the log while no coordinator answers
 _UNKNOWN_S: float = OPTIONS["coordinator_lease"].default  # then the slots leave, too
 
 
@@ -178,8 +178,8 @@ def followed(
 def ended_in_log(status: JobStatus, view: LogView | None, silent_s: float, *, returns: bool) -> JobStatus | None:
     """End of the run by the job's log; None: the run goes on.
 
-    `view`: None if the store does not answer. Raises `Unavailable` after `silent_s` seconds without a coordinator that
-    ends with its program (`returns` is false).
+    `view`: None if the store does not answer. `silent_s`: seconds since the coordinator's last answer; too many raise
+    `Unavailable` if nobody restarts the coordinator (`returns` false).
     """
     if view is not None:
         if view.head is None or view.fence is None or not isinstance(view.fence.record, Fence):
@@ -224,7 +224,7 @@ def _settings(
             f"job {spec.job} runs another program than this one: bring the file of the program that runs the job, and "
             "the modules beside it, to this machine"
         )
-    of_program = spec.slot_options or {}  # options of an older build's program come from the flow alone
+    of_program = spec.slot_options or {}  # older builds store none: the flow's options apply
     keywords = {**of_program, **given, "run_id": spec.run_id, "mode": spec.checkpoints.mode}
     options = JobOptions.from_keywords(keywords, of_flow)
     return SlotSettings(

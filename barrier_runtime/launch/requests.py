@@ -295,12 +295,12 @@ def continuing_job(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) 
 
 
 def load_order(flow: str, spec: JobSpec, answer: str = "") -> LoadOrder:
-    """`spec`: of the start, whose parallelism determines splits of generated sources."""
+    """`spec`: description at the job's start, whose parallelism determines splits of generated sources."""
     return LoadOrder(flow, spec.job, spec.parallelism, spec.max_parallelism, spec.checkpoints.mode, answer)
 
 
 def replace_asked(flow: str, timeout_s: float, *, allow_non_restored: bool = False) -> ReplaceAsked:
-    """`flow`: "app.py:flow", or "" for a program at hand.
+    """`flow`: "app.py:flow", or "" for a program that the process has.
     `timeout_s`: limit for the new slots to register.
     """
     if not timeout_s > 0:

@@ -30,8 +30,7 @@ def read_ranges(
 ) -> dict[str, ReadRange]:
     """Ranges by source; `needed` None: all.
 
-    `before` None: from the first row on; `until` None: to the end of the rows. Raises `InvalidJob` with everything that
-    cannot be read again.
+    `before`, `until`: as in `Stretch`. Raises `InvalidJob` with everything that cannot be read again.
     """
     ranges: dict[str, ReadRange] = {}
     missing: list[str] = []

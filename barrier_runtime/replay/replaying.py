@@ -155,8 +155,8 @@ def replay(
 ) -> Replayed:
     """Runs `flow` again in this process from checkpoint `after` to `until`, and observes `operator`.
 
-    `key`: the observed key, as the value of the column of `key_by`, of several columns a tuple; or a dict, column to
-    value. None: all rows. `after`, `until`: numbers of completed checkpoints that are still stored, or URLs of
+    `key`: the observed key: the value of the column of `key_by`, a tuple for several columns, or a dict of columns and
+    values. None: all rows. `after`, `until`: numbers of completed checkpoints that are still stored, or URLs of
     savepoints; `after` 0: from the first row on; `until` None: until a function raises, or no more rows arrive.
     `checkpoints`: the folder or URL of the job's checkpoints. `row`: only row "split:number" of a source (from 0), or
     "split:first-last", for a step in one chain with the source. `stop`: stops at the first line of the step's function,
@@ -219,7 +219,7 @@ def run_stretch(
     own: ObjectStore,
     only: OneKey | None = None,
 ) -> tuple[ReplayEnded, ObjectStore]:
-    """Log and files go to `own`. Returns the end, and a store with the restored and the written files."""
+    """Writes log and files to `own`. Returns the end, and a store with restored and written files."""
     spec, before = job_spec(graph, options), stretch.before
     source = before.store if before is not None else own
     store = LinkedStore(own, source)

@@ -83,7 +83,7 @@ def state_key(
 def begin(store: LinkedStore, at: StoredCheckpoint, spec: JobSpec, sinks: Collection[str], only: OneKey | None) -> None:
     """Makes `at` the newest checkpoint of the replaying job.
 
-    Of `sinks` only rows in flight to them are restored.
+    For `sinks` only rows in flight are restored.
     """
     operators = tuple(
         each if each.operator not in sinks else msgspec.structs.replace(each, values={}, objects={}, keyed=None)
@@ -247,7 +247,7 @@ async def run_replay(
     ranges: Mapping[str, ReadRange],
     wall_ms: int | None,
 ) -> ReplayEnded:
-    """Runs until all ranges are read. `wall_ms`: time of the operators' wall clock."""
+    """Runs until all ranges are read. `wall_ms`: see `StandingClock`."""
     runner = make_runner(spec, store)
     slots: list[Slot] = []
     clock = SystemClock() if wall_ms is None else StandingClock(wall_ms)

@@ -1,11 +1,11 @@
 """`verify`: compares state and rows of a repeated run with the job's.
 
 Compared                  with
-  keyed state             that of the later checkpoint, entry by entry; without the times of writing, expired
-                          entries, which are deleted when there is time, the layout of rows in windows, which depends
-                          on batches, and ids of a `deduplicate` with `within=`, which forgets ids
+  keyed state             state of the later checkpoint, entry by entry. Ignored: times of writing; expired entries,
+                          which may be deleted late; the layout of rows in windows, which depends on batches; ids of
+                          a `deduplicate` with `within=`, which forgets ids
   rows to a sink          the rows that the sink made visible between the checkpoints, if the sink can read them back
-                          (`ReadsBack`); else the rows of another replay: everything independent of the run is equal
+                          (`ReadsBack`); else the rows of a second replay, which differ only if they depend on the run
 """
 
 from collections import Counter

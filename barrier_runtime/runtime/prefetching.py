@@ -1,7 +1,7 @@
-"""Preparation of a slot for a move: fetches files of future key groups, lets databases rest.
+"""Preparation of a slot for a move: fetches files of future key groups, lets compactions end.
 
-The slot answers when running compactions, whose output would be new in the last checkpoint, have ended, or after
-`_REST_S`. Design: docs/design/rescaling.md.
+The slot answers when running compactions have ended, or after `_REST_S`: their output would be new files in the last
+checkpoint. Design: docs/design/rescaling.md.
 """
 
 import logging
@@ -38,7 +38,7 @@ class Preparing:
         self._is_fetching = False
         self._following: tuple[Prefetch, GenerationTimers | None] | None = None
         self._parallelism = 0
-        self._ended = threading.Event()  # no further file of the current order is fetched
+        self._ended = threading.Event()  # set: no further file of the current order is fetched
         self._forgotten = self._ended  # files of this order are dropped on arrival
         self.done = 0  # newest checkpoint whose files were fetched
 

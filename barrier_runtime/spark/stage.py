@@ -105,7 +105,7 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
             try:
                 yield run_slot(slot, context.taskAttemptId(), settings)
             except Exception as error:
-                # Our sessions silence Spark's report.
+                # Our sessions silence Spark's report of the error.
                 print(_last_words(slot, error, settings.options.verbose), file=sys.stderr, flush=True)
                 raise
 
@@ -131,7 +131,7 @@ class RoomOfJob:
         self._failing = ""
 
     def look(self) -> Room:
-        """Cores, holders, and the newest error of tasks since `complete`; logs the first error.
+        """Cores, holders, and the newest error of tasks since the last `complete`; logs the first error.
 
         `starting` is 0 if a task failed since the last look: such slots do not start.
         """
@@ -242,7 +242,7 @@ _OF_THE_JVM = re.compile(r"\n\s*at [\w.$]+[\w.$/<>]*\(")
 _DAEMON = "Error from python worker:"
 _DAEMON_ENDS = "PYTHONPATH was:"
 _CLASS = "SQLSTATE:"
-_ORDERED = "leaves its job to another process"  # of `task.result_of`
+_ORDERED = "leaves its job to another process"  # in the error of `task.result_of`
 
 
 def why_slots_fail(failed: Iterable[FailedTask], since_ms: int) -> str:

@@ -150,7 +150,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
 
 def _check_encryption(coordinators: tuple[tuple[str, int], ...]) -> None:
     """Raises `ImportError`, which Spark shows to the driver, if this host lacks the encryption library.
-    Later, each handshake would fail, for ever.
+    Each later handshake would fail.
     """
     if any(across_hosts(address) for address in coordinators):
         importlib.import_module("barrier_runtime.coordinator.wire.sealing")
@@ -168,7 +168,7 @@ def without_expected_stacks(record: logging.LogRecord) -> bool:
 
 
 def without_lost_peers(record: logging.LogRecord) -> bool:
-    """The driver logs the death and the recovery."""
+    """Log filter for lost peers: the driver logs the death and the recovery."""
     return not getattr(record, PEER_LOST, False)
 
 

@@ -118,7 +118,7 @@ def _of_class(kind: ValueType) -> ValueColumn:
     names = [name for name, _ in fields]
 
     def made(value: Any) -> dict[str, Any]:
-        if isinstance(value, list):  # after its tag, if any
+        if isinstance(value, list):  # of fields in order, after the tag, if any
             value = dict(zip(names, value[bool(kind.tag) :], strict=False))
         return {name: None if value.get(name) is None else column.of(value[name]) for name, column in fields}
 
@@ -146,10 +146,10 @@ def decoded(data: bytes, kind: ValueType | None, where: str) -> Any:
 
 
 def decoded_all(data: Sequence[bytes], kind: ValueType | None, where: str) -> list[Any]:
-    """Decodes many values with their marks.
+    """Decodes many values, with or without marks (`without_marks`).
 
-    Concatenated values are decoded faster, as one list; no value of MessagePack begins with a mark, so values with
-    marks fail there.
+    Concatenated values are decoded faster, as a list; values with marks fail there, because no MessagePack value begins
+    with a mark.
     """
     if kind is not None and (kind.kind == "pickle" or kind == PACKED_INT):
         return [decoded(without_marks(each)[1], kind, where) for each in data]
@@ -168,7 +168,7 @@ def _as_list(values: Sequence[bytes]) -> list[Any]:
 
 
 _json_values = msgspec.json.Decoder()
-_JSON_KEYS = {"bool", "int", "float", "list", "tuple", "array", "choice"}  # types that are not text in stored values
+_JSON_KEYS = {"bool", "int", "float", "list", "tuple", "array", "choice"}  # types of keys that are encoded JSON
 
 
 def plain_of(kind: ValueType) -> Callable[[Any], Any]:

@@ -16,7 +16,7 @@ from barrier_runtime.state_tables.arrow_columns import column_of
 
 TIME = pa.timestamp("ms", tz="UTC")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]")
-# A name may contain anything, so a column ends after the first text that is a key type.
+# A name may contain any text, so a column ends after the first text that is a key type.
 _COLUMN = re.compile(
     r"(.*?): ("
     r"timestamp\[[^\]]*\]|date32\[day\]|date64\[ms\]|bool|u?int\d+|halffloat|float|double|(?:large_)?string|(?:large_)?binary"
@@ -69,7 +69,7 @@ class WantedKeys:
         return [*self.names, *[self.beside(f"namespace_{number}") for number in more]]
 
     def beside(self, name: str) -> str:
-        """Name of a column of the state that no key column has."""
+        """Name for a column of the state, unlike all names of key columns."""
         return free_name(name, self.names)
 
     def array(self, place: int, values: Any) -> pa.Array:

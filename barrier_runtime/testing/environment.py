@@ -88,7 +88,7 @@ class Environment:
     # ------------------------------------------------------------ generations
 
     def start(self, parallelism: int = 0, at: Point | None = None, at_call: Callable[[], None] = _die) -> Process:
-        """Starts a generation, still unopened, that dies at point `at`; `at_call` replaces a death at a "call"."""
+        """Makes an unopened generation that dies at point `at`; at a "call" it runs `at_call` instead."""
         self._token += 1
         place = Place(
             self.job,
@@ -144,7 +144,7 @@ class Environment:
         """Crash points that the first generation reached."""
         return Counter() if self.first is None else self.first.crash_points.reached
 
-    # ------------------------------------------------------------ life of a generation, step by step
+    # ------------------------------------------------------------ life of a generation
 
     def live(self, process: Process, rounds: int | None = None, *, flush: bool = True) -> Iterator[bool]:
         """Opens, recovers, plays `rounds` rounds of the plan (default all), and commits at the end (`flush`).
@@ -249,7 +249,7 @@ class Environment:
         for each in process.written:
             if 0 < each.checkpoint <= checkpoint and each.decision is None:
                 each.decision = self.decided_ever
-                # rows without a committable are visible already, or when released
+                # rows without a committable are visible already, or (`after_decision`) once released
                 each.must_be_seen = each.committable is None and not self.target.promise.after_decision
                 if each.committable is not None:
                     self._transactions.setdefault(each.committable, []).append(each)

@@ -110,7 +110,7 @@ def _given(context: typer.Context, values: dict[str, Any]) -> Given:
 
 
 def read(option: Option, said: str, value: Any) -> Any:
-    """Raises `InvalidJob` that names `said`, the flag or variable."""
+    """Raises an `InvalidJob` that names the flag or variable `said`."""
     kind = option.plain_type
     if isinstance(value, bool):
         return value

@@ -1,7 +1,7 @@
-"""History of a Delta table: rows of a version, and added or changed rows of each later one. Blocking.
+"""History of a Delta table: rows of a version, and added or changed rows of each later version. Blocking.
 
-`DeltaHistory` follows appended rows: removed rows and deletion vectors end the job. `DeltaChanges` makes upserts of a
-version's change data feed, or of the removed and added files. Both skip versions without a change of data.
+`DeltaHistory` follows appended rows: removed rows and deletion vectors end the job. `DeltaChanges` makes upserts from
+a version's change data feed, or from the removed and added files. Both skip versions without a change of data.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ _KIND = pa.field("_change_type", pa.string())
 _BEFORE, _AFTER = ("delete", "update_preimage"), ("insert", "update_postimage")
 
 
-LARGE_BYTES = 1 << 30  # for a file without a size: read alone
+LARGE_BYTES = 1 << 30  # assumed if the size is unknown, so that the file is read alone
 ANEW = "start the job without state (restore='none'), which reads the table as it is"
 
 
@@ -68,7 +68,7 @@ def actions_of(record: bytes) -> list[Action]:
 
 
 class DeltaHistory:
-    """History of the table at `url`; `store` has the same place as objects."""
+    """History of the table at `url`; `store` is the object store of the same folder."""
 
     def __init__(self, url: str, store: ObjectStore, where: str) -> None:
         self._library = load_deltalake(where, "DeltaSource")
@@ -246,7 +246,7 @@ class DeltaChanges(DeltaHistory):
             ) from error
         stored = pa.schema([field for field in schema if field.name not in file.partitionValues] + [_KIND])
         check_kept(read_schema(data), stored, f"the table {self._store.url}", self._where)
-        changes = read_parquet(data, stored)  # files may have views of text
+        changes = read_parquet(data, stored)  # files may contain string views
         kinds = pa.array(_BEFORE if before else _AFTER)
         rows = changes.filter(pc.is_in(changes[_KIND.name], kinds)).combine_chunks()
         columns = [

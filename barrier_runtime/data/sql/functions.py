@@ -156,7 +156,7 @@ def _like(text: Argument, pattern: Argument, any_case: bool = False) -> Made:
         raise Unfit(f"the pattern is {wanted!r}: a backslash stands before %, _ or another backslash")
     if r"\\" not in signs:
         return pc.match_like(text_of(text), wanted, ignore_case=any_case)
-    # Arrow takes two backslashes for two if the only % is at one end.
+    # Arrow does not unescape a double backslash if the only % is at an end of the pattern.
     sought = "".join({"%": ".*", "_": "."}.get(sign) or re.escape(sign[-1]) for sign in signs)
     return pc.match_substring_regex(text_of(text), f"(?s)^(?:{sought})$", ignore_case=any_case)
 
@@ -173,7 +173,7 @@ def _extreme(function: Callable[..., Made]) -> Callable[..., Made]:
         kind = one_time(times) if times else None
         if kind is None or kind.tz is None:
             return function(*known(values), skip_nulls=True)
-        without = [value.cast(pa.timestamp(kind.unit)) for value in known(values)]  # Arrow compares no others
+        without = [value.cast(pa.timestamp(kind.unit)) for value in known(values)]  # Arrow compares no zoned times
         return function(*without, skip_nulls=True).cast(kind)
 
     return made
@@ -241,11 +241,11 @@ def _seconds(time: Made) -> Made:
     return made.cast(pa.decimal128(8, 6))
 
 
-_EXACT_POWERS = 10  # with which Arrow rounds doubles exactly
-_MOST_POWERS = 308  # that are doubles
+_EXACT_POWERS = 10  # most digits to which Arrow rounds doubles exactly
+_MOST_POWERS = 308  # greatest power of ten that is a double
 _WHOLE = 2.0**52  # larger doubles have no fraction
 _SIGNS_OF_LIKE = re.compile(r"\\[%_\\]|.", re.DOTALL)
-_NOT_A_SIGN = re.compile(r"[A-Za-z'\[\]{}#]")  # with a meaning in Java's patterns
+_NOT_A_SIGN = re.compile(r"[A-Za-z'\[\]{}#]")  # characters with a meaning in Java's patterns
 _WITHIN_A_DAY = ("hour", "minute", "second")
 _UNITS_OF_TIME = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
 _PARTS: dict[str, Callable[..., Made]] = {

@@ -1,4 +1,4 @@
-"""Conversion of values per type of column; `into_columns` has the table."""
+"""Conversion of values per type of column; `into_columns` maps types to doors."""
 
 import datetime
 import decimal
@@ -18,8 +18,8 @@ _WIDE = decimal.Context(prec=400)
 
 
 class RefusedValue(ValueError):
-    """A value that a column of `kind` does not keep.
-    `why`: the reason, if the types do not show it; `remedy`: empty if any other value would do.
+    """A value that a column of `kind` would not keep unchanged.
+    `why`: the reason, if the types do not show it; `remedy`: empty if there is only another value.
     """
 
     def __init__(self, value: Any, kind: pa.DataType, why: str = "", remedy: str = "") -> None:
@@ -236,7 +236,7 @@ class TimeDoor(Door):
         stored = STORED[kind.id]
         self.exact = frozenset({stored.python, _NONE})
         self._stored = stored
-        self._wide = stored.in_microseconds(kind)  # keeps all digits of Python's values; None: `kind` does
+        self._wide = stored.in_microseconds(kind)  # keeps all digits of Python's values; None: `kind` itself does
 
     def quick(self, values: Sequence[Any]) -> pa.Array:
         if self._stored.python is datetime.time and any(value is not None and value.tzinfo for value in values):
@@ -260,7 +260,7 @@ class TimeDoor(Door):
 
 
 def _is_odd(value: Any) -> bool:
-    """Booleans and durations are numbers for Python or numpy."""
+    """True for booleans and durations, which are numbers for Python or numpy."""
     return isinstance(value, bool | np.bool_ | np.timedelta64)
 
 

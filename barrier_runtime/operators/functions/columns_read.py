@@ -48,7 +48,7 @@ def each_row_read(batch: Batch, reads: "Reads") -> Iterator[Any]:
 
 
 def each_row_tried(batch: Batch, reads: "Reads") -> Iterator[Any]:
-    """As `each_row_read`, with an `Unmade` for each row that is no instance of its class."""
+    """As `each_row_read`, but yields an `Unmade` for a row of which no instance can be made."""
     rows = each_row_read(batch, reads)
     return tried(rows, len(batch)) if isinstance(reads, Instances) else rows
 
@@ -81,7 +81,7 @@ _SEES_VARIABLES = frozenset(  # names of functions that look at their caller's v
     {"_getframe", "breakpoint", "currentframe", "eval", "exec", "f_locals", "locals", "query", "set_trace", "stack"}
     | {"trace", "vars"}
 )
-_LONGEST_READ = 5  # of `row.get("name", default)`
+_LONGEST_READ = 5  # instructions of `row.get("name", default)`
 
 
 def columns_read(function: Any, position: int) -> frozenset[str] | None:
@@ -121,7 +121,7 @@ def _variables(instruction: dis.Instruction) -> list[str]:
 
 
 def _name_read(after: Sequence[dis.Instruction]) -> str | None:
-    """Column read after the row; None if the row stays on the stack."""
+    """Column that the instructions after loading the row read; None: the row is used otherwise."""
     if after and after[0].opname in ("LOAD_METHOD", "LOAD_ATTR"):
         return _name_got(after[1:]) if after[0].argval == "get" else None
     if len(after) < 2 or not _is_subscript(after[1]):
@@ -130,7 +130,7 @@ def _name_read(after: Sequence[dis.Instruction]) -> str | None:
 
 
 def _name_got(after: Sequence[dis.Instruction]) -> str | None:
-    """The same after `row.get`: constants, and a call with just these."""
+    """As `_name_read`, after `row.get`: one or two constants, and a call with these."""
     call = next((at for at, each in enumerate(after) if each.opname not in _CONSTANTS), 0)
     if not 1 <= call <= 2 or after[call].opname not in _CALLS or after[call].arg != call:
         return None

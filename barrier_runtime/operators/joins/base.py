@@ -173,7 +173,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 class JoinOperator(KeyedLife):
     """`definition`: meaning of the held rows; a restore with another definition is refused."""
 
-    is_followed = False  # a pass per event time is costly
+    is_followed = False  # set by the compiler if needed: a pass per event time is costly
 
     def __init__(
         self, kind: str, name: str, left: Side, right: Side, columns: JoinColumns, definition: str, late: bool

@@ -251,7 +251,7 @@ class SinkOperator(Operator):
     ) -> dict[str, bytes]:
         """Makes every closed transaction durable, oldest first, also those of failed or aborted checkpoints.
 
-        Returns the pending set as of `checkpoint`, and the rows that the sink keeps, except values in `stored`.
+        Returns the pending transactions as of `checkpoint`, and kept rows of the sink that `stored` lacks.
         """
         with self._sealing:
             for staged in unsealed:
@@ -334,7 +334,7 @@ class SinkOperator(Operator):
         self._on_executor(effect.checkpoint, partial(self._sink.recover, effect.committables))
 
     def _on_executor(self, checkpoint: int, work: Callable[[], None]) -> None:
-        """`work` may hang beyond this generation's life, and then holds only the sink."""
+        """`work` may hang beyond this generation's life: hanging `work` keeps only the sink alive."""
 
         def done(_: Any, error: BaseException | None) -> None:
             if not self._closed:
@@ -410,7 +410,7 @@ class SinkOperator(Operator):
                 self._recovered = (effect.checkpoint, error)
             else:
                 self._recovered = (effect.checkpoint, None)
-        # the loop may get no other call: no rows, and no checkpoints while commits are behind
+        # the loop may not call otherwise: without rows, and without checkpoints while commits are behind
         self._context.executor.submit(_nothing, lambda _, error: self._hear_of_recovery())
 
     def _hear_of_recovery(self) -> None:
@@ -434,7 +434,7 @@ class SinkOperator(Operator):
 
 
 def _nothing() -> None:
-    """Work whose end is reported on the loop."""
+    """Does nothing: the executor reports the end on the loop."""
 
 
 def _commit_globally(sink: TwoPhaseCommitSink, effect: CommitAll) -> None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 Victim = Literal["process", "program"]  # "program": the driver, the coordinator and all slots
 
-PHASES = {  # in checkpoint order, about the active process
+PHASES = {  # in checkpoint order; each text is about the process that acts
     "fence": "the coordinator has begun a generation in the log and told nobody",
     "restore": "a slot is told what to restore",
     "recover": "a sink is about to finish what the restored checkpoint decided",
@@ -43,7 +43,7 @@ class CrashPoint:
 
 @dataclass(frozen=True)
 class FlowScenario:
-    """Run of a flow; `again` repeats the run that gives the expected rows."""
+    """Run of a flow; `again`: a repetition of the run that gave the expected rows."""
 
     seed: int
     parallelism: int

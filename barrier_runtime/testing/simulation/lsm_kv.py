@@ -24,7 +24,7 @@ _FIRST_MANIFEST, _FIRST_OPTIONS, _FIRST_SST = 5, 7, 8
 
 
 class LsmKv:
-    """`compact()` decides after each flush whether to compact, and answers `compacts`."""
+    """`compact()` draws whether to compact, after a flush and for `compacts`."""
 
     kind = "lsm"
 
@@ -84,7 +84,7 @@ class LsmKv:
         _write(f"{target}/{self._manifest}", f"{self._next_number};{listed}".encode())
 
     def compact(self) -> None:
-        """Does nothing: compaction happens only by chance at a flush."""
+        """Does nothing: only flushes compact, by chance."""
 
     @property
     def compacts(self) -> bool:

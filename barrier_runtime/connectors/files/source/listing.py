@@ -33,7 +33,7 @@ from barrier_runtime.state.store.urls import local_path, shown, without_credenti
 
 class FoundFile(msgspec.Struct, frozen=True):
     """Input file. `id`: stable if the folder moves.
-    `folders`: folders below a listed folder that name columns.
+    `folders`: the `column=value` folders above the file.
     """
 
     id: str
@@ -84,7 +84,7 @@ def find_files(
     paths: str | Sequence[str], suffixes: tuple[str, ...], where: str, passed: PassedOver | None = None
 ) -> list[FoundFile]:
     """Files of `paths`, sorted by id.
-    In folders, only visible names with a suffix; `passed` counts others.
+    In folders, only visible names with one of `suffixes`; `passed` counts other names.
 
     Raises `InvalidJob` if a path has no such file.
     """
@@ -171,8 +171,8 @@ def local_place(path: str) -> str:
 def _with_sizes(
     named: Iterable[tuple[str, str]], whole: bool, alone: bool, where: str, passed: PassedOver
 ) -> list[FoundFile]:
-    """`whole`: ids are paths below the listed folder, and folders above name no columns.
-    `alone`: the only path, so former ids cannot collide with ids of other paths.
+    """`whole`: ids are paths below the listed folder, and only folders in ids name columns.
+    `alone`: a single path is listed, so former ids cannot collide with ids of other paths.
     """
     files = []
     for id, path in named:
@@ -246,14 +246,14 @@ def _below_real(folder: str, file: str, remote: bool) -> str:
 
 
 def open_file(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Any:
-    """Opens the listed file for random access. A file that `grows` may be longer.
+    """Opens the listed file for random access. With `grows` the file may be longer than listed.
 
     The first read detects a missing or changed remote file.
     """
     if is_remote(file.url):
         stored = StoredFile(file.url, file.place, file.size, file.etag, where, grows=grows)
         if not file.size:
-            stored.compare()  # no read will detect a change
+            stored.compare()  # an empty file is never read, so no read detects a change
         return RangesFile(stored.read, file.size, fetcher)
     try:
         opened = pa.OSFile(file.url, "rb")

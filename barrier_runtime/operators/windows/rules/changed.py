@@ -56,7 +56,7 @@ class WallTurns:
         self._next = 0  # row id from which on results are due now
 
     def turn(self, tell: Callable[[Ints, int], None]) -> bool:
-        """Returns whether a result was due. `tell` emits results of row ids, as of a time in nanoseconds."""
+        """Returns whether results were due. `tell` emits results of row ids at a time in nanoseconds."""
         if not self._changed.is_used:
             return False
         if self._due_s is None:

@@ -150,8 +150,8 @@ class EveryRows(Early):
             windows.send_for(results, batch, fired if of_row is None else of_row[fired], emit)
 
     def _in_parts(self, order: RunningOrder, parts: Ints, values: BatchValues, last: Ints) -> Columns:
-        """Returns accumulators of the results that end with the ordered rows `last`; entries keep later rows.
-        `parts`: each ordered row's result, rising within an entry."""
+        """Returns accumulators of the results that end at the ordered rows `last`; entries keep the later rows.
+        `parts`: number of the result of each ordered row, rising within an entry."""
         begins = np.diff(parts, prepend=-1) != 0
         begins[order.starts] = True
         of_ordered = np.cumsum(begins) - 1
@@ -175,7 +175,7 @@ class EveryRows(Early):
 
 
 class _Marking(Early):
-    """Emits windows with rows since their last result, at times."""
+    """Emits, at intervals, the windows that got rows since their last result."""
 
     def __init__(self, windows: RuledWindows, interval_ms: int, accumulate: bool) -> None:
         super().__init__(windows, accumulate)
@@ -253,7 +253,7 @@ class EveryTime(_Marking):
         due_ms = (windows.operator.watermark_ms // self.interval_ms + 1) * self.interval_ms
         if due_ms <= watermark_ms and (self._changed_starts or self.changed):
             # event time advances only after all results
-            yield from windows.fire_over(due_ms, emit)  # windows over by then emit no early results
+            yield from windows.fire_over(due_ms, emit)  # windows over by `due_ms` emit no early results
             if self._changed_starts:
                 yield from self._tell_starts(due_ms - 1, emit)
             else:
@@ -261,7 +261,7 @@ class EveryTime(_Marking):
             windows.operator.watermark_ms = due_ms
 
     def _tell_starts(self, reached_ms: int, emit: Emit) -> Iterator[None]:
-        """State shows whether an entry has emitted: an entry read twice emits once."""
+        """An entry that is read twice emits once: the state shows whether rows are new."""
         for start in sorted(self._changed_starts):
             for row_ids in self.windows.table.entries_of(start):
                 yield from self._tell_parts(self.unsaid(row_ids), reached_ms, emit)
