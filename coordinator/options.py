@@ -65,7 +65,7 @@ def validated_restart(options: RestartOptions) -> RestartOptions:
 
 
 def progress_timeout_ms(given_ms: int, checkpoints: CheckpointOptions) -> int:
-    """Time without a checkpoint that is a fault; `given_ms` 0: the default."""
+    """Time without a checkpoint that counts as a fault; `given_ms` 0: the default."""
     if given_ms == 0:
         return max(60_000, _PROGRESS_INTERVALS * checkpoints.interval_ms)
     low, high = _bounds(OPTIONS["progress_timeout"])

@@ -103,7 +103,7 @@ class Job:
         self.retention: Retention | Unsorted = Unsorted()
         self.has_run = False  # all slots of this run were registered once
         self.probing = False  # some slot has not answered the probe
-        self.missed_ms = 0  # of missing slots, summed over generations
+        self.missed_ms = 0  # time with missing slots, summed over generations
         self._subtasks = _subtasks(spec)
         self._deletable = SweepPlan()
         self._append_attempts = 0
@@ -193,7 +193,7 @@ class Job:
         self.record.remember(known, read.view.completes)
         same_run = known is not None and known.run_id == self.spec.run_id
         self.rescales.remember(() if known is None else known.rescales, same_run=same_run)
-        # The next run takes a savepoint to stop with anew, unless the previous run ended with the savepoint.
+        # The logged stop of this run requests the savepoint anew; FINISH has the savepoint that ended a run.
         others = tuple(each for each in self.record.savepoints if not (each.stops and same_run))
         head = read.view.head
         if head is not None and isinstance(head.record, Finish):
@@ -205,7 +205,7 @@ class Job:
                 self.slots.expect(slot, now_ms, now_ms + self.spec.slot_timeout_ms)
 
     def go_on_as(self, spec: JobSpec, *, keep: bool = False) -> None:
-        """`keep`: slots of the previous program stand by for a failed start."""
+        """`keep`: slots of the previous program stand by in case the start fails."""
         before, self.spec = self.spec, spec
         self.rescales.fallback_spec = before if keep else None
         self._subtasks = _subtasks(spec)

@@ -97,7 +97,7 @@ class Ticker:
         now_s = self._clock_s()
         at_once = tick.urgent != topic.urgent or not topic.page
         if tick.changes != topic.changes and (at_once or now_s - topic.page_s >= PAGE_S):
-            # Unused by any daemon before, so a page that outlived a daemon requests the new page.
+            # No earlier daemon used this number, so a page that outlived a daemon requests the new page.
             topic.page = max(topic.page + 1, int(now_s * 1000))
             topic.changes, topic.urgent, topic.page_s = tick.changes, tick.urgent, now_s
         data = b"event: tick\ndata: " + msgspec.json.encode(_Sent(topic.page, tick.figures)) + b"\n\n"
