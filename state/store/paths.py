@@ -9,11 +9,11 @@
 <job>/sources/<source>/current.json              the valid id of the next row; put once, or again by a fresh start
 <job>/sources/<source>/<id>/<file>               rows of a source, stored before the job starts
 <job>/pins/<checkpoint>-<seconds>-<id>           a reader needs that or a later checkpoint for that time
-<job>/pins/used                                  pins have existed: only then a deletion lists them first
+<job>/pins/used                                  a pin has existed: deletions list pins only then
 <job>/lease.json                                 the daemon expected to lead; written repeatedly
 <job>/log-hint.json                              a recent log position; written repeatedly
 <job>/history.json                               counters and past checkpoints; written repeatedly
-<job>/probe/<id>-...                             of the probe at a start, which deletes them
+<job>/probe/<id>-...                             objects of the probe at a start, which deletes them
 <job>/probe/proven.json                          the store has passed: later starts skip the probe
 """
 
@@ -215,7 +215,7 @@ class Paths:
         return prefix if lineage is None else f"{prefix}{_segment('lineage', lineage)}/"
 
     def asked_batch(self, sink: str, lineage: str, checkpoint: int, token: int) -> str:
-        """Key of the note to call a function for rows that generation `token` has staged."""
+        """Key of the request to call the program's function for rows that generation `token` has staged."""
         name = f"{_number('checkpoint', checkpoint):020d}-{_number('token', token)}"
         return check_key(self.asked_prefix(sink, lineage) + name)
 
@@ -225,7 +225,7 @@ class Paths:
         match = _ASKED_BATCH.fullmatch(key.removeprefix(self.write_ahead_prefix))
         return (int(match.group(1)), int(match.group(2))) if match else None
 
-    # ---- rows of sources, staged before the job starts
+    # ---- staged rows of sources
 
     def staged_source_prefix(self, source: str) -> str:
         return f"{self.job}/sources/{_segment('source', source)}/"
@@ -241,7 +241,7 @@ class Paths:
             f"{self.job}/sources/"
         )
 
-    # ---- for liveness and for people
+    # ---- lease and history
 
     @property
     def lease(self) -> str:

@@ -26,7 +26,7 @@ _ENTRY, _NUMBER = encode_key((False,)), encode_key((True,))
 _NUMBER_MARK = b"\xc1"
 _NUMBER_HEAD = b"\xc1\x00"  # the first of the 8 bytes is always 0
 _NUMBER_BYTES = 9
-_STALE = 1_000  # entry keys of an order that are stored already
+_STALE = 1_000  # most stored keys in an order; most orders
 _INDEX_BYTES = 120
 
 
@@ -214,7 +214,7 @@ class EntryTable(StateTable):
         order = self._orders.get(key)
         if order is None:
             order = sorted([encode_key((entry,)) for entry in self._pending.get(key, ())])
-            if len(self._orders) >= _STALE:  # no barrier arrives
+            if len(self._orders) >= _STALE:  # else only barriers clear orders
                 self._orders.clear()
             self._orders[key] = order
         return order
@@ -247,7 +247,7 @@ class EntryTable(StateTable):
     def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
         if self._appended:
             width, old = self.key_width + 1, self._old
-            if old:  # an index may be that of an earlier element of a cleared list
+            if old:  # an element of a list cleared before may have had the index
                 for key, _ in items:
                     old.pop(key, None)
             items = [item for item in items if len(item[0]) == width]
