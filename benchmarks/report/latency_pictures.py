@@ -17,8 +17,8 @@ _QUANTILES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
 _MARKED = (0.5, 0.99)
 _TOO_NEAR = 3.0  # times another value: labels side by side would be unreadable
 _LINE_POINTS = 11
-_LABEL = (4, 60)  # points from a dot to begin and end of the label on its right, with half a dot
-_FAINT = 0.005  # share of rows left of the picture
+_LABEL = (4, 60)  # points right of a dot, between which another dot would touch the label
+_FAINT = 0.005  # the axis begins well below the latency of this share of rows
 
 
 def latency_over_time(results: Results) -> Canvas | None:
@@ -99,7 +99,7 @@ def _cdf(
 
 
 def mark(axes: Axes, curves: Mapping[str, tuple[Any, Any]]) -> None:
-    """Writes the values of the leftmost curve to the left of that curve, the others' to the right of theirs.
+    """Writes values of the leftmost curve to the left of the curve, and values of other curves to the right.
 
     Values that would meet go below one another; values that the next curve's dots would cover go below the line of
     dots."""

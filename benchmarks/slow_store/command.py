@@ -120,7 +120,7 @@ def measured(name: str, cell: Cell, settings: Settings) -> CellResult:
 
 
 def _names_grid(only: list[str] | None) -> bool:
-    """Whether a cell of the grid is named, and no selected cell."""
+    """Returns whether `only` names cells of the grid, and none of `CHOSEN` and `NAMED`."""
     return bool(only) and not any(name.startswith(text) for text in only or () for name in {**CHOSEN, **NAMED})
 
 

@@ -56,7 +56,7 @@ def _lines(seed: int, rows: int) -> bytes:
 
 
 def _fill(folder: Path, files: dict[str, bytes]) -> None:
-    """Writes all files, or no folder of this name."""
+    """Writes all files before `folder` gets this name."""
     begun = folder.with_name(f"{folder.name}.begun")
     begun.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():

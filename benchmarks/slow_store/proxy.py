@@ -5,9 +5,10 @@
 
 `http`: an answer is sent no sooner than the delay after the request is complete, so the emulator's time is part of the
 delay. Client connections are kept alive even if the emulator closes the other connection, as moto's server does. Bodies
-are streamed in both directions. `tcp`: each byte of the server is late by the delay, as on a longer route; a delay is
-drawn for each answer, which begins with the first bytes after the client's bytes. Requests, or waits for answers, go to
-a log that `benchmarks.slow_store.requests` reads. If either side ends a connection, the proxy ends the other.
+are streamed in both directions. `tcp`: each byte of the server is late by a delay, as on a longer route; a delay is
+drawn for each answer, which begins with the first bytes after bytes of the client. The proxy logs requests (`http`) or
+waits for answers (`tcp`); `benchmarks.slow_store.requests` reads the log. If either side ends a connection, the proxy
+ends the other.
 """
 
 import argparse
@@ -77,7 +78,7 @@ class HttpClient(_Side):
 
     def answered(self, keep: bool) -> None:
         self._exchange = self.other = None
-        if not keep or self._request is not None:  # an answer before the request's end: what follows is the request's
+        if not keep or self._request is not None:  # if answered early, the rest of the request would follow
             self.transport.close()
             return
         self.transport.resume_reading()
