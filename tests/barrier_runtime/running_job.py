@@ -32,8 +32,8 @@ class Target(CollectSink):
     """Sink whose subtasks all write to this one object."""
 
     def has(self, many: int) -> bool:
-        """Returns True at `many` rows or more, which for `numbers_flow` include every key. Polled, so rows stay in
-        columns.
+        """Returns True at `many` rows or more, which for `numbers_flow` include every key. Called often, so rows
+        are not converted from columns.
         """
         batches = self.batches()
         if not batches or sum(batch.num_rows for batch in batches) < many:
