@@ -73,4 +73,4 @@ def test_a_process_that_another_replaced_has_no_error():
 
 
 def test_long_errors_are_shortened():
-    assert len(essence("x" * 10_000)) == 401
+    assert len(essence("x" * 10_000)) == 400
