@@ -227,10 +227,10 @@ class CoordinatorOfJob:
         """None while the coordinator restarts. Raises if the coordinator is lost or refuses."""
         return self.next_status(None, 0.0)
 
-    def next_status(self, last: JobStatus | None, wait_s: float) -> JobStatus | None:
-        """Waits until the status differs from `last`, at most `wait_s`. See `status`."""
+    def next_status(self, last: JobStatus | None, wait_s: float, *, brief: bool = False) -> JobStatus | None:
+        """Waits until the status differs from `last`, at most `wait_s`. See `status`, and the client for `brief`."""
         try:
-            return self.client.next_status(self._spec.job, self._spec.run_id, last, wait_s)
+            return self.client.next_status(self._spec.job, self._spec.run_id, last, wait_s, brief=brief)
         except Unavailable:
             if self._embedded is not None:
                 self._embedded.ensure_alive()

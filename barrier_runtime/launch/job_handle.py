@@ -51,6 +51,7 @@ log = logging.getLogger("barrier_runtime.job")
 
 _LEADING = frozenset({"waiting", "restoring", "running"})
 _POLL_S = 0.25
+_WHOLE_S = 10.0  # between statuses with the figures of all slots, which nobody is shown
 _NEWS_WITHIN_S = 1.0  # also the interval of looking at the carrier
 _ROOM_S = 3.0  # time with missing slots before the carrier is asked for room, and again
 _LEAVE_S = 15.0
@@ -278,12 +279,15 @@ class JobHandle(Steered):
     def _follow(self) -> None:
         killed: set[int] = set()
         status: JobStatus | None = None
+        whole_s = 0.0  # when a status with all figures came
         while not self._ended.is_set():
             trouble = self._carrier.trouble()
             if trouble is not None:
                 raise trouble
             asked_s = time.monotonic()
-            status = self._coordinator.next_status(status, _NEWS_WITHIN_S)
+            brief = self.show is None and asked_s - whole_s < _WHOLE_S
+            status = self._coordinator.next_status(status, _NEWS_WITHIN_S, brief=brief)
+            whole_s = whole_s if brief else asked_s
             if status is not None:
                 self._last = status
                 self._conditions.log(status, time.monotonic())

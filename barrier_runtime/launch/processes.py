@@ -133,7 +133,7 @@ def join(
     try:
         return followed(
             status,
-            lambda last: client.next_status(last.job, last.run_id, last, _LOOK_S),
+            lambda last: client.next_status(last.job, last.run_id, last, _LOOK_S, brief=True),
             carrier.kill,
             lambda silent_s: ended_in_log(status, read(), silent_s, returns=returns),
         )

@@ -29,7 +29,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     news_of,
 )
 from barrier_runtime.coordinator.client.trust import HttpsConnections, Trust
-from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus, Room
+from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus, Room, completed_brief
 from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec, Subject
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
@@ -108,12 +108,15 @@ class CoordinatorClient:
         """Status of run `run_id`, or of the last submitted run."""
         return self._call("GET", _path(job, "", run_id), b"", _STATUS)
 
-    def next_status(self, job: str, run_id: str, last: JobStatus | None, wait_s: float) -> JobStatus:
-        """Waits until `news_of` differs from that of `last`, or for `wait_s`."""
+    def next_status(
+        self, job: str, run_id: str, last: JobStatus | None, wait_s: float, *, brief: bool = False
+    ) -> JobStatus:
+        """Waits until `news_of` differs from that of `last`, or for `wait_s`. `brief`: else with figures of `last`."""
         if last is None:
             return self.status(job, run_id)
         path = f"{_path(job, '', run_id)}&unless={news_of(last)}&wait={min(wait_s, LONGEST_WAIT_S):g}"
-        return self._call("GET", path, b"", _STATUS)
+        found = self._call("GET", f"{path}&brief=1" if brief else path, b"", _STATUS)
+        return completed_brief(found, last) if found.brief else found
 
     def checkpoints(self, job: str) -> CheckpointsStatus:
         return self._call("GET", f"/jobs/{check_job_id(job)}/checkpoints", b"", _CHECKPOINTS)

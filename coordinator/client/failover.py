@@ -84,8 +84,10 @@ class FailoverClient:
     def status(self, job: str, run_id: str = "") -> JobStatus:
         return self._ask(lambda client: client.status(job, run_id))
 
-    def next_status(self, job: str, run_id: str, last: JobStatus | None, wait_s: float) -> JobStatus:
-        return self._ask(lambda client: client.next_status(job, run_id, last, wait_s))
+    def next_status(
+        self, job: str, run_id: str, last: JobStatus | None, wait_s: float, *, brief: bool = False
+    ) -> JobStatus:
+        return self._ask(lambda client: client.next_status(job, run_id, last, wait_s, brief=brief))
 
     def checkpoints(self, job: str) -> CheckpointsStatus:
         return self._ask(lambda client: client.checkpoints(job))

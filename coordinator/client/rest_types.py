@@ -1,12 +1,12 @@
 """Types of the REST interface besides `JobSpec` and `JobStatus`."""
 
-import hashlib
 from typing import Literal
 
 import msgspec
 
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.status.summary import JobSummary as JobSummary
+from barrier_runtime.coordinator.status.summary import News
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
 LONGEST_WAIT_S = 3.0  # less than the timeout of any client
@@ -18,7 +18,7 @@ def news_of(status: JobStatus) -> str:
     A call with the version in `unless=` waits until the version changes.
     """
     moving = any(each.ended_ms is None for each in status.rescales)
-    news = (
+    news = News(
         status.leader,
         status.outcome,
         status.condition,
@@ -28,7 +28,7 @@ def news_of(status: JobStatus) -> str:
         status.program_wanted,
         moving,
     )
-    return hashlib.sha256(msgspec.json.encode(news)).hexdigest()[:32]
+    return news.version
 
 
 class SubmitReply(msgspec.Struct, frozen=True):

@@ -124,10 +124,10 @@ class JobProtocol:
     def slow_uploads(self) -> tuple[SlowUpload, ...]:
         return self._watch.slow_uploads.known
 
-    def status(self, now_ms: int) -> JobStatus:
+    def status(self, now_ms: int, *, brief: bool = False) -> JobStatus:
         self._look(now_ms)
-        self._event_ms = now_ms
-        return job_status(self._job, self._phase.name, self.outcome, self._phase.reason, self.condition, now_ms)
+        self._event_ms, phase = now_ms, self._phase
+        return job_status(self._job, phase.name, self.outcome, phase.reason, self.condition, now_ms, brief=brief)
 
     def summary(self, now_ms: int) -> JobSummary:
         return job_summary(self._job, self._phase.name, self.outcome, self.condition, now_ms)

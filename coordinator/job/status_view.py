@@ -24,7 +24,7 @@ from barrier_runtime.coordinator.status.status import (
     SlotStatus,
     StandbysWanted,
 )
-from barrier_runtime.coordinator.status.summary import JobSummary
+from barrier_runtime.coordinator.status.summary import JobSummary, News
 from barrier_runtime.coordinator.status.trend import STEP_MS
 from barrier_runtime.coordinator.wire.preflight import Preflight, SlotFound, preflight
 
@@ -33,13 +33,24 @@ _ENDED = "ended"  # state of a slot that left at the job's end
 
 
 def job_status(
-    job: Job, phase: str, outcome: Outcome | None, reason: str, condition: Condition, now_ms: int
+    job: Job,
+    phase: str,
+    outcome: Outcome | None,
+    reason: str,
+    condition: Condition,
+    now_ms: int,
+    *,
+    brief: bool = False,
 ) -> JobStatus:
+    """`brief`: without figures of slots, chains, sources and past checkpoints, most of a wide job's status."""
     slots = list(job.slots)
+    shown = [] if brief else slots
+    connected = () if brief else job.slots.connected
+    chains = () if brief else job.spec.chains
     figures = [slot.metrics for slot in slots]
     watermark = over_slots(WATERMARK_MS, figures)
     restored = job.generation.restored
-    histograms = [*job.slots.departed, *(slot.latency for slot in slots)]
+    histograms = [] if brief else [*job.slots.departed, *(slot.latency for slot in slots)]
     over = outcome in ("finished", "failed", "cancelled")
     reported = int(over_slots(RECORDS, figures) or 0)
     covered = _covered_records(job) if over else None
@@ -74,14 +85,14 @@ def job_status(
                 metrics=slot.metrics,
                 differs=slot.differs,
             )
-            for slot in slots
+            for slot in shown
         ),
-        preflight=_preflight(job),
+        preflight=Preflight(complete=False) if brief else _preflight(job),
         missing_slots=job.slots.missing,
         silent_links=job.links.silent(job.slots, now_ms) if job.leads else (),
         absences=job.slots.absences() if job.has_run else (),
         absent_slots=job.record.absent_slots,
-        checkpoints=_checkpoints(job, condition.slow_uploads),
+        checkpoints=_checkpoints(job, condition.slow_uploads, brief=brief),
         recoveries=tuple(job.record.recoveries),
         watermark_ms=None if watermark is None or not _WATERMARK_NONE < watermark < 2**63 - 1 else int(watermark),
         records=max(reported, covered or 0),
@@ -93,19 +104,31 @@ def job_status(
         standbys=standbys_wanted(job),
         program=job.spec.program,
         program_wanted=program_wanted(job),
-        kill=tuple(KillRequest(*astuple(kill)) for kill in job.slots.kills if job.leads),
+        kill=_kills(job),
         options=effective(job.spec),
         restored_checkpoint=0 if restored is None else restored.manifest.checkpoint,
         savepoints=savepoint_statuses(job),
         at_ms=now_ms,
-        chains=chain_statuses(job.spec.chains, {slot.index: slot.figures for slot in job.slots.connected}),
-        sources=source_statuses(job.spec.chains, {slot.index: slot.sources for slot in job.slots.connected}, now_ms),
-        latency_hour=job.record.latency_hour.points(now_ms),
+        chains=chain_statuses(chains, {slot.index: slot.figures for slot in connected}),
+        sources=source_statuses(chains, {slot.index: slot.sources for slot in connected}, now_ms),
+        latency_hour={} if brief else job.record.latency_hour.points(now_ms),
         failures=tuple(job.record.failures),
         takeovers=tuple(job.record.takeovers),
         taken_over=job.record.times_taken_over,
         storage_trouble="; ".join(f"{retry.what}: {retry.error}" for retry in job.record.store_retries.values()),
+        brief=brief,
     )
+
+
+def _kills(job: Job) -> tuple[KillRequest, ...]:
+    return tuple(KillRequest(*astuple(kill)) for kill in job.slots.kills if job.leads)
+
+
+def news_version(job: Job, outcome: str | None, condition: str, reason: str) -> str:
+    """As `news_of` of the status, without the status."""
+    moving = any(each.ended_ms is None for each in job.rescales.statuses)
+    wanted = standbys_wanted(job), program_wanted(job)
+    return News(job.identity.leader, outcome, condition, reason, _kills(job), *wanted, moving).version
 
 
 def job_summary(job: Job, phase: str, outcome: Outcome | None, condition: Condition, now_ms: int) -> JobSummary:
@@ -227,7 +250,7 @@ def program_wanted(job: Job) -> ProgramWanted | None:
     return ProgramWanted(f"{job.identity.leader}/{id}", id, rescale.request.flow)
 
 
-def _checkpoints(job: Job, slow_uploads: tuple[SlowUpload, ...] = ()) -> CheckpointsStatus:
+def _checkpoints(job: Job, slow_uploads: tuple[SlowUpload, ...] = (), *, brief: bool = False) -> CheckpointsStatus:
     pending = job.generation.pending
     under_way = () if pending is None else pending.open
     oldest = min(under_way, key=lambda checkpoint: checkpoint.id, default=None)
@@ -243,7 +266,7 @@ def _checkpoints(job: Job, slow_uploads: tuple[SlowUpload, ...] = ()) -> Checkpo
         waiting_for=() if oldest is None else tuple(map(str, oldest.missing)),
         ignored=ignored,
         last_completed=job.record.last_completed,
-        history=tuple(job.record.history),
+        history=() if brief else tuple(job.record.history),
         durations=job.record.durations,
         slow_uploads=slow_uploads,
     )

@@ -36,9 +36,9 @@ from barrier_runtime.coordinator.client.rest_types import (
     StopRequest,
     SubmitReply,
     TriggerReply,
-    news_of,
 )
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
+from barrier_runtime.coordinator.job.status_view import news_version
 from barrier_runtime.coordinator.server import inspection
 from barrier_runtime.coordinator.server.guard import CALLER, HEADERS, Caller, Guard
 from barrier_runtime.coordinator.server.jobs import JobDirectory
@@ -163,16 +163,15 @@ class Api:
     async def job(self, request: Request) -> Response:
         """With `unless=` and `wait=` (s), answers once the version differs, or after that time.
 
-        Omits the subtasks of past checkpoints, which are large.
+        Omits the large subtasks of past checkpoints. With `brief=1`, a status of the version in `unless=` is brief.
         """
-        status = await self.status(*job_and_run(request))
-        wait_s = wait_s_of(request)
-        if wait_s and request.query_params.get("unless") == news_of(status):
-            runner = await self._find(*job_and_run(request))
-            if runner is not None:
-                await runner.changed(wait_s)
-                status = await self.status(*job_and_run(request))
-        return json_answer(without_subtasks(status))
+        asked, wait_s = job_and_run(request), wait_s_of(request)
+        known, runner = request.query_params.get("unless"), await self._find(*asked)
+        if wait_s and runner is not None and known == _version(runner):
+            await runner.changed(wait_s)
+            runner = await self._find(*asked)
+        brief = request.query_params.get("brief") == "1" and runner is not None and known == _version(runner)
+        return json_answer(without_subtasks(await self.status(*asked, brief=brief)))
 
     async def checkpoints(self, request: Request) -> Response:
         checkpoints = (await self.status(*job_and_run(request))).checkpoints
@@ -337,12 +336,12 @@ class Api:
                 self._answered.popitem(last=False)
         return self._answered[key]
 
-    async def status(self, job: str, run: str | None) -> JobStatus:
+    async def status(self, job: str, run: str | None, *, brief: bool = False) -> JobStatus:
         runner = await self._find(job, run)
         if runner is not None:
             jobs = self._directory.jobs.items()
             held = {name: each.connected_slots for name, each in jobs if each.outcome is None}
-            return with_holders(runner.status(), held)
+            return with_holders(runner.status(brief=brief), held)
         past = await self._directory.past(job, run)
         if past is None:
             raise _unknown(job)
@@ -365,6 +364,11 @@ class Api:
         if lease is not None:
             raise LedElsewhere(lease)
         return self._directory.job(job) if run is None else self._directory.run(job, run)
+
+
+def _version(runner: JobRunner) -> str:
+    now = runner.summary()
+    return news_version(runner.facts, now.outcome, now.condition, now.condition_reason)
 
 
 def application(

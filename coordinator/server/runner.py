@@ -161,9 +161,9 @@ class JobRunner:
         """After `run`: waits until no store call is in progress."""
         await self._threads.quiet()
 
-    def status(self) -> JobStatus:
+    def status(self, *, brief: bool = False) -> JobStatus:
         before = self._protocol.condition
-        status = self._protocol.status(self._clock())
+        status = self._protocol.status(self._clock(), brief=brief)
         self._tell_condition(before)
         if self._broken:
             error = self._broken

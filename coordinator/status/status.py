@@ -377,6 +377,16 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     standbys: StandbysWanted | None = None
     program: str = ""
     program_wanted: ProgramWanted | None = None
+    brief: bool = False  # without the parts that `completed_brief` takes from an earlier status
+
+
+_OMITTED = ("slots", "preflight", "chains", "sources", "latency", "latency_last_minute", "latency_hour")
+
+
+def completed_brief(brief: JobStatus, last: JobStatus) -> JobStatus:
+    checkpoints = msgspec.structs.replace(brief.checkpoints, history=last.checkpoints.history)
+    omitted = {name: getattr(last, name) for name in _OMITTED}
+    return msgspec.structs.replace(brief, brief=False, checkpoints=checkpoints, **omitted)
 
 
 def without_subtasks(status: JobStatus) -> JobStatus:

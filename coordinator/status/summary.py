@@ -1,6 +1,10 @@
-"""A job in the list of jobs, cheap enough for hundreds of jobs a second."""
+"""Excerpts of a job's status: a row in the list of jobs, and facts that drivers act on. Cheap for wide jobs."""
+
+import hashlib
 
 import msgspec
+
+from barrier_runtime.coordinator.status.status import KillRequest, ProgramWanted, StandbysWanted
 
 
 class JobSummary(msgspec.Struct, frozen=True):
@@ -22,3 +26,18 @@ class JobSummary(msgspec.Struct, frozen=True):
     program: str = ""  # hash of the code and structure
     replaced: bool = False  # while the job ran
     at_ms: int = 0
+
+
+class News(msgspec.Struct, frozen=True, array_like=True):
+    leader: str
+    outcome: str | None
+    condition: str
+    condition_reason: str
+    kill: tuple[KillRequest, ...]
+    standbys: StandbysWanted | None
+    program_wanted: ProgramWanted | None
+    moving: bool  # a rescale is open
+
+    @property
+    def version(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]

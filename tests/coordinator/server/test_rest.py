@@ -12,10 +12,11 @@ from coordinator_world import options, spec
 
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
 from barrier_runtime.coordinator.client.rest_types import SubmitReply, news_of
+from barrier_runtime.coordinator.job.status_view import news_version
 from barrier_runtime.coordinator.page import render
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.rest import Api, ControlAddress, application
-from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.status import JobStatus, completed_brief
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
@@ -173,6 +174,28 @@ async def test_a_status_that_is_asked_for_with_its_news_comes_when_there_are_oth
         answer = msgspec.json.decode((await waiting).content, type=JobStatus)
         assert (answer.outcome, news_of(answer) == news_of(known)) == ("cancelled", False)
         assert not runner._listening
+
+
+async def test_a_status_with_the_asked_news_is_brief_on_request_and_the_last_one_completes_it():
+    async with served() as (http, directory):
+        await http.put("/jobs/flights", content=body(), headers=GOOD)
+        runner = directory.job("flights")
+        await eventually(lambda: runner.phase == "waiting")
+
+        async def asked(query: str) -> JobStatus:
+            return msgspec.json.decode((await http.get(f"/jobs/flights?{query}", headers=GOOD)).content, type=JobStatus)
+
+        whole = await asked("run=run-1")
+        version = news_of(whole)
+        assert version == news_version(runner.facts, whole.outcome, whole.condition, whole.condition_reason)
+        brief = await asked(f"unless={version}&wait=0.01&brief=1")
+        assert (brief.brief, brief.chains, whole.brief, len(whole.chains)) == (True, (), False, 2)
+        completed = completed_brief(brief, whole)
+        assert completed == msgspec.structs.replace(whole, at_ms=completed.at_ms)
+        assert not (await asked("unless=other&brief=1")).brief
+        assert not (await asked("brief=1")).brief
+        runner.stop("now")
+        assert not (await asked(f"unless={version}&wait=3&brief=1")).brief, "there are other news"
 
 
 @pytest.mark.parametrize("wait", ["soon", "-1", "nan", "3600"])
