@@ -5,7 +5,7 @@ Each effect on the store is answered by an event; `Delete` and `Compact` by `Del
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from barrier_runtime.coordinator.job.events import Link
 from barrier_runtime.coordinator.log.decision_log import Permit
@@ -87,8 +87,7 @@ class CopySavepoint:
     copy: SavepointCopy
 
 
-@dataclass(frozen=True)
-class SendTo:
+class SendTo(NamedTuple):  # quicker to make than a dataclass
     link: Link
     message: ToSlot
 

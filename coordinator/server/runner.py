@@ -37,7 +37,7 @@ from barrier_runtime.coordinator.job.facts import Job, Origin
 from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
-from barrier_runtime.coordinator.server.clock import SteadyClock
+from barrier_runtime.coordinator.server.clock import Alarm, SteadyClock
 from barrier_runtime.coordinator.server.failure_record import write_end
 from barrier_runtime.coordinator.server.history_writer import HistoryWriter
 from barrier_runtime.coordinator.server.logs import JobLog, NewFailures, SlowLines
@@ -54,6 +54,7 @@ from barrier_runtime.state.store.use import with_own_use
 
 log = logging.getLogger("coordinator.job")
 
+_TURN_MS = 5  # turns of a burst of messages within this time have one end
 _LAST_WORD_S = 15.0  # a broken job ends then, whatever the store does
 
 
@@ -98,8 +99,9 @@ class JobRunner:
         self._events: deque[Event] = deque()
         self._handling = False
         self._arrived: list[SlotMessage] = []  # handled in the next turn of the loop
-        self._timer: asyncio.TimerHandle | None = None
-        self._armed_for_ms = 0
+        self._alarm = Alarm(self._clock, lambda: self._post(Tick()))
+        self._turn_end = Alarm(self._clock, self._end_turn)  # of a turn soon after another
+        self._turn_ended_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
         # with the status version at the begin of the wait
         self._listening: dict[asyncio.Future[None], tuple[object, ...]] = {}
@@ -151,8 +153,8 @@ class JobRunner:
             return outcome
         finally:
             self._left = self.outcome is None
-            if self._timer is not None:
-                self._timer.cancel()
+            self._alarm.cancel()
+            self._turn_end.cancel()
             for task in self._tasks:
                 task.cancel()
             self._threads.close()
@@ -288,10 +290,13 @@ class JobRunner:
     def _turn(self) -> None:
         """Messages of all slots that arrived together are a single event."""
         self._take()
-        self._end_turn()
+        if 0 <= self._clock() - self._turn_ended_ms < _TURN_MS:
+            self._turn_end.set(self._turn_ended_ms + _TURN_MS)
+        else:
+            self._end_turn()
 
     def _take(self, *events: Event) -> None:
-        """Handles arrived messages, then `events`; `_end_turn` must follow."""
+        """Handles arrived messages, then `events`; `_end_turn` must follow soon."""
         arrived, self._arrived = self._arrived, []
         if self._left:
             return
@@ -308,6 +313,7 @@ class JobRunner:
     def _end_turn(self) -> None:
         if self._left:
             return
+        self._turn_ended_ms = self._clock()
         try:
             self._set_timer()
         except Exception as error:
@@ -379,17 +385,7 @@ class JobRunner:
         deadline = self._protocol.next_deadline()
         if deadline is None or self.outcome is not None or self._ended is None:
             return
-        if self._timer is not None:
-            if self._armed_for_ms <= deadline:
-                return
-            self._timer.cancel()
-        delay = max(0.0, (deadline - self._clock()) / 1000)
-        self._armed_for_ms = deadline
-        self._timer = asyncio.get_running_loop().call_later(delay + 0.0005, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._post(Tick())
+        self._alarm.set(deadline)
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, SendTo):

@@ -194,10 +194,11 @@ class LocalStore:
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            target = self._target(key)
+            target = self._checked(key)
             with self._named_trouble("delete", key):
-                target.unlink(missing_ok=True)
-                self._prune(target.parent)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(target)
+                self._prune(os.path.dirname(target))
 
     def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         source, target = self._target(staged), self._target(final)
@@ -208,7 +209,7 @@ class LocalStore:
                 check_published(self, staged, final, sha256, _sha256_of(target) if target.exists() else None)
             self._sync_name(target)
             source.unlink(missing_ok=True)
-            self._prune(source.parent)
+            self._prune(str(source.parent))
 
     def _wrote(self, size: int) -> None:
         self.use.request("put")
@@ -219,11 +220,14 @@ class LocalStore:
         self.use.received(size)
 
     def _target(self, key: str) -> Path:
+        return Path(self._checked(key))
+
+    def _checked(self, key: str) -> str:
         check_key(key)
         if key.split("/", 1)[0] == TEMPORARY:
             raise InvalidJob(f"object key {key!r} is reserved for temporary files: use another name")
-        target = self._root / key
-        folder = str(target.parent)
+        target = os.path.join(self._root, key)
+        folder = os.path.dirname(target)
         identity = _identity(folder)
         if identity is None or self._inside.get(folder) != identity:
             parent = os.path.realpath(folder)  # a system call per folder
@@ -271,13 +275,13 @@ class LocalStore:
                 _remember(self._durable, folder, inode)
             folder = folder.parent
 
-    def _prune(self, folder: Path) -> None:
-        while folder != self._root:
+    def _prune(self, folder: str) -> None:
+        while folder != str(self._root):
             try:
-                folder.rmdir()
+                os.rmdir(folder)
             except OSError:  # not empty, or gone already
                 return
-            folder = folder.parent
+            folder = os.path.dirname(folder)
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[ObjectInfo]:
         try:
