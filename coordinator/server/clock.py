@@ -1,4 +1,4 @@
-"""Clock and alarm of a job's runner."""
+"""Clock and timer of a job's runner."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ class SteadyClock:
         return int((self._offset + time.monotonic()) * 1000)
 
 
-class Alarm:
+class DeadlineTimer:
     """Calls `ring` on the running loop, at the earliest set time or before."""
 
     def __init__(self, clock: Callable[[], int], ring: Callable[[], None]) -> None:

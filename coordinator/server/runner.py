@@ -37,7 +37,7 @@ from barrier_runtime.coordinator.job.facts import Job, Origin
 from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
-from barrier_runtime.coordinator.server.clock import Alarm, SteadyClock
+from barrier_runtime.coordinator.server.clock import DeadlineTimer, SteadyClock
 from barrier_runtime.coordinator.server.failure_record import write_end
 from barrier_runtime.coordinator.server.history_writer import HistoryWriter
 from barrier_runtime.coordinator.server.logs import JobLog, NewFailures, SlowLines
@@ -99,8 +99,8 @@ class JobRunner:
         self._events: deque[Event] = deque()
         self._handling = False
         self._arrived: list[SlotMessage] = []  # handled in the next turn of the loop
-        self._alarm = Alarm(self._clock, lambda: self._post(Tick()))
-        self._turn_end = Alarm(self._clock, self._end_turn)  # of a turn soon after another
+        self._tick_timer = DeadlineTimer(self._clock, lambda: self._post(Tick()))
+        self._turn_end = DeadlineTimer(self._clock, self._end_turn)  # of a turn soon after another
         self._turn_ended_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
         # with the status version at the begin of the wait
@@ -153,7 +153,7 @@ class JobRunner:
             return outcome
         finally:
             self._left = self.outcome is None
-            self._alarm.cancel()
+            self._tick_timer.cancel()
             self._turn_end.cancel()
             for task in self._tasks:
                 task.cancel()
@@ -385,7 +385,7 @@ class JobRunner:
         deadline = self._protocol.next_deadline()
         if deadline is None or self.outcome is not None or self._ended is None:
             return
-        self._alarm.set(deadline)
+        self._tick_timer.set(deadline)
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, SendTo):

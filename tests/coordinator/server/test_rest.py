@@ -176,7 +176,7 @@ async def test_a_status_that_is_asked_for_with_its_news_comes_when_there_are_oth
         assert not runner._listening
 
 
-async def test_a_status_with_the_asked_news_is_brief_on_request_and_the_last_one_completes_it():
+async def test_a_status_with_the_asked_news_is_brief_on_request():
     async with served() as (http, directory):
         await http.put("/jobs/flights", content=body(), headers=GOOD)
         runner = directory.job("flights")
