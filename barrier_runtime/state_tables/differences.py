@@ -1,7 +1,7 @@
 """Entries that differ between two checkpoints of one job, or savepoints of one flow.
 
-Both sides are read in key order, so memory does not grow with the state; states of columns are held whole. Subtasks
-with the same files on both sides are not read.
+Both sides are read in key order, so memory does not grow with the state; of a state of columns, the rows of one subtask
+are held. Subtasks with the same files on both sides are not read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +21,7 @@ from barrier_runtime.state_tables.stored_state import StoredState, states_of
 from barrier_runtime.state_tables.wanted_keys import as_told, key_fields
 
 _GROUP_BYTES = 2
+_GROUPS = 1 << 8 * _GROUP_BYTES
 Change: TypeAlias = Literal["inserted", "changed", "deleted"]
 
 
@@ -117,12 +118,14 @@ class _Operator:
         return None if value is None else column_of(what.type).of(value)
 
     def _of_columns(self, state: str, same: frozenset[tuple[int, int]]) -> Iterator[StateDifference]:
-        one, other = (side.rows(state, same) for side in self._sides)
-        for key in sorted({*one, *other}):
-            before, after = one.get(key), other.get(key)
-            if before != after and repr(before) != repr(after):  # nan equals nan
-                fields = decode_key(key, _GROUP_BYTES)
-                yield self._difference(state, fields, None, before, after, before is not None, after is not None)
+        firsts = sorted({first for side in self._sides for first in side.firsts()})
+        for groups in map(range, firsts, [*firsts[1:], _GROUPS]):
+            one, other = (side.rows(state, same, groups) for side in self._sides)
+            for key in sorted({*one, *other}):
+                before, after = one.get(key), other.get(key)
+                if before != after and repr(before) != repr(after):  # nan equals nan
+                    fields = decode_key(key, _GROUP_BYTES)
+                    yield self._difference(state, fields, None, before, after, before is not None, after is not None)
 
     def _difference(
         self, state: str, fields: tuple[Any, ...], beside: Any, before: Any, after: Any, was: bool, is_: bool
@@ -178,12 +181,19 @@ class _Side:
                     by_key = timers and self.described[state] == ONE_VALUE
                     yield from sorted((_by_time(key), data) for key, data in found) if by_key else found
 
-    def rows(self, state: str, without: frozenset[tuple[int, int]]) -> dict[bytes, dict[str, Any]]:
+    def firsts(self) -> list[int]:
+        """First key group of each subtask."""
+        return [_keyed(each).key_group_first for each in self._parts]
+
+    def rows(self, state: str, without: frozenset[tuple[int, int]], groups: range) -> dict[bytes, dict[str, Any]]:
+        """Rows of keys in `groups`, which lie in at most one subtask."""
         found: dict[bytes, dict[str, Any]] = {}
         for part in self._read(without):
+            if groups.start not in range(_range(part)[0], _range(part)[1] + 1):
+                continue
             with StoredPart(_keyed(part), self._stored.store, self._stored.folder()) as opened:
                 for segment in opened.segments(state) if state in _keyed(part).states else ():
-                    found.update(_rows(segment, self._stored.manifest.max_parallelism))
+                    found.update(_rows(segment, self._stored.manifest.max_parallelism, groups))
         return found
 
     def _read(self, without: frozenset[tuple[int, int]]) -> Sequence[OperatorSnapshot]:
@@ -213,11 +223,12 @@ def _by_time(key: bytes) -> bytes:
     return key[:PREFIX_BYTES] + encode_key((at_ms, *own))
 
 
-def _rows(segment: Segment, max_parallelism: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def _rows(segment: Segment, max_parallelism: int, groups: range) -> Iterator[tuple[bytes, dict[str, Any]]]:
     keys = as_binary(segment.keys, segment.key_width, max_parallelism).to_pylist()
     columns = {name: column.tolist() for name, column in segment.columns.items()}
     for at, key in enumerate(keys):
-        yield key, {name: values[at] for name, values in columns.items()}
+        if int.from_bytes(key[:_GROUP_BYTES], "big") in groups:
+            yield key, {name: values[at] for name, values in columns.items()}
 
 
 def _side_by_side(

@@ -94,6 +94,20 @@ def test_subtasks_whose_files_are_the_same_are_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_states_of_columns_are_held_a_subtask_at_a_time(tmp_path: Path) -> None:
+    one = written(tmp_path / "one", {"a": 1}, {("a", "x"): 1}, dict.fromkeys(USERS, 1), parallelism=5)
+    other = written(tmp_path / "other", {"a": 1}, {("a", "x"): 1}, dict.fromkeys(USERS, 2), parallelism=5)
+    with open_checkpoint(one) as before, open_checkpoint(other) as after:
+        opened: list[Path] = []
+        make = after.folder
+        after.folder = lambda: opened.append(make()) or opened[-1]  # type: ignore[assignment,method-assign,func-returns-value]
+        found = diff(before, after, "sums")
+        assert next(found).change == "changed"
+        before_rest = len(opened)
+        assert (len(list(found)), len(opened) - before_rest) == (len(USERS) - 1, 4)
+
+
+@pytest.mark.slow
 def test_other_key_groups_are_refused(tmp_path: Path) -> None:
     one = written(tmp_path / "one", {"a": 1}, {("a", "x"): 1}, {"a": 1})
     other = written(tmp_path / "other", {"a": 1}, {("a", "x"): 1}, {"a": 1}, max_parallelism=64)
