@@ -21,7 +21,11 @@ from barrier_runtime.operators.functions.connected import (
     canonical_keys,
     sequenced_schema,
 )
-from barrier_runtime.operators.functions.declared import check_event_time_of_states, declared_states
+from barrier_runtime.operators.functions.declared import (
+    check_event_time_of_states,
+    declared_states,
+    needs_time_of_rows,
+)
 from barrier_runtime.operators.functions.given_rows import given_rows, side_classes
 from barrier_runtime.operators.keyed.progress import keys_said
 from barrier_runtime.operators.outputs.side_outputs import OnError, side_schemas
@@ -152,8 +156,9 @@ class ConnectedStreams:
         takes |= dict.fromkeys(self._broadcast, ("row", "ctx"))
         handlers = {f"on_{each}": arguments for each, arguments in takes.items()}
         check_handlers(function, handlers, where)
-        times = self._times(event_time, where)
         states = declared_states(function)
+        needed = {each: needs_time_of_rows(function, states, (f"on_{each}",)) for each in self._keyed}
+        times = self._times(event_time, needed, where)
         least = None if any(each not in times for each in self._keyed) else "known"
         expiring = check_event_time_of_states(states, least, where)
         on_timer = callable(getattr(function, "on_timer", None))
@@ -233,7 +238,9 @@ class ConnectedStreams:
         waits = input in self._broadcast and self._broadcast[input]._switch == "barrier"
         return f"{input} at barriers" if waits else input
 
-    def _times(self, event_time: str | Mapping[str, str] | None, where: str) -> dict[str, str]:
+    def _times(
+        self, event_time: str | Mapping[str, str] | None, needed: Mapping[str, bool], where: str
+    ) -> dict[str, str]:
         if isinstance(event_time, str):
             times = dict.fromkeys(self._keyed, event_time)
         else:
@@ -246,9 +253,9 @@ class ConnectedStreams:
             if stream.schema is not None:
                 check_event_time_type(stream.schema.field(column).type, column, f"{where}, input {name!r}")
         for name, keyed in self._keyed.items():
-            inherited = (
-                None if name in times else keyed._keyed_input().event_time_of_function(f"{where}, input {name!r}")
-            )
+            if name in times:
+                continue
+            inherited = keyed._keyed_input().event_time_of_function(f"{where}, input {name!r}", needed[name])
             if inherited is not None:
                 times[name] = inherited
         return times

@@ -112,7 +112,6 @@ class Dataflow(Readers):
             return in_processes.run(self.plan, self._chosen_for(processes, options), processes)
         from barrier_runtime.launch.local import run_local
 
-        _tell_what_stays_here(self.plan)
         return run_local(self.plan, self._chosen(options, local=True), wire=wire)
 
     @overload
@@ -138,7 +137,6 @@ class Dataflow(Readers):
             return in_processes.start(self.plan, self._chosen_for(processes, options), processes)
         from barrier_runtime.launch.local_handle import LocalJobHandle
 
-        _tell_what_stays_here(self.plan)
         return LocalJobHandle(self.plan, self._chosen(options, local=True))
 
     def _chosen_for(self, processes: int, options: Mapping[str, object]) -> "JobOptions":
@@ -170,8 +168,9 @@ def _tell_what_stays_here(plan: Plan) -> None:
         found = uncopyable(node.make if isinstance(node, StepNode) else node.source)
         if found:
             warnings.warn(
-                f"step {name_of(node)!r}: its function refers to {found}, that cannot be copied: this run is "
-                "in one process, but on Spark the flow would be refused: make that inside the function, or in open()",
+                f"step {name_of(node)!r}: its function refers to {found}, that cannot be copied: run_local() without "
+                "processes= needs no copy, but on Spark the flow is refused: make that inside the function, or in "
+                "open()",
                 stacklevel=users_line(),
             )
 
@@ -192,6 +191,8 @@ def explain_flow(
     from barrier_runtime.graph.explain import explain_graph
     from barrier_runtime.launch.options import JobOptions, effective
 
+    if not local:
+        _tell_what_stays_here(flow.plan)
     chosen = JobOptions.of_run(options, flow.options, local=local)
     graph = compile_plan(flow.plan, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)
     settings = effective(chosen, {**dict.fromkeys(flow.options, "Dataflow(…)"), **sources}, local=local)

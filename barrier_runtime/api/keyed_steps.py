@@ -308,6 +308,7 @@ class StatefulSteps(KeyedSteps[S]):
             check_event_time_of_states,
             check_keyed_function,
             declared_states,
+            needs_time_of_rows,
         )
         from barrier_runtime.operators.functions.process import ProcessOperator
         from barrier_runtime.operators.state.broadcast import refuse_broadcast_state
@@ -320,7 +321,9 @@ class StatefulSteps(KeyedSteps[S]):
         refuse_broadcast_state(states, where)
         rows = self._keyed_input()
         known = rows.schema
-        named, event_time = event_time, event_time or rows.event_time_of_function(where)
+        named = event_time
+        if event_time is None:
+            event_time = rows.event_time_of_function(where, needs_time_of_rows(function, states, ("process",)))
         if event_time is not None:
             require_columns(known, (event_time,), where)
             if known is not None:

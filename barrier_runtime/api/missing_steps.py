@@ -36,6 +36,7 @@ BEFORE_KEY_BY = {
         ),
         "it comes before .key_by(…), or after .window(…), .aggregate(…) or .process(…)",
     ),
+    "deduplicate": "it comes before .key_by(…), with the columns: .deduplicate(name, 'id', within=…)",
     "connect": _CONNECT,
 }
 AFTER_WINDOW = dict.fromkeys(
@@ -114,8 +115,10 @@ OTHER_FRAMEWORKS = {
         ("count", "sum", "mean", "avg", "min", "max", "agg", "reduce", "fold", "stats", "pivot", "cube", "rollup"),
         _AGGREGATE,
     ),
-    **dict.fromkeys(("distinct", "drop_duplicates", "dropDuplicates"), "ids once: .deduplicate(name, 'id', within=…)"),
-    **dict.fromkeys(("dropDuplicatesWithinWatermark",), "ids once: .deduplicate(name, 'id', within=…)"),
+    **dict.fromkeys(
+        ("distinct", "unique", "drop_duplicates", "dropDuplicates", "dropDuplicatesWithinWatermark"),
+        "ids once: .deduplicate(name, 'id', within=…)",
+    ),
     **dict.fromkeys(("withWatermark", "assign_timestamps_and_watermarks", "set_timestamp"), _WATERMARKS),
     **dict.fromkeys(
         (

@@ -265,8 +265,8 @@ class KeyedInput:
             stacklevel=users_line(),
         )
 
-    def event_time_of_function(self, where: str) -> str | None:
-        """As `event_time`, for a step that can do without, with warnings instead of errors."""
+    def event_time_of_function(self, where: str, needed: bool) -> str | None:
+        """As `event_time`, for a step that can do without: warns instead of errors if the time is `needed`."""
         column, older, told = self._only_event_time, self._older_event_time, ""
         if len(self._event_times) > 1:
             names = " and ".join(map(repr, sorted(self._event_times)))
@@ -277,7 +277,7 @@ class KeyedInput:
                 f"its event time is {now}. Older builds took column {older!r}, which has another meaning since a step "
                 f"before: pass event_time= with the column that you mean ({older!r} continues state of older builds)"
             )
-        if told:
+        if told and needed:
             warnings.warn(f"{where}: {told}", stacklevel=users_line())
         return column
 

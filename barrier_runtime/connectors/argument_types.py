@@ -31,6 +31,17 @@ _SHOWN = (int, float, list, tuple, dict)  # not bytes, which may hold a URL with
 _LONGEST = 60
 
 
+class WrongCall(InvalidJob, TypeError):
+    """A method or constructor was called with arguments that do not fit."""
+
+
+def shown_parameters(signature: inspect.Signature) -> str:
+    """Shows all parameters but the first, without annotations."""
+    _, *takes = signature.parameters.values()
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in takes]
+    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+
+
 def kinds_checked(made: _T) -> _T:
     """Decorates a class, above `@dataclass`, which writes the constructor."""
     init = made.__init__  # type: ignore[misc]
@@ -51,8 +62,9 @@ def kinds_checked(made: _T) -> _T:
     def check(self: Any, positional: tuple[Any, ...], named: dict[str, Any], error: Exception | None) -> None:
         try:
             given = signature.bind(self, *positional, **named).arguments
-        except TypeError:
-            return
+        except TypeError as wrong_call:
+            told = f"{type(self).__name__}: {wrong_call}: it takes {shown_parameters(signature)}"
+            raise WrongCall(told) from None
         hints.update(hints or get_type_hints(init))
         wrong = wrong_argument(given, hints)
         if wrong:

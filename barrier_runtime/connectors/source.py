@@ -123,6 +123,14 @@ class Pausing(Protocol):
 
 
 @runtime_checkable
+class InPieces(Protocol):
+    """Endless source whose splits end, as files do: between two splits it is idle, without `idle_timeout` at once."""
+
+    @property
+    def in_pieces(self) -> bool: ...
+
+
+@runtime_checkable
 class PassingOver(Protocol):
     """Source whose listing passes over files. `passed_over`: their number, without hidden names."""
 

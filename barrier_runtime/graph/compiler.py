@@ -13,7 +13,16 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.source import DiscoveringSource, Ending, Pausing, Projecting, Rereading, Source, Split
+from barrier_runtime.connectors.source import (
+    DiscoveringSource,
+    Ending,
+    InPieces,
+    Pausing,
+    Projecting,
+    Rereading,
+    Source,
+    Split,
+)
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.graph.at_most_once import AT_MOST_ONCE, check_at_most_once, refuse_sinks_without_mode
@@ -149,7 +158,7 @@ def _sources_above(nodes: list[Node]) -> list[dict[str, SourceNode]]:
 
 
 def _holds_back(node: SourceNode) -> bool:
-    """Returns whether event time stands still while the source brings no rows."""
+    """Returns whether pauses of the source decide the event time of other inputs."""
     source = node.source
     pauses = source.pauses if isinstance(source, Pausing) else None
     if not isinstance(pauses, bool):  # a user's attribute may mean something else
@@ -174,7 +183,7 @@ def _check_circles(nodes: list[Node]) -> None:
 
 
 def _check_pauses(nodes: list[Node]) -> None:
-    """Warns of each source that, without rows, holds back the event time of other inputs."""
+    """Warns of each source that, without rows, holds back the event time of other inputs, or lags behind."""
     todo = {node.name for node in nodes if isinstance(node, SourceNode) and _holds_back(node)}
     above, followers, without_time = _sources_above(nodes), followers_of(nodes), timeless(nodes)
     in_turn = {step for node in nodes if isinstance(node, SourceNode) for step in node.after}
@@ -187,12 +196,20 @@ def _check_pauses(nodes: list[Node]) -> None:
         for name, each in above[number].items():
             if name in todo and any(names != {name} for names in before):
                 todo.remove(name)
-                warnings.warn(
-                    f"{node.kind} {node.name!r}: while nothing new arrives in source {name!r} ({each.source!r}), event "
-                    "time of the other inputs stands still too, and later windows, timers and joins wait: read "
-                    f"{name!r} with idle_timeout= (rows after a longer pause may be late)",
-                    stacklevel=4,
-                )
+                warnings.warn(f"{node.kind} {node.name!r}: {_effect_of_pauses(name, each.source)}", stacklevel=4)
+
+
+def _effect_of_pauses(name: str, source: Source) -> str:
+    if isinstance(source, InPieces) and source.in_pieces is True:  # a user's attribute may mean something else
+        return (
+            f"between two files of source {name!r} ({source!r}) event time follows the other inputs, so rows of a "
+            f"later file may be late: read {name!r} with idle_timeout= longer than the time between files"
+        )
+    return (
+        f"while nothing new arrives in source {name!r} ({source!r}), event time of the other inputs stands still too, "
+        f"and later windows, timers and joins wait: read {name!r} with idle_timeout= (rows after a longer pause may be "
+        "late)"
+    )
 
 
 def _check_guarantees(nodes: list[Node]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeVar
 
-from barrier_runtime.connectors.argument_types import wrong_arguments_of
+from barrier_runtime.connectors.argument_types import WrongCall, shown_parameters, wrong_arguments_of
 from barrier_runtime.coordinator.metric_table import ERROR_ROWS, SKIPPED_ROWS
 from barrier_runtime.coordinator.status.health import ended_in_words
 from barrier_runtime.coordinator.status.statistics import (
@@ -173,10 +173,6 @@ C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class WrongCall(InvalidJob, TypeError):
-    """A method was called with arguments that do not fit."""
-
-
 def plain_errors(cls: C) -> C:
     """Removes our frames from errors, and checks types of arguments."""
     for name, method in list(vars(cls).items()):
@@ -223,11 +219,7 @@ def _wrong_call(method: Callable[..., Any], arguments: tuple[Any, ...], keywords
         _, *takes = signature.parameters.values()
         named = bool(takes) and takes[0].name == "name" and takes[0].default is inspect.Parameter.empty
         nameless = named and not isinstance(keywords.get("name", arguments[1] if len(arguments) > 1 else None), str)
-        shown = signature.replace(
-            parameters=[each.replace(annotation=inspect.Parameter.empty) for each in takes],
-            return_annotation=inspect.Signature.empty,
-        )
-        remedy = _name_first(method) if nameless else f"it takes {shown}"
+        remedy = _name_first(method) if nameless else f"it takes {shown_parameters(signature)}"
         return WrongCall(f"{_called(method, arguments)}: {error}: {remedy}")
     return None
 

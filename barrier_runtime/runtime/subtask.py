@@ -290,16 +290,18 @@ class Subtask:
             self.rows_in -= len(rest)
             self._replay.appendleft((port, rest))
         elif port in self.queues.timeless:
-            self._on_merged(self._merger.after_timeless_rows())
+            self._on_merged(self._merger.further())
 
     def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
         return within(batch, self._merger.others(channel), self.chain.heard)
 
     def _on_merged(self, said: Watermark | Idle | None) -> None:
         if isinstance(said, Watermark):
-            if said.ms != WATERMARK_MAX:  # otherwise `_end` advances, after the wall-clock work
-                self.chain.advance(said.ms)
-        elif said is not None:
+            if said.ms == WATERMARK_MAX:  # `_end` advances, after the wall-clock work
+                return
+            self.chain.advance(said.ms)
+            said = self._merger.further()
+        if said is not None:
             self.chain.idle()
 
     # ------------------------------------------------------------ checkpoints

@@ -94,7 +94,7 @@ def certify(
     key_column: str = "key",
     scenarios: int | None = 200,
     inside: int | None = 0,
-    seeds: Iterable[int] = range(20),
+    seeds: Iterable[int] | int = 20,
     parallelism: int = 2,
     rows: int = 2,
     ordered: bool = False,
@@ -117,7 +117,7 @@ def certify(
     `make_row`, `schema`, `id_column`, `key_column`: rows to write; `make_row(n)[id_column]` must be n.
 
     `scenarios`: number of crashes and stalls, evenly drawn; None: all (some thousand). Other scenarios, and a random
-    walk for each of `seeds`, always run.
+    walk for each of `seeds` (a number n: 0 to n - 1), always run.
 
     `inside`: number of deaths inside a call, between two lines of the sink's own files (and its package's); None: at
     every line. A stand-in of a target must then be in another file. Writes of files are always interrupted.
@@ -172,7 +172,7 @@ def certify(
     if only is not None:
         run.play(by_name(only))
     else:
-        run.play_all(scenarios, inside, seeds)
+        run.play_all(scenarios, inside, range(seeds) if isinstance(seeds, int) else seeds)
     return run.certificate()
 
 

@@ -36,7 +36,7 @@ class DeltaSource(SourceSettings):
     url: str
     _: KW_ONLY
     every: Duration | None = None
-    key: Sequence[str] = ()
+    key: str | Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:
         """Reads the table. Raises `InvalidJob` if it is missing, `Unavailable` without an answer of the store."""

@@ -55,7 +55,7 @@ class DeltaUpsertSink(BatchingSink):
         self,
         url: str,
         *,
-        key: Sequence[str],
+        key: str | Sequence[str],
         deletes: str | None = None,
         partition_by: Sequence[str] | str | None = None,
         commit_every: datetime.timedelta | float = 0,
@@ -64,10 +64,10 @@ class DeltaUpsertSink(BatchingSink):
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)
         self.commit_every_ms = commit_every_ms(commit_every, "DeltaUpsertSink")
         self.url = checked_url(url, "the location of DeltaUpsertSink", "DeltaUpsertSink cannot write to")
-        self.key = () if isinstance(key, str) else column_names(key, "DeltaUpsertSink: key")
+        self.key = column_names(key, "DeltaUpsertSink: key")
         if not self.key or deletes in self.key:
             raise InvalidJob(
-                f"DeltaUpsertSink: key={key!r}, deletes={deletes!r}: give the list of the key's columns, "
+                f"DeltaUpsertSink: key={key!r}, deletes={deletes!r}: give the columns of the key, "
                 "key=['id'], and another column for deletes"
             )
         self.deletes = deletes

@@ -39,7 +39,7 @@ class IcebergSource(SourceSettings):
     catalog: str = "default"
     properties: Mapping[str, str] | None = None
     every: Duration | None = None
-    key: Sequence[str] = ()
+    key: str | Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:
         """Reads the table. Raises `InvalidJob` if it is missing, `Unavailable` if the catalog does not answer."""

@@ -291,7 +291,7 @@ class MySQLSink(SqlSink):
         table: str,
         *,
         mode: Mode = "insert",
-        key: Sequence[str] = (),
+        key: str | Sequence[str] = (),
         max_bytes_in_memory: int = 32 << 20,
         call_s: float = 60.0,
     ) -> None:

@@ -45,7 +45,7 @@ class PostgresSink(SqlSink):
         *,
         schema: str = "public",
         mode: Mode = "insert",
-        key: Sequence[str] = (),
+        key: str | Sequence[str] = (),
         max_bytes_in_memory: int = 8 << 20,
         statement_timeout: float = 60.0,
     ) -> None:

@@ -177,7 +177,7 @@ class SqliteSink(SqlSink):
         table: str,
         *,
         mode: Mode = "insert",
-        key: Sequence[str] = (),
+        key: str | Sequence[str] = (),
         max_bytes_in_memory: int = 32 << 20,
     ) -> None:
         self.path = str(path)

@@ -86,20 +86,32 @@ _LONGEST_READ = 5  # instructions of `row.get("name", default)`
 
 def columns_read(function: Any, position: int) -> frozenset[str] | None:
     """Columns that `function` reads of argument number `position`, the row; None: possibly all."""
+    return _names_read(function, position, _name_read)
+
+
+def attributes_read(function: Any, position: int) -> frozenset[str] | None:
+    """Attributes that `function` reads of argument number `position`; None: possibly all."""
+    return _names_read(function, position, _attribute)
+
+
+def _names_read(
+    function: Any, position: int, name_of: Callable[[Sequence[dis.Instruction]], str | None]
+) -> frozenset[str] | None:
+    """`name_of`: returns the name that the instructions after the argument read; None: they use it otherwise."""
     code, position = _code(function, position)
     if code is None or position >= code.co_argcount:
         return None
-    row = code.co_varnames[position]
-    if row in code.co_cellvars or not _SEES_VARIABLES.isdisjoint(_names(code)):
+    argument = code.co_varnames[position]
+    if argument in code.co_cellvars or not _SEES_VARIABLES.isdisjoint(_names(code)):
         return None
     instructions = [each for each in dis.get_instructions(code) if each.opname not in _FILLERS]
     found = set[str]()
     for at, instruction in enumerate(instructions):
         named = _variables(instruction)
-        if row not in named:
+        if argument not in named:
             continue
-        name = _name_read(instructions[at + 1 : at + _LONGEST_READ])
-        if instruction.opname not in _LOADS or named.index(row) != len(named) - 1 or name is None:
+        name = name_of(instructions[at + 1 : at + _LONGEST_READ])
+        if instruction.opname not in _LOADS or named.index(argument) != len(named) - 1 or name is None:
             return None
         found.add(name)
     return frozenset(found)
@@ -127,6 +139,11 @@ def _name_read(after: Sequence[dis.Instruction]) -> str | None:
     if len(after) < 2 or not _is_subscript(after[1]):
         return None
     return _text(after[0])
+
+
+def _attribute(after: Sequence[dis.Instruction]) -> str | None:
+    read = bool(after) and after[0].opname in ("LOAD_METHOD", "LOAD_ATTR")
+    return str(after[0].argval) if read else None
 
 
 def _name_got(after: Sequence[dis.Instruction]) -> str | None:

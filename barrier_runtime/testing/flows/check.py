@@ -66,7 +66,7 @@ def check(
     *,
     crashes: Crashes = "every phase",
     parallelism: int | Sequence[int] = (1, 2, 3),
-    seeds: Iterable[int] = (0,),
+    seeds: Iterable[int] | int = 1,
     sinks: Mapping[str, Callable[[], CheckedSink]] | None = None,
     only: str | None = None,
 ) -> Checked:
@@ -86,7 +86,7 @@ def check(
     `parallelism`: numbers of slots, at most 16. The run with the first number, the first seed and no crash gives the
     expected rows. Rows are compared as a multiset.
 
-    `seeds`: each gives another interleaving of messages, rows, threads and requests.
+    `seeds`: each gives another interleaving of messages, rows, threads and requests. A number n: 0 to n - 1.
 
     `sinks`: real sinks by name: a function, called for each run, that returns a `CheckedSink` with a separate target.
     Rows of other sinks go to a transactional memory, whatever system they name.
@@ -101,22 +101,22 @@ def check(
         raise InvalidJob(f"check: flow={built!r}: give a Dataflow, or a function that builds and returns one")
     plan = built.plan
     chosen = (parallelism,) if isinstance(parallelism, int) else tuple(parallelism)
-    seeds = tuple(seeds)
-    _check_arguments(plan, inputs, crashes, chosen, seeds, sinks or {})
+    drawn = tuple(range(seeds) if isinstance(seeds, int) else seeds)
+    _check_arguments(plan, inputs, crashes, chosen, drawn, sinks or {})
     tables = {
         node.name: tables_of(node.name, inputs[node.name], node.source.schema)
         for node in plan.nodes
         if isinstance(node, SourceNode)
     }
-    run = _Check(plan.name, FlowUnderTest(build, tables, sinks or {}, chosen), FlowScenario(seeds[0], chosen[0]))
+    run = _Check(plan.name, FlowUnderTest(build, tables, sinks or {}, chosen), FlowScenario(drawn[0], chosen[0]))
     if only is not None:
         scenario = _scenario(only)
         outcome = run.compare(scenario)
         if scenario.crash is not None and not outcome.crashed:
             raise InvalidJob(f"check: only={only!r}: the run does not come to that point: copy one from a failure")
         return run.result()
-    run.compare(FlowScenario(seeds[0], chosen[0], again=True))
-    quiet = {(seed, slots): run.compare(FlowScenario(seed, slots)) for seed in seeds for slots in chosen}
+    run.compare(FlowScenario(drawn[0], chosen[0], again=True))
+    quiet = {(seed, slots): run.compare(FlowScenario(seed, slots)) for seed in drawn for slots in chosen}
     for (seed, slots), outcome in quiet.items():
         for crash in _crashes(crashes, seed, outcome):
             run.compare(FlowScenario(seed, slots, crash))

@@ -151,11 +151,12 @@ def test_a_step_after_a_join_has_to_choose_between_two_event_times() -> None:
 
 def test_a_function_behind_a_join_has_no_time_until_one_is_chosen_and_is_told() -> None:
     with pytest.warns(UserWarning, match="process 'p': its rows have the event times 'at' and 'at_right', so ctx.time"):
-        stream: Any = joined_pairs().process("p", lambda key, row, ctx: None, schema={"k": str})
-    assert stream.schema.names == ["k"]
+        stream: Any = joined_pairs().process("p", Times, schema={"at": int})
+    assert stream.schema.names == ["at"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        joined_pairs().process("p", lambda key, row, ctx: None, schema={"k": str}, event_time="at")
+        joined_pairs().process("p", Times, schema={"at": int}, event_time="at")
+        joined_pairs().process("p", lambda key, row, ctx: None, schema={"k": str})
 
 
 def test_a_step_behind_changed_columns_needs_the_name_of_the_column() -> None:
@@ -288,6 +289,49 @@ def test_a_function_without_one_event_time_is_told(rows: Any, told: str, step: s
     with pytest.warns(UserWarning, match=told) as found:
         times_of(rows, step)
     assert [each.filename for each in found] == [__file__], "the line that the user wrote"
+
+
+class Passes:
+    """Whether another function reads the time is unknown."""
+
+    def process(self, key: str, row: Any, ctx: Any) -> Any:
+        yield {"at": time_of(ctx)}
+
+    on_left = on_right = process
+
+
+class Counts:
+    seen = ValueState(int, default=0)
+
+    def process(self, key: str, row: Any, ctx: Any) -> Any:
+        self.seen.value += 1
+        ctx.timers.register(10)
+        ctx.metrics.counter("seen").inc()
+        yield {"at": self.seen.value}
+
+    on_left = on_right = process
+
+    def on_timer(self, key: str, timestamp_ms: int, ctx: Any) -> None:
+        return None
+
+
+def time_of(ctx: Any) -> Any:
+    return ctx.timestamp
+
+
+@pytest.mark.parametrize("step", ["process", "connect"])
+@pytest.mark.parametrize(("function", "told"), [(Times, 1), (Passes, 1), (Counts, 0)])
+def test_only_functions_that_may_read_the_time_are_told(step: str, function: Any, told: int) -> None:
+    keyed = mapped(Dataflow("f")).select({"k": "k", "x": "at", "y": "at"}).key_by("k")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        if step == "process":
+            keyed.process("p", function, schema={"at": int})
+        else:
+            connect(left=keyed, right=keyed).process("p", function, schema={"at": int})
+    assert len({str(each.message) for each in found if "ctx.timestamp" in str(each.message)}) == told * (
+        1 if step == "process" else 2
+    )
 
 
 def run_until_checkpoints(folder: Path, **time: Any) -> None:

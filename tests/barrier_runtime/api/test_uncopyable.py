@@ -1,6 +1,6 @@
 """Functions that refer to objects that cannot be sent to another process: the message names the step and the variable.
 
-A warning if the flow runs in one process; on Spark an error before the start.
+`explain` warns; on Spark an error before the start; a run in one process needs no copy.
 """
 
 import abc
@@ -61,20 +61,24 @@ def inner_class() -> Any:
 
 
 @pytest.mark.slow
-def test_a_run_in_this_process_warns_with_step_and_variable() -> None:
+def test_explain_warns_with_step_and_variable_and_a_run_in_one_process_does_not() -> None:
     out = CollectSink()  # cannot be copied either, and is not to
     with pytest.warns(UserWarning, match=r"step 'locked': its function refers to `lock` of closing_over.*, a _thread"):
-        flow_with(closing_over(threading.Lock()), out).run_local()
-    assert len(out.rows()) == 3
+        flow_with(closing_over(threading.Lock()), out).explain()
     with pytest.warns(UserWarning, match="step 'locked': its function refers to `lock` of WithAttribute") as told:
-        flow_with(WithAttribute(threading.Lock()), out).start_local().wait(60)
+        flow_with(WithAttribute(threading.Lock()), out).explain()
     assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        flow_with(closing_over(threading.Lock()), out).run_local()
+        flow_with(WithAttribute(threading.Lock()), out).start_local().wait(60)
+    assert len(out.rows()) == 6
 
 
 def test_what_can_be_copied_is_not_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        flow_with(lambda row: row, CollectSink()).run_local()
+        flow_with(lambda row: row, CollectSink()).explain()
 
 
 def test_a_run_on_spark_is_refused_with_step_and_variable(tmp_path: Path) -> None:

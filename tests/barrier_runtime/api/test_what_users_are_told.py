@@ -1,5 +1,6 @@
 """Mistakes of first users, each refused with a remedy: ignored arguments, missing things, and invalid answers."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import barrier_runtime as br
 from barrier_runtime import (
     CallableSink,
     CollectSink,
@@ -134,6 +136,31 @@ def test_a_call_with_other_arguments_than_there_are_says_which_there_are() -> No
         TypeError, match=r"unexpected keyword argument 'nam': it takes \(function, \*, schema=None, nam"
     ):
         source.map(lambda row: row, nam="x")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", [name for name in br.__all__ if name.endswith(("Source", "Sink"))])
+def test_a_source_or_sink_made_with_other_arguments_than_there_are_says_which_there_are(name: str) -> None:
+    made = getattr(br, name)
+    if inspect.isabstract(made) or name in ("BatchFunctionSink", "WriteAheadSink", "UpsertSink", "TwoPhaseCommitSink"):
+        return  # bases of sinks, and the sink that `for_each_batch` makes
+    with pytest.raises(TypeError, match=rf"^{name}: .*: it takes \(") as told:
+        made(deleted="gone")
+    assert isinstance(told.value, InvalidJob)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda key: br.DeltaUpsertSink("out", key=key),
+        lambda key: br.SqliteSink("shop.db", "t", mode="upsert", key=key),
+        lambda key: br.PostgresSink("postgresql://host/db", "t", mode="upsert", key=key),
+        lambda key: br.MySQLSink("mysql://user@host/db", "t", mode="upsert", key=key),
+        lambda key: br.RedisUpsertSink("redis://host", key=key),
+        lambda key: br.ClickHouseSink("clickhouse://host", "t", key=key),
+    ],
+)
+def test_a_key_of_a_single_column_may_be_its_name(make: Callable[[Any], Any]) -> None:
+    assert make("id").key == make(["id"]).key == ("id",)
 
 
 # ------------------------------------------------------------ functions

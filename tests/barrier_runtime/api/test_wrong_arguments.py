@@ -311,13 +311,13 @@ def started() -> Any:
         (lambda: certify(print, list), "make_sink gave None: let it return a TwoPhaseCommitSink"),  # type: ignore[arg-type]
         (lambda: certify(br.CollectSink, 5), "certify: read=5: give a function"),  # type: ignore[arg-type]
         (lambda: certify(br.CollectSink, list, schema=5), "certify: schema=5: give the pyarrow.Schema"),
-        (lambda: certify(br.CollectSink, list, seeds=5), "certify: seeds=5: give a list"),  # type: ignore[arg-type]
+        (lambda: certify(br.CollectSink, list, seeds=1.5), "certify: seeds=1.5: give a list or a whole number"),  # type: ignore[arg-type]
         (lambda: certify(br.CollectSink, list, ordered=1), "certify: ordered=1: give True or False"),  # type: ignore[arg-type]
         (lambda: check(print, {}), "check: flow=None: give a Dataflow, or a function that builds"),  # type: ignore[arg-type]
         (lambda: check(5, {}), "check: flow=5: give a Dataflow"),  # type: ignore[arg-type]
         (lambda: check(Dataflow("f"), 5), "check: inputs=5: give a mapping"),  # type: ignore[arg-type]
         (lambda: check(Dataflow("f"), {}, parallelism=("a",)), "parallelism=.'a',.: give numbers"),  # type: ignore[arg-type]
-        (lambda: check(Dataflow("f"), {}, seeds=5), "check: seeds=5: give a list"),  # type: ignore[arg-type]
+        (lambda: check(Dataflow("f"), {}, seeds=1.5), "check: seeds=1.5: give a list or a whole number"),  # type: ignore[arg-type]
         (lambda: check(Dataflow("f"), {}, seeds=["a"]), "seeds=.'a',.: give at least one, whole numbers"),  # type: ignore[list-item]
         (lambda: JobHandle.savepoint(HANDLE, 5), "savepoint: url=5: give a text"),
         (lambda: JobHandle.wait(HANDLE, "a"), "wait: timeout=<str>: give a number or None"),

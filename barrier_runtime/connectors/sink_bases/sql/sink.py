@@ -86,15 +86,15 @@ class SqlSink(BatchingSink):
     """Sink of a table; `mode="upsert"` replaces rows with equal `key` columns."""
 
     def __init__(
-        self, dialect: Dialect, table: str, *, mode: Mode, key: Sequence[str], max_bytes_in_memory: int
+        self, dialect: Dialect, table: str, *, mode: Mode, key: str | Sequence[str], max_bytes_in_memory: int
     ) -> None:
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)
         name = type(self).__name__
         if mode not in ("insert", "upsert"):
             raise InvalidJob(f"{name}: mode={mode!r}: mode is 'insert' or 'upsert'")
-        if isinstance(key, str) or (mode == "upsert") != bool(key):
+        if (mode == "upsert") != bool(key):
             raise InvalidJob(
-                f"{name}: mode={mode!r} with key={key!r}: mode='upsert' needs the list of the key's columns, "
+                f"{name}: mode={mode!r} with key={key!r}: mode='upsert' needs the columns of the key, "
                 "key=['id'], and mode='insert' has none"
             )
         if not 1 <= max_bytes_in_memory <= 256 << 20:
