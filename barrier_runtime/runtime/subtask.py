@@ -273,6 +273,8 @@ class Subtask:
         if source.finished:
             self._end()
             return True
+        if batch is not None or watermark is not None:
+            self.said_idle = False  # rows end the idleness of a channel, also those of a file that is read in one step
         if source.idle != self.said_idle:
             self.said_idle = source.idle
             if self.said_idle and not self.chain.makes_event_time:

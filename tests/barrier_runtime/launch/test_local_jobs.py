@@ -6,7 +6,6 @@ import gc
 import itertools
 import json
 import threading
-import warnings
 import weakref
 
 import pyarrow as pa
@@ -264,8 +263,10 @@ def test_an_input_that_has_been_silent_for_its_idle_timeout_holds_no_split_back(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:union .* between two files")
+@pytest.mark.parametrize("idle", [datetime.timedelta(seconds=0.05), None])
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_files_found_while_a_job_runs_hold_event_time_back_for_the_timeout_alone(tmp_path, parallelism):
+def test_files_found_while_a_job_runs_hold_event_time_back_for_the_timeout_alone(tmp_path, parallelism, idle):
     flow, windows, read, reached, over = Dataflow("silent"), CollectSink(), CollectSink(), [0], threading.Event()
     folder = tmp_path / "silent"
     folder.mkdir()
@@ -278,9 +279,7 @@ def test_files_found_while_a_job_runs_hold_event_time_back_for_the_timeout_alone
             yield {"at": reached[0]}
 
     options = {"schema": {"at": int}, "event_time": "at"}
-    silent = flow.read_jsonl(
-        "silent", str(folder), watch=0.01, idle_timeout=datetime.timedelta(seconds=0.05), **options
-    )
+    silent = flow.read_jsonl("silent", str(folder), watch=0.01, idle_timeout=idle, **options)
     silent.sink("read", read)
     rows = flow.from_iterator("live", live, splits=1, **options).union(silent)
     rows.window_all("windows", Tumbling(10 * SECOND)).aggregate(n=count()).sink("out", windows)
@@ -296,9 +295,10 @@ def test_files_found_while_a_job_runs_hold_event_time_back_for_the_timeout_alone
         job.stop("now")
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:union .* between two files")
 @pytest.mark.parametrize("first", ["history", "live"])
-@pytest.mark.parametrize("parallelism", [1, 2])
-def test_windows_beside_a_watched_folder_do_not_depend_on_which_input_is_read_first(tmp_path, parallelism, first):
+def test_windows_beside_a_watched_folder_do_not_depend_on_which_input_is_read_first(tmp_path, first):
     """The history ends at second 50, the file at second 95, and the folder then has no split."""
     flow, windows, read, begin = Dataflow("beside"), CollectSink(), CollectSink(), threading.Event()
     folder = tmp_path / "live"
@@ -319,10 +319,7 @@ def test_windows_beside_a_watched_folder_do_not_depend_on_which_input_is_read_fi
     past.sink("read-history", read)
     united = past.union(live).window_all("windows", Tumbling(10 * SECOND)).aggregate(n=count())
     united.sink("out", windows)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        job = flow.start_local(parallelism=parallelism, checkpoint_interval=0.05, restart="none")
-    with job:
+    with flow.start_local(parallelism=1, checkpoint_interval=0.05, restart="none") as job:
         for each in (first, "history" if first == "live" else "live"):
             before = len(read.rows())
             begin.set() if each == "history" else put()
