@@ -123,11 +123,11 @@ class Pausing(Protocol):
 
 
 @runtime_checkable
-class InPieces(Protocol):
+class EndingSplits(Protocol):
     """Endless source whose splits end, as files do: between two splits it is idle, without `idle_timeout` at once."""
 
     @property
-    def in_pieces(self) -> bool: ...
+    def splits_end(self) -> bool: ...
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.source import (
     DiscoveringSource,
     Ending,
-    InPieces,
+    EndingSplits,
     Pausing,
     Projecting,
     Rereading,
@@ -200,7 +200,7 @@ def _check_pauses(nodes: list[Node]) -> None:
 
 
 def _effect_of_pauses(name: str, source: Source) -> str:
-    if isinstance(source, InPieces) and source.in_pieces is True:  # a user's attribute may mean something else
+    if isinstance(source, EndingSplits) and source.splits_end is True:  # a user's attribute may mean something else
         return (
             f"between two files of source {name!r} ({source!r}) event time follows the other inputs, so rows of a "
             f"later file may be late: read {name!r} with idle_timeout= longer than the time between files"

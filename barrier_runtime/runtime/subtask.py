@@ -299,9 +299,8 @@ class Subtask:
 
     def _on_merged(self, said: Watermark | Idle | None) -> None:
         if isinstance(said, Watermark):
-            if said.ms == WATERMARK_MAX:  # `_end` advances, after the wall-clock work
-                return
-            self.chain.advance(said.ms)
+            if said.ms != WATERMARK_MAX:  # otherwise `_end` advances, after the wall-clock work
+                self.chain.advance(said.ms)
             said = self._merger.further()
         if said is not None:
             self.chain.idle()

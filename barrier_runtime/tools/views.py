@@ -18,7 +18,7 @@ from barrier_runtime.coordinator.client.rest_types import JobSummary
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.page import render
 from barrier_runtime.coordinator.page.charts import backlog_in_words
-from barrier_runtime.coordinator.page.figures import duration
+from barrier_runtime.coordinator.page.figures import duration, lag
 from barrier_runtime.coordinator.page.job_view import events
 from barrier_runtime.coordinator.status.health import TROUBLED, described, ended_in_words, in_seconds
 from barrier_runtime.coordinator.status.history import decode_history
@@ -128,7 +128,7 @@ def _sources(status: JobStatus) -> RenderableType | None:
         if source is None:
             _add(table, plain(name), backlogs[name], "", "", "")
             continue
-        behind = "no row yet" if source.lag_ms is None else duration(max(0, source.lag_ms))
+        behind = "no row yet" if source.lag_ms is None else lag(max(0, source.lag_ms))
         split = f"{plain(source.split)} (slot {source.split_slot})" if source.split else ""
         _add(table, plain(name), backlogs.get(name, ""), behind, split, plain(source.idle))
     return table

@@ -139,7 +139,7 @@ def test_a_call_with_other_arguments_than_there_are_says_which_there_are() -> No
 
 
 @pytest.mark.parametrize("name", [name for name in br.__all__ if name.endswith(("Source", "Sink"))])
-def test_a_source_or_sink_made_with_other_arguments_than_there_are_says_which_there_are(name: str) -> None:
+def test_a_source_or_sink_made_with_wrong_arguments_lists_its_arguments(name: str) -> None:
     made = getattr(br, name)
     if inspect.isabstract(made) or name in ("BatchFunctionSink", "WriteAheadSink", "UpsertSink", "TwoPhaseCommitSink"):
         return  # bases of sinks, and the sink that `for_each_batch` makes

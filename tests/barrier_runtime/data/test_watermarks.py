@@ -171,7 +171,7 @@ def test_event_time_is_the_same_whichever_input_is_read_first():
     assert idle_first.current == end_first.current
 
 
-def test_the_lowest_of_the_idle_channels_decides_and_later_channels_wait_for_their_turn():
+def test_of_idle_channels_the_lowest_decides_but_later_channels_wait():
     merger = WatermarkMerger(3)
     merger.count_later([2])
     merger.on_watermark(2, 50)

@@ -156,6 +156,14 @@ def test_a_name_is_neither_markup_nor_a_command_to_the_terminal() -> None:
     assert not {"\x1b", "\u202e"} & set(text)
 
 
+def test_replayed_data_have_no_watermark_lag() -> None:
+    days = 4_906 * 86_400_000
+    replayed = msgspec.structs.replace(BUSY.sources[0], lag_ms=days)
+    text = printed(msgspec.structs.replace(BUSY, sources=(replayed,)))
+    assert "4906 d" not in text
+    assert "numbers" in text
+
+
 def test_of_no_jobs_it_is_said() -> None:
     console = Console(file=io.StringIO())
     console.print(jobs_view([]))

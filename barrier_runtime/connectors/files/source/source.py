@@ -83,7 +83,7 @@ class WatchedFiles:
     exactly_once = True
     finds_again = True
     endless = True
-    in_pieces = True
+    splits_end = True
 
     def __init__(self, inner: Files, period_s: float) -> None:
         self._inner = inner
