@@ -30,6 +30,7 @@ NAMES = dict(PHASES)
 _WIDTH, _HEIGHT, _BASE, _LEFT = 1000, 208, 178, 56
 _TOP = 18  # above the bars, for marks of events
 _CLIPPED_AT = 8  # times the median: a slow checkpoint must not make others invisible
+_CHARACTER = 6.5  # greatest mean width of a label's character
 COMPLETE = "complete"
 
 
@@ -162,7 +163,10 @@ def subtasks(checkpoint: CheckpointStatus, operators: dict[int, str]) -> Markup:
     """Draws a line per subtask, slowest first. `operators`: names by chain."""
     if not checkpoint.subtasks:
         return Markup("")
-    left, width, row = 300, 1000, 20
+    names = [
+        shortened(f"{each.chain}/{each.subtask} {operators.get(each.chain, '')}", 44) for each in checkpoint.subtasks
+    ]
+    left, width, row = 12 + round(_CHARACTER * max(map(len, names))), 1000, 20
     longest = max(1.0, *(float(each.ack_ms) for each in checkpoint.subtasks))
     scale = (width - left - 70) / longest
     height = row * len(checkpoint.subtasks) + 24
@@ -171,13 +175,12 @@ def subtasks(checkpoint: CheckpointStatus, operators: dict[int, str]) -> Markup:
             width, height, f"phases of {len(checkpoint.subtasks)} subtasks, the slowest first"
         )
     ]
-    for index, each in enumerate(checkpoint.subtasks):
+    for index, (each, name) in enumerate(zip(checkpoint.subtasks, names, strict=True)):
         y = index * row + 2
-        name = f"{each.chain}/{each.subtask} {operators.get(each.chain, '')}"
         parts = ", ".join(f"{NAMES[phase]} {duration(took)}" for phase, took in _of_subtask(each))
         out.append(
             Markup('<g><title>{}</title><text class="label" x="0" y="{}">{}</text>').format(
-                f"{name}: {parts}, ack after {duration(each.ack_ms)}", y + 13, shortened(name, 44)
+                f"{name}: {parts}, ack after {duration(each.ack_ms)}", y + 13, name
             )
         )
         x, end = float(left), left + each.ack_ms * scale

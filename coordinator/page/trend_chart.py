@@ -124,7 +124,9 @@ def _drawn(name: str, lines: Sequence[_Line], now_ms: int, text: Callable[[float
             path = "L".join(f"{at:.1f} {height:.1f}" for at, height, _ in part)
             out.append(
                 Markup('<path class="a-{0}" d="M{1:.1f} {2}L{3}V{2}z"/>').format(line.kind, part[0][0], _BASE, path)
-                + Markup('<path class="l-{}" d="M{}{}"/>').format(line.kind, path, "h0.1" if len(part) == 1 else "")
+                + Markup('<path class="l-{}{}" d="M{}{}"/>').format(
+                    line.kind, *((" point", path, "h0.1") if len(part) == 1 else ("", path, ""))
+                )
             )
     out.append(Markup("</svg>"))
     return Markup("").join(out)
