@@ -63,10 +63,7 @@ def announce(job: Job, slots: Sequence[RegisteredSlot], checkpoint: Checkpoint) 
 
 
 def persist(job: Job, checkpoint: Checkpoint, now_ms: int) -> tuple[Cause, str] | None:
-    """Returns why the checkpoint must not be decided.
-
-    Returns why the checkpoint must not be decided.
-    """
+    """Returns why the checkpoint must not be decided."""
     manifest = _manifest(job, checkpoint, now_ms)
     data = encode_manifest(manifest)
     key, inline = job.paths.manifest(checkpoint.id, job.led.token), packed(data)
