@@ -198,8 +198,8 @@ class Paths:
     def delivery_note(self, sink: str, lineage: str, subtask: int, checkpoint: int, token: int) -> str:
         """Key of the note that all rows of `subtask` up to `checkpoint` are delivered.
 
-        `token`: of the generation that staged the last rows. 0 if the target knows the checkpoints; `checkpoint` is
-        then the number of a note (`kafka/sink/markers`).
+        `token`: of the generation that staged the last rows; 0: the target knows the checkpoints, and `checkpoint` is
+        the number of a note (`kafka/sink/markers`).
         """
         name = f"{_number('checkpoint', checkpoint):020d}-{_number('token', token)}"
         return check_key(self.delivery_notes_prefix(sink, lineage, subtask) + name)
