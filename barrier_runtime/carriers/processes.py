@@ -43,7 +43,7 @@ class ProcessCarrier:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._attempts = itertools.count((int(time.time()) << 20) + secrets.randbits(10))  # above earlier numbers
+        self._attempts = itertools.count((int(time.time()) << 20) + secrets.randbits(10))  # above earlier carriers' ids
         self._running: dict[int, _Running] = {}
         self._cancelled: set[str] = set()
         self._closed = False

@@ -62,7 +62,7 @@ def divides(node: StepNode, behind: StepBehind) -> bool | None:
 
 
 def interleaved(nodes: Sequence[Node], number: int) -> list[tuple[str, str]]:
-    """Of `number` and earlier steps: those that merge inputs and follow event time by row, or precede such a step.
+    """Step `number` and earlier steps, if they merge inputs and follow event time by row, or precede such a step.
 
     Returns names, and why a replay may produce other rows."""
     found: list[tuple[str, str]] = []

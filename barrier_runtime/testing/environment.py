@@ -88,7 +88,7 @@ class Environment:
     # ------------------------------------------------------------ generations
 
     def start(self, parallelism: int = 0, at: Point | None = None, at_call: Callable[[], None] = _die) -> Process:
-        """Makes an unopened generation that dies at point `at`; at a "call" it runs `at_call` instead."""
+        """Makes an unopened generation that dies at point `at`; at a "call" `at_call` runs instead."""
         self._token += 1
         place = Place(
             self.job,

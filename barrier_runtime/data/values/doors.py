@@ -19,7 +19,7 @@ _WIDE = decimal.Context(prec=400)
 
 class RefusedValue(ValueError):
     """A value that a column of `kind` would not keep unchanged.
-    `why`: the reason, if the types do not show it; `remedy`: empty if there is only another value.
+    `why`: the reason, if the types do not show it; `remedy`: empty if only another value helps.
     """
 
     def __init__(self, value: Any, kind: pa.DataType, why: str = "", remedy: str = "") -> None:

@@ -175,7 +175,7 @@ class OwnColumns:
     def running(
         self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left
     ) -> tuple[Columns, dict[str, Values]]:
-        """Adds the first rows of all groups in a single call, then the second rows, and so on."""
+        """Adds the first counted rows of all groups in a single call, then the second rows, and so on."""
         values, positions = self._taken(rows, batch)
         groups = rows.groups()
         its_group = groups[positions]
