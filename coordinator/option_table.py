@@ -37,7 +37,7 @@ class Option:
     # of `CheckpointOptions`, `RestartOptions` or, for other groups, `JobSpec`
     field: str = ""
     slot: bool = False  # a field of `SlotOptions`
-    stored_default: Any = SAME  # if not the default
+    stored_default: Any = SAME  # meaning of an absent field, if not the default
     strategies: tuple[str, ...] = ()  # values of `restart` that use the option
     remedy: str = ""  # how to correct a value
     flags: tuple[str, ...] = ()  # of the command line, beside --name

@@ -6,7 +6,7 @@ A pin is an object whose name holds the first protected checkpoint and the durat
     <job>/pins/<checkpoint>-<seconds>-<id>   nothing of that checkpoint or a later checkpoint is deleted
 
 A reader pins the newest known checkpoint, and only then looks for the newest. The coordinator lists pins after dropping
-a checkpoint and before deleting files, so no reader loses files.
+a checkpoint and before deleting files, so no reader loses files. If pins cannot be listed, nothing is deleted.
 """
 
 import re

@@ -132,7 +132,6 @@ def check_whole(url: str, savepoint: Savepoint) -> None:
 
 
 def missing_objects(url: str, savepoint: Savepoint) -> tuple[str, ...]:
-    """Files that are missing or too short."""
     found = {info.key: info.size for info in open_existing_store(url).list(DATA_PREFIX)}
     return tuple(key for key, size in sorted(object_sizes(savepoint.taken).items()) if found.get(key, -1) < size)
 

@@ -65,7 +65,7 @@ class WrongUse(UserCodeError):
 
 
 def is_internal(error: BaseException) -> bool:
-    """`error.__cause__` is then useless to users."""
+    """True if `error.__cause__` is useless to users."""
     return isinstance(error, InvalidJob) and not isinstance(error, UserCodeError)
 
 

@@ -54,6 +54,7 @@ def _names() -> list[str]:
 
 
 def chosen(given: str, said: str, interfaces: Sequence[Interface]) -> str:
+    """The first IPv4 address, if any."""
     if "/" not in given:
         fitting = [each for each in interfaces if each.name == given]
     else:

@@ -59,7 +59,7 @@ def names_a_secret(name: str) -> bool:
 
 
 def masked_within(text: str, most: int) -> str:
-    """Cuts the middle out above `most` characters.
+    """Masks, then cuts the middle out above `most` characters.
 
     A cut before the masking would leave the rest of a secret, which looks harmless. Above `MOST_MASKED` characters only
     both ends are masked: the second from the beginning of a line on, and after any private key.

@@ -37,7 +37,7 @@ class CertificateFiles:
     ca: str = ""
 
     def stamp(self) -> Hashable:
-        """Raises `OSError` for a missing file."""
+        """Differs after a change of the files. Raises `OSError` for a missing file."""
         found = [os.stat(name) for name in (self.certificate, self.key, self.ca) if name]
         return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
 

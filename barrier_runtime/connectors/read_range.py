@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-ENDLESS = 1 << 62
+ENDLESS = 1 << 62  # rows
 
 
 class SplitNames(Protocol):

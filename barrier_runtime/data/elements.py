@@ -80,7 +80,6 @@ class Batch:
         return self.few
 
     def having(self, rows: pa.RecordBatch | FewRows) -> "Batch":
-        """Replaces the columns of the same rows."""
         return Batch(rows, self.emit_ns, self.reached)
 
     def reaching(self, reached: npt.NDArray[np.int64] | None) -> "Batch":

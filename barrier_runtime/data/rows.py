@@ -100,7 +100,6 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 
 def each_row(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Yields dicts one by one."""
     return dicts(batch.schema.names, [values_of(column) for column in batch.columns])
 
 

@@ -49,7 +49,6 @@ class WatermarkMerger:
         return self._advance()
 
     def on_activity(self, channel: int) -> None:
-        """Ends the idleness of a channel with new rows."""
         self._idle[channel] = channel in self._timeless
         self._said_idle = False
 

@@ -55,7 +55,7 @@ class Unblock:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """`recorded`: channels whose rows before the barrier are in-flight data."""
+    """Forward `barrier` first. `recorded`: channels whose rows before the barrier are in-flight data."""
 
     barrier: Barrier
     start_delay_ms: float

@@ -127,6 +127,7 @@ class SnapshotRun:
         return all(len(value) <= self._values_store.small_bytes for value in capture.values.values())
 
     def _finish_operator(self, name: str, capture: Capture) -> OperatorSnapshot:
+        """Runs on a worker thread."""
         began_ms = self._now_ms()
         values = dict(capture.values)
         if capture.blocking is not None:
@@ -154,7 +155,7 @@ class SnapshotRun:
             self._finished[name] = result
         self._part_finished(error if error is None else of_operator(error, name, self.subtask))
         keyed = self._captures[name].keyed
-        if keyed is not None:  # before this executor's next snapshot
+        if keyed is not None:  # after the last part, before this executor's next snapshot
             self._executors[name].submit(keyed.clean_up, _cleaned_up)
 
     def _in_flight_written(self, result: Any, error: BaseException | None) -> None:

@@ -183,7 +183,7 @@ class OperatorContexts:
         )
 
     def closing(self, operator: str, close: Callable[[], None]) -> Callable[[], None]:
-        """Call that closes the operator and its folder, without references to the generation."""
+        """Call that closes the operator and releases the folder, without references to the generation."""
         return partial(_closed, close, self._res.copies, self._folder(operator))
 
     def remove_folder(self, operator: str) -> None:

@@ -253,6 +253,7 @@ class Execution:
                 self._step_failed(subtask, error)
 
     def _between_passes(self) -> bool:
+        """Returns whether more is left."""
         for subtask in self.subtasks:
             if subtask.announcements:
                 self._guarded(Subtask.take_announcements)

@@ -66,6 +66,7 @@ class OpenChains:
 
     @property
     def being_opened(self) -> dict[str, float]:
+        """Seconds since the start."""
         now_s = self._res.clock.monotonic_s()
         opened_now = list(self._opened_now.values())  # a copy: worker threads change the dict
         return {name: now_s - since_s for name, since_s in opened_now}

@@ -30,7 +30,7 @@ _REST_S = 20.0  # longest wait for a compaction
 
 
 class Preparing:
-    """`tell` is called when `done` changes."""
+    """For the loop's thread. `tell` is called when `done` changes."""
 
     def __init__(self, resources: SlotResources, tell: Callable[[], None]) -> None:
         self._res = resources

@@ -38,7 +38,7 @@ class LongestStep:
 class Scheduler:
     """`on_error(subtask, error)` gets each error of a pass, and must stop the scheduler.
 
-    `subtask` is None outside a step.
+    `subtask` is None outside a step. After an error that is only logged, a stopped slot would look alive.
     """
 
     def __init__(

@@ -41,7 +41,6 @@ Reader: TypeAlias = Callable[[], Iterable[Mapping[str, Any]]] | Callable[[int], 
 
 
 def make_row(number: int) -> dict[str, Any]:
-    """Row `number` of `SCHEMA`; two keys alternate."""
     return {"id": number, "key": f"key-{number % 2}", "value": number * 10}
 
 

@@ -68,7 +68,6 @@ class Judge:
         self.transactions: list[Written] = []
 
     def observe(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Raises `Broken` if the visible rows do not fit the transactions."""
         promise = self._promise
         mine = [row for row in rows if self._first_id <= row[promise.id_column] < self.end_id]
         seen = [int(row[promise.id_column]) for row in mine]

@@ -203,7 +203,6 @@ class CommitTracker:
         return all(through >= checkpoint for through in self._lowest_of(self._committers))
 
     def committed_by_all(self, newest: int) -> int:
-        """Newest checkpoint, up to `newest`, that every sink has committed."""
         return min((newest, *self._lowest_of(self._committers)))
 
     def _lowest_of(self, committers: Iterable[str]) -> Iterator[int]:
@@ -280,7 +279,9 @@ class CommitTracker:
 
     @property
     def noted(self) -> frozenset[tuple[str, int, int]]:
-        """Opaque version of the failures for the history; a changed reason counts at most once in `NOTE_AGAIN_MS`."""
+        """Opaque version of the failures for the history; a changed reason (perhaps with times) counts at
+        most once in `NOTE_AGAIN_MS`.
+        """
         return frozenset((each.sink, each.since_ms, each.noted_ms) for each in self._failing.values())
 
     def decided(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...], manifest: ManifestRef) -> None:
@@ -311,8 +312,8 @@ class CommitTracker:
         return frozenset(number for number, each in self._decided.items() if each.in_store and number > done)
 
     def _forget(self) -> None:
-        """A lagging sink needs the oldest decision first, a running commit its own. Others may go, because each
-        manifest lists everything invisible.
+        """Of too many decisions the middle one goes: a lagging sink needs the oldest first, a running commit
+        its own, and each manifest lists everything invisible.
         """
         done = min(self._through[sink_key(sink, GLOBAL_COMMITTER)] for sink in self._global_sinks)
         for old in [number for number in self._decided if number <= done and number != max(self._decided)]:

@@ -4,7 +4,8 @@
 once.
 
 `RestartPolicy` implements Flink's restart strategies, but the first restart of an exponential delay is immediate, and a
-series ends only when the job has run for `reset_after_ms` *and* completed a checkpoint.
+series ends only when the job has run for `reset_after_ms` *and* completed a checkpoint. Each coordinator process counts
+for itself.
 
 An unavailable server is no failure of the job: `exponential_delay` waits without limit, unless `max_attempts` is 0;
 other strategies wait as long as their restarts would last.

@@ -37,7 +37,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Objects to delete, in this order. `newest`: the newest dropped decision; 0: none, or unknown."""
+    """Deleted in this order, manifests oldest first. `newest`: the newest dropped decision; 0: none, or unknown."""
 
     manifests: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Unsorted:
     decided: list[Kept] = field(default_factory=list)
 
     def add(self, kept: Kept, retained: int) -> None:
-        """Adds a decision. A later generation sweeps objects of forgotten decisions."""
+        """A later generation sweeps objects of forgotten decisions."""
         self.decided.append(kept)
         del self.decided[: -max(_UNSORTED_BOUND, retained)]
 

@@ -83,6 +83,7 @@ class SlowCommits:
 
 
 def slow_sink(slow: SlowCommit) -> str:
+    """Constant while the sink is slow."""
     since = datetime.fromtimestamp(slow.since_ms / 1000, timezone.utc)
     return (
         f"sink {slow.sink} commits more slowly than checkpoints complete, since checkpoint {slow.checkpoint} at "

@@ -60,7 +60,6 @@ class FailoverClient:
 
     @property
     def url(self) -> str:
-        """URL of the daemon that is asked first."""
         return self._clients[self._first].url
 
     def daemons(self) -> list[DaemonReply]:

@@ -1,7 +1,7 @@
 """Private directories, by which commands find this user's coordinators on this machine.
 
 A driver or daemon has a temporary directory of mode 0700 for secrets, and holds a lock inside while alive. The next
-owner of this user on this host removes directories whose lock is free.
+owner of this user on this host removes directories whose lock is free, but none that is being made, without a lock.
 
 The file `address` has a line each for the coordinator's REST address, token file, and given certificate.
 """

@@ -57,7 +57,7 @@ class BeginGeneration:
 class Restart:
     """End the generation; the next begins after the restart policy's delay.
 
-    Not `counted`: nothing failed, so there is no delay.
+    `unavailable`: a server does not answer. Not `counted`: nothing failed, so there is no delay.
     """
 
     reason: str
@@ -67,8 +67,10 @@ class Restart:
 
 @dataclass(frozen=True)
 class HandOver:
-    """`keep`: the present slots stand by until that generation runs. `visible`: sources have stopped, and
-    all rows are visible; else the newest checkpoint is restored as after a failure.
+    """Begin the next generation as `spec`.
+
+    `keep`: the present slots stand by until that generation runs. `visible`: sources have stopped, and all rows are
+    visible; else the newest checkpoint is restored as after a failure.
     """
 
     spec: JobSpec

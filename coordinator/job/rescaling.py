@@ -132,7 +132,7 @@ class Rescale:
     moved_ms: int | None = None  # FENCE was requested
     ended_ms: int | None = None
     error: str = ""
-    checked: str = ""  # last manifest that fits the new program
+    checked: str = ""  # key of the last manifest that fits the new program
     ahead: FetchingAhead = field(default_factory=FetchingAhead)
 
     @property
@@ -224,7 +224,6 @@ class Rescales:
 
     @property
     def before_moving(self) -> Rescale | None:
-        """Open rescale, unless the job is already moving."""
         found = self.open
         return None if found is None or found.state is RescaleState.MOVING else found
 

@@ -222,7 +222,7 @@ class SlotTable:
         return Joined(slot, existing)
 
     def expect(self, known: KnownSlot, now_ms: int, until_ms: int) -> None:
-        """The predecessor's process is lost if not registered by `until_ms`, so the task can be ended."""
+        """A predecessor's process counts as lost unless registered by `until_ms`, so the task can be ended."""
         if known.program != self._program or not 0 <= known.slot < self._parallelism or known.slot in self._slots:
             return
         register = Register(
@@ -329,6 +329,7 @@ class SlotTable:
         return kill
 
     def disconnect(self, slot: RegisteredSlot) -> Link | None:
+        """The caller closes the link."""
         link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
         slot.gone_ms = slot.last_seen_ms
         self._cut(slot)

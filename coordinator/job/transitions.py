@@ -15,9 +15,9 @@
     EndJob           Ended     Ended     Ended            Ended            Ended            Ended      Ended    Ended
 
 Where two phases are named, the restart policy (`Restart`) or the option `on_cancel` (`Cancel`) chooses. A job begins in
-Loading. Until a program after a replace has run, WaitingForSlots falls back to the previous program (`HandOver`)
-instead of restarting or failing. With `at_least`, WaitingForSlots continues with fewer slots (`HandOver`, see
-`phases/width`).
+Loading. `EndJob` in Ended: damage found later. Until a program after a replace has run, WaitingForSlots falls back to
+the previous program (`HandOver`) instead of restarting or failing. With `at_least`, WaitingForSlots continues with
+fewer slots (`HandOver`, see `phases/width`).
 """
 
 from collections.abc import Mapping

@@ -32,12 +32,11 @@ def is_due(base: int, position: int) -> bool:
 
 
 def base_after(base: int, position: int, committed: int) -> int:
-    """`committed`: position of the last decision that all sinks have committed."""
+    """`committed`: position of the last decision that all sinks have committed. Sinks read later decisions."""
     return max(base, min(position - STEP, committed) // STEP * STEP)
 
 
 def may_go(position: int, record: Record, base: int, kept: Container[int]) -> bool:
-    """`kept`: positions of kept decisions."""
     if position >= base or is_milestone(position) or position in kept:
         return False
     return not isinstance(record, Fence | Lead)

@@ -63,7 +63,6 @@ def manifest_data(record: Complete, read: Callable[[str], bytes | None]) -> byte
 
 
 def load_manifest(record: Complete, read: Callable[[str], bytes | None]) -> Manifest | None:
-    """Returns None if the object is gone."""
     data = manifest_data(record, read)
     return None if data is None else verified_manifest(record.manifest, data, record.sha256)
 
@@ -89,7 +88,7 @@ def is_kept(position: int, kept: Container[int] | None) -> bool:
 
 
 def kept_by_fence(known: Sequence[int], restored: int, retained: int) -> tuple[int, ...]:
-    """The last positions of `known`, then `restored`."""
+    """The last positions of `known`, always the newest (a later start may need that), then `restored`."""
     others = [position for position in known if position != restored]
     room = retained if restored == NO_RECORD else retained - 1
     kept = others[len(others) - min(len(others), room) :]

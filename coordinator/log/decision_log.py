@@ -358,6 +358,7 @@ class DecisionLog:
         self._check_parent(position, record)
 
     def _check_foreign(self, position: int, record: Record) -> None:
+        """Parent first: a removed record is damage, and no bug of the other writer."""
         self._check_parent(position, record)
         self._check(position, record)
 

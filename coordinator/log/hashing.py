@@ -10,7 +10,7 @@ def sha256_hex(data: bytes) -> str:
 
 
 def stamp_of(data: bytes, stamp: str) -> str:
-    """Returns the sha256 of a record's bytes without `stamp`, the value of the field `check`."""
+    """Returns the sha256 of a record's bytes, perhaps of another release, without `stamp`, the value of `check`."""
     return sha256_hex(data.replace(f'"check":"{stamp}"'.encode(), b'"check":""', 1))
 
 

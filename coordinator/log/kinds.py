@@ -32,7 +32,7 @@ from barrier_runtime.state.snapshots.snapshot import (
 
 SOURCE, SINK = "source", "sink"
 _JOINS = frozenset(("join", "window_join", "asof_join", "table_join"))
-# Values and tables that identify the kind in earlier releases' snapshots. Tables of users' functions have any name, and
+# Values and tables that identify the kind in earlier releases' snapshots. Users' functions have tables of any name, and
 # always timers.
 _BY_VALUE = {
     "splits": frozenset((SOURCE,)),

@@ -1,6 +1,7 @@
 """Required content of a log record, given the records before. Pure.
 
-`DecisionLog` refuses to write a record that breaks a law; `fsck` reports broken laws.
+`DecisionLog` refuses to write a record that breaks a law; `fsck` reports broken laws. The hash chain
+is checked elsewhere.
 """
 
 from collections.abc import Callable, Iterator

@@ -127,7 +127,7 @@ class LeaseWatch:
         return Judgement(LeaseState.FREE if expired else LeaseState.HELD, lease, trouble)
 
     def may_take(self, found: Judgement, run_id: str, now_ms: int) -> bool:
-        """Waits a whole term: a run without a lease may be starting at another daemon."""
+        """Waits a whole term for a run without a lease, which may be starting at another daemon."""
         if found.state is LeaseState.HELD:
             return False
         if found.lease is not None and found.lease.run_id == run_id:

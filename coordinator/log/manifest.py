@@ -82,7 +82,7 @@ def verified_manifest(key: str, data: bytes, sha256: str) -> Manifest:
 
 
 def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
-    """Raises `Corrupt` if a restore would open more than files inside and objects of this job."""
+    """Raises `Corrupt` for wrong names, and for files neither in the manifest nor in objects of the job."""
     for snapshot in manifest.operators:
         for ref, named in _with_names_checked(snapshot):
             own = ref.key is not None and _is_own(paths, ref.key) and ref.inline is None

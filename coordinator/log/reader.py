@@ -136,6 +136,8 @@ def read_log(
 
 
 class LogReader:
+    """Not thread-safe."""
+
     def __init__(self, store: ObjectStore, paths: Paths) -> None:
         self._store = store
         self._paths = paths

@@ -89,6 +89,7 @@ def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot
 
 
 def _aggregates(declared: dict[str, StateDescription], described: dict[str, StateDescription]) -> Iterable[str]:
+    """Older releases described no aggregates."""
     if any(what.kind in COME_AND_GO for what in described.values()):
         for name in sorted({*declared, *described}):
             now, before = declared.get(name), described.get(name)

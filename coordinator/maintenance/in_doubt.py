@@ -1,8 +1,8 @@
-"""Generation without slots, to resolve a dead job's transactions by hand. Blocking; used by a single
-thread.
+"""Generation without slots, to resolve a dead job's transactions by hand. Blocking; for a single thread.
 
 The resolution begins with a FENCE: an unnoticed leader of the job loses the next append; if another process was faster,
-nothing is resolved. A later start of the job restores the same checkpoint as before.
+nothing is resolved. A later start of the job restores the same checkpoint as before. A death before
+FINISH changes only texts.
 """
 
 import time
@@ -57,7 +57,10 @@ class InDoubtResolution:
         return appended.permit.token
 
     def finish(self, how: str) -> None:
-        """Appends FINISH: the end that the job had before, or the resolution (`how`)."""
+        """Appends FINISH: the end that the job had before, or the resolution (`how`).
+
+        Does nothing if the job was started.
+        """
         if self._ended is not None:
             outcome, reason, visible = self._ended.outcome, self._ended.reason, self._ended.visible or 0
         else:

@@ -47,7 +47,6 @@ def size(count: float | None) -> str:
 
 
 def number(count: float | None) -> str:
-    """Formats a count: `1,234,567`; below ten with a decimal."""
     if count is None:
         return ABSENT
     return f"{count:.1f}" if 0 < abs(count) < 9.95 and count != int(count) else f"{count:,.0f}"
@@ -106,7 +105,6 @@ _ROUND_MS = (
 
 
 def duration_ticks(highest_ms: float, most: int = 4) -> list[float]:
-    """Round durations from 0 to the first that reaches `highest_ms`."""
     return _ticks(next((step for step in _ROUND_MS if step * most >= highest_ms), highest_ms / most), highest_ms)
 
 

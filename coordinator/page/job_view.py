@@ -263,7 +263,6 @@ def noteworthy(rows: Sequence[_Row], most: int | None, order: Callable[[_Row], A
 
 
 def failed_checkpoints(status: JobStatus) -> list[CheckpointStatus]:
-    """Newest first, without subsumed checkpoints."""
     return [each for each in reversed(status.checkpoints.history) if each.outcome not in ("complete", "subsumed")]
 
 

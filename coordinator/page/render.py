@@ -87,7 +87,7 @@ def inert(html: str) -> str:
 
 
 def coded(sentence: str) -> Markup:
-    """Text between backticks becomes code."""
+    """Escapes; text between backticks becomes code."""
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(_CODE.split(sentence))
     )
@@ -116,7 +116,6 @@ def _environment() -> Environment:
 
 @cache
 def static_file(name: str) -> bytes:
-    """Reads a file of `static/`; raises `KeyError` for any other name."""
     if name not in ("page.css", "page.js", "icon.svg"):
         raise KeyError(name)
     return (HERE / "static" / name).read_bytes()
@@ -147,7 +146,6 @@ def opened_page(target: str) -> str:
 
 
 def message_page(title: str, text: str, link: str = "") -> str:
-    """`link`: of another daemon, or empty."""
     return _page("message.html", title=title, text=text, link=link if _is_web(link) else "")
 
 

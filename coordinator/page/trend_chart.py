@@ -133,7 +133,6 @@ def _drawn(name: str, lines: Sequence[_Line], now_ms: int, text: Callable[[float
 
 
 def _axis(figure: float, text: Callable[[float], str]) -> str:
-    """Formats a figure for the narrow space beside an axis: `1.5 min`."""
     if text is duration:
         for unit_ms, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
             if figure >= unit_ms:

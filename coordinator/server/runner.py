@@ -160,7 +160,7 @@ class JobRunner:
             self._threads.close()
 
     async def quiet(self) -> None:
-        """After `run`: waits until no store call is in progress."""
+        """As `StoreThreads.quiet`, after `run`."""
         await self._threads.quiet()
 
     def status(self, *, brief: bool = False) -> JobStatus:

@@ -109,6 +109,8 @@ class StoreThreads:
 
 
 class StoreEffects:
+    """For the loop's thread."""
+
     def __init__(
         self,
         job: str,

@@ -388,7 +388,6 @@ class Buckets:
 
 
 def is_exported(status: JobStatus, now_ms: int) -> bool:
-    """False for a fenced or replaced run, and an hour after the end."""
     if status.outcome in ("fenced", "replaced"):
         return False
     return status.outcome is None or now_ms - status.condition_since_ms < FORGOTTEN_MS

@@ -111,7 +111,6 @@ class Condition:
 
 
 def described(state: str, reason: str) -> str:
-    """Returns "WAITING_STORE: append …", "FENCED by generation 7 of …"."""
     return f"{state}{' ' if state == 'FENCED' else ': '}{reason}" if reason else state
 
 

@@ -173,7 +173,7 @@ def _backlog(operator: str, reports: Mapping[int, ReportedFigures]) -> tuple[int
 
 
 def total_rate(key: str, reports: Iterable[ReportedFigures]) -> float | None:
-    """Rise per second in all slots; None while the rate of a slot with the figure is unknown."""
+    """Rise per second in all slots; None while a rate is unknown, also of a slot without reports."""
     rates = [each.per_second(key) for each in reports if key in each.newest or not each.newest]
     known = [rate for rate in rates if rate is not None]
     return sum(known) if known and len(known) == len(rates) else None

@@ -364,14 +364,12 @@ def late_rows(status: JobStatus) -> dict[str, int]:
 
 
 def late_rows_in_words(status: JobStatus) -> str:
-    """Returns "19 rows too late for 'hourly' dropped", for all steps."""
     dropped = late_rows(status)
     steps = ", ".join(f"{rows:,} row{'s' if rows > 1 else ''} too late for {step!r}" for step, rows in dropped.items())
     return f"{steps} dropped" if steps else ""
 
 
 def repeated_in_words(status: JobStatus) -> str:
-    """Returns "at least 993 of the records were read after the last checkpoint"; empty if none."""
     rows = status.records_after_checkpoint
     were = "was" if rows == 1 else "were"
     return f"at least {rows:,} of the records {were} read after the last checkpoint" if rows else ""

@@ -27,7 +27,7 @@ class AbsentSlot(msgspec.Struct, frozen=True):
     slot: int
     host: str  # of the last process; "": unknown
     since_ms: int
-    ending: int | None = None
+    ending: int | None = None  # task that still occupies a core
     carrier: Literal["spark", "processes"] = "spark"
 
 
@@ -196,8 +196,8 @@ LATENCY_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10
 
 
 class LatencyPoint(msgspec.Struct, frozen=True, array_like=True):
-    at_ms: int
-    p50: float
+    at_ms: int  # end of the minute
+    p50: float  # ms, like all below but `count`
     p99: float
     p999: float
     max: float
@@ -352,7 +352,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     narrow_because: str = ""  # slots that stayed away
     silent_links: tuple[SilentLink, ...] = ()
     room: Room | None = None  # while slots are missing
-    absent_slots: tuple[int, ...] = ()
+    absent_slots: tuple[int, ...] = ()  # of a job that failed without them
     checkpoints: CheckpointsStatus
     recoveries: tuple[RecoveryStatus, ...]
     watermark_ms: int | None  # the slots' minimum

@@ -42,9 +42,9 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_replay: bool = False  # restore a checkpoint older than the last
     allow_non_restored: bool = False  # drop state whose operator is gone
     allow_drained: bool = False  # continue after input was ended early
-    slot_timeout_ms: int = 10_000
+    slot_timeout_ms: int = 10_000  # silence of a lost slot
     resource_wait_timeout_ms: int = msgspec.field(default=60_000, name="gang_timeout_ms")  # for all slots to register
-    resume_timeout_ms: int = 3_000  # of a restarted coordinator for running slots
+    resume_timeout_ms: int = 3_000  # wait of a restarted coordinator for running slots
     reconnect_grace_ms: int = 500  # for a slot with a broken connection to return
     restart: RestartOptions = RestartOptions()
     progress_timeout_ms: int = 0  # until missing progress is reported; 0: see `options`

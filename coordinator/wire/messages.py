@@ -93,7 +93,7 @@ class Heartbeat(Message, frozen=True):
     opening: dict[str, float] = {}  # restoring sources and operators -> seconds so far
     blocked: str = ""  # subtask whose step blocked the slot for seconds
     sources: dict[str, HeldBack] = {}
-    prefetched: int = 0
+    prefetched: int = 0  # newest checkpoint with all files fetched
     unheard: dict[int, int] = {}  # slots unheard for several heartbeats -> milliseconds
     blocked_reading: bool = False  # mostly in a reader of this package
 
@@ -137,7 +137,7 @@ class SubtaskEnded(Message, frozen=True):
     subtask: SubtaskId
 
 
-GLOBAL_COMMITTER = -1
+GLOBAL_COMMITTER = -1  # runs in subtask 0
 
 
 class Committed(Message, frozen=True):
@@ -280,7 +280,7 @@ class Trigger(Message, frozen=True, omit_defaults=True):  # omitted defaults sui
     checkpoint: int
     triggered_at_ms: int
     aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned without limit
-    stop: bool = False  # the slot's last figures precede acks and commits
+    stop: bool = False  # the job stops with this checkpoint: the slot's last figures precede acks and commits
     pause: bool = False  # sources read nothing more, unless the checkpoint aborts
     overtakes_timers: bool = False  # barriers do not wait for many due timers
 
@@ -302,7 +302,10 @@ class CheckpointComplete(Message, frozen=True, tag="Complete"):  # name on the w
 
 
 class CommitGlobally(Message, frozen=True):
-    """To slot 0: all subtasks have committed; show everything up to `checkpoint`. May be repeated."""
+    """To slot 0: all subtasks have committed; show everything up to `checkpoint`. May be repeated.
+
+    `manifest`: instead of `snapshots` too large for a message.
+    """
 
     token: int
     checkpoint: int
@@ -389,5 +392,4 @@ ToSlot = (
 
 
 def sink_key(operator: str, subtask: int) -> str:
-    """Returns "out/0" or "out/global"."""
     return f"{operator}/{'global' if subtask == GLOBAL_COMMITTER else subtask}"

@@ -1,7 +1,7 @@
 """Encodes frozen rows of a columnar table for the key-value store, in slices, in the store's order.
 
-A run has the rows that a freeze found dirty or, if `rows` is None, removed. Runs are sorted and encoded as entries are
-taken, not at the freeze.
+A run has the rows that a freeze found dirty or, if `rows` is None, removed. Runs are sorted, because RocksDB
+takes neighbours ten times faster, and encoded as entries are taken, not at the freeze.
 """
 
 import struct

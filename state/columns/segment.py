@@ -38,7 +38,7 @@ Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 _fixed = struct.Struct(">II")
 FIXED_BYTES = len(MAGIC) + _fixed.size
 _CELLS = "binary"
-_LZ4_AT_MOST = 255
+_LZ4_AT_MOST = 255  # times the compressed size
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Seg
 
 
 def joined(segments: Sequence[Segment], max_parallelism: int) -> Segment:
-    """Joins segments without common keys to a base."""
+    """Joins segments without common keys to a base; ignores removed keys."""
     first, fields = segments[0], {len(each.keys) if isinstance(each.keys, np.ndarray) else 0 for each in segments}
     keys = [each.keys for each in segments]
     if len(fields) > 1 or 0 in fields:

@@ -62,7 +62,7 @@ class SegmentLog:
         found = _files(directory, os.listdir(directory)) if directory.exists() else []
         self._live = _by_state(found)  # in the order of writing
         self._next = found[-1].number + 1 if found else 1
-        self._waiting: list[FrozenSegment] = []  # replaced, never changed
+        self._waiting: list[FrozenSegment] = []  # replaced by the writing thread, never changed
 
     def has(self, state: str) -> bool:
         return state in self._live

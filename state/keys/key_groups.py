@@ -49,6 +49,7 @@ U64 = npt.NDArray[np.uint64]
 
 
 def splitmix64(value: int) -> int:
+    """Java's SplittableRandom."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -109,6 +109,7 @@ class _Places:
         return home
 
     def settle(self, row_ids: RowIds, mixed: npt.NDArray[np.uint64]) -> None:
+        """Of distinct, absent keys."""
         places = self.home(mixed)
         while len(row_ids):
             free = self.row_ids[places] == _FREE
@@ -160,7 +161,7 @@ class IntKeys:
         return made
 
     def remove(self, row_ids: RowIds) -> None:
-        """Searches skip the places of freed row ids like those of other keys."""
+        """Frees distinct row ids. Searches skip their places like those of other keys."""
         self._active[row_ids] = False
         self.numbers.give_back(row_ids)
         if len(row_ids) >= len(self):

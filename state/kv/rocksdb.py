@@ -90,7 +90,7 @@ class SlotMemory:
             return self._shared
 
     def hold_compactions(self, held: bool) -> None:
-        """Prevents new compactions until a database is opened or closed."""
+        """Prevents new, not running compactions until a database is opened or closed."""
         if self._shared is not None:
             with self._guard:
                 self.compactions_held = held
@@ -170,7 +170,7 @@ class RocksDbKv:
         self._in_parts = False
         self._written = 0  # entries since the last check of the filters
         self._is_behind = False  # compactions, at the last flush
-        # Directory and files of the last checkpoint.
+        # Directory and files of the last checkpoint; None after a write.
         self._last: tuple[Path, list[str]] | None = None
         self._live = "", LiveFiles()  # name and live files of the MANIFEST
 
@@ -199,7 +199,7 @@ class RocksDbKv:
             self._may_part_filters()
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Many tombstones slow down reads."""
+        """A single tombstone: many slow down reads."""
         self._last = None
         with self._named_trouble("write to"):
             self._db.delete_range(start, end)

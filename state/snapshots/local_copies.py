@@ -72,6 +72,7 @@ class LocalCopies:
         return next((place for place in places if place.is_file()), None)
 
     def fetched(self, ref: FileRef, path: Path) -> None:
+        """Takes over `path`, a verified file."""
         with self._lock:
             before = self._fetched.get((ref.size, ref.sha256))
             self._fetched[ref.size, ref.sha256] = path

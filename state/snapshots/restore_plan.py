@@ -30,7 +30,7 @@ from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, OperatorSnap
 
 @dataclass(frozen=True)
 class RestorePart:
-    """`first` and `last` are inclusive."""
+    """Key groups `first` to `last`, inclusive."""
 
     subtask: int
     keyed: KeyedSnapshot
@@ -49,7 +49,7 @@ class RestorePlan:
     described: Mapping[str, StateDescription] = field(default_factory=dict)
 
     def adopts(self, kind: str) -> KeyedSnapshot | None:
-        """The only snapshot, if a backend can open that snapshot unchanged."""
+        """The only snapshot, if a backend of this kind can open that snapshot unchanged."""
         if len(self.parts) != 1:
             return None
         part = self.parts[0]
@@ -61,7 +61,9 @@ class RestorePlan:
 def plan_restore(
     operator: str, subtask: int, parallelism: int, max_parallelism: int, restored: Sequence[OperatorSnapshot]
 ) -> RestorePlan:
-    """Raises `Corrupt` for files that no snapshot contains, `ProtocolViolation` for a gap or an overlap."""
+    """Raises `InvalidJob` for another max_parallelism, `Corrupt` for files that no snapshot contains,
+    `ProtocolViolation` for a gap or an overlap.
+    """
     first, last = key_group_range(subtask, parallelism, max_parallelism)
     overlapping: list[tuple[int, KeyedSnapshot]] = []
     for snapshot in restored:

@@ -75,7 +75,7 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Frames of a data connection to input `port`, processed before new frames."""
+    """Frames of a data connection to input `port`, processed in order before new frames."""
 
     port: int
     file: FileRef

@@ -30,7 +30,7 @@ def read_verified(store: ObjectStore, ref: FileRef) -> bytes:
 
 
 def download_verified(store: ObjectStore, ref: FileRef, path: Path) -> None:
-    """As `read_verified`, into the new file `path`.
+    """As `read_verified`, into the new file `path`, removed if wrong.
 
     Do not change the file, which may be the stored object itself.
     """

@@ -2,7 +2,7 @@
 
 The only file that imports obstore, which releases the interpreter's lock during a request. Credentials come only from
 the clouds' default chains. The client's own retries are off: a repeated conditional put could mistake the first
-attempt's object for another writer's.
+attempt's object for another writer's. All other requests are retried here.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ _CREDENTIALS = {
 
 
 class NotDone(Unavailable):
-    """Safe to send again. `then`: error after `_REFUSED_ATTEMPTS` attempts."""
+    """An unexecuted request. `then`: error after `_REFUSED_ATTEMPTS` attempts."""
 
     def __init__(self, message: str, then: BarrierRuntimeError | None = None) -> None:
         super().__init__(message)

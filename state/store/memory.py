@@ -81,7 +81,7 @@ class MemoryStore:
             self._faults.append(_Injected(fault, _ONLY_FOR.get(fault, operation), key_part, times, listing))
 
     def heal(self) -> None:
-        """Removes every fault. Late writes stay in flight."""
+        """Late writes stay in flight."""
         with self._lock:
             self._faults.clear()
 

@@ -32,7 +32,7 @@ class S3Access(Protocol):
     def url(self) -> str: ...
 
     def request(self, operation: str, key: str, send: Callable[[Any, str, str], _T]) -> _T:
-        """Calls `send(client, bucket, full name of key)` once."""
+        """Calls `send(client, bucket, full name of key)` once. Raises this package's errors."""
         ...
 
     def retrying(self, operation: str, key: str, send: Callable[[Any, str, str], _T]) -> _T:

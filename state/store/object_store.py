@@ -74,7 +74,7 @@ class ObjectStore(Protocol):
     def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         """Makes `staged` (content hash `sha256`) visible as `final`, atomically; deletes `staged`.
 
-        `fresh`: nobody has tried to publish `final` before.
+        `fresh`: nobody has tried to publish `final` before, so no check is needed.
 
         Idempotent: succeeds if `final` already has the same content, with or without `staged`. Raises `Corrupt` if
         `final` has other content, `ObjectNotFound` if both are absent.
@@ -87,7 +87,7 @@ class ReadsVersions(Protocol):
     """Refuses to read an object replaced after the listing."""
 
     def get_version(self, key: str, etag: str, offset: int, size: int) -> bytes | memoryview:
-        """As `get`, without a copy of the client's bytes.
+        """As `get`, without a copy of the client's bytes. `etag`: of `ObjectInfo`.
 
         Raises `ObjectChanged` for another version; for a deleted object `ObjectChanged` or `ObjectNotFound`.
         """

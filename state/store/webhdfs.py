@@ -272,7 +272,7 @@ class WebHdfsStore:
             folder = folder.rpartition("/")[0]
 
     def _sweep(self) -> None:
-        """Deletes temporary files of crashed writers; no put takes a day."""
+        """As in `LocalStore`: no put takes a day."""
         if self._swept:
             return
         self._swept = True

@@ -78,7 +78,6 @@ class DeltaLog:
         return checkpoint <= self.committed(application)
 
     def committed(self, application: str) -> int:
-        """Highest checkpoint of this application in the table, or 0."""
         table = self._newest()
         return 0 if table is None else self._committed(table, application)
 

@@ -25,7 +25,7 @@ _CHUNK_ROWS = 1_024
 _BATCH_CHUNKS = 4
 _BATCH_BYTES = 8 << 20
 _WEIGH_EVERY = 64  # rows per weighed row; large rows are all weighed
-# Iterators without user code
+# Iterators without user code, which could change a yielded row.
 _NO_CODE: tuple[type, ...] = (type(iter([])), type(iter(())))
 
 

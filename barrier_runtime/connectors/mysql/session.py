@@ -126,7 +126,7 @@ def _classes() -> tuple[Any, Any]:
             if last is None:
                 return
             super().execute(last + ("; commit" if isinstance(last, str) else b"; commit"))
-            while self.nextset():
+            while self.nextset():  # raises the error of the COMMIT
                 pass
             self.connection.has_committed = True
 

@@ -81,7 +81,6 @@ class Consumer:
         return bool(self._messages)
 
     def acknowledge(self, delivery: Delivery) -> None:
-        """Acknowledges this message and all earlier messages."""
         self._order(delivery, lambda channel, tag: channel.basic_ack(tag, multiple=True))
 
     def reject(self, delivery: Delivery) -> None:

@@ -86,7 +86,7 @@ class _EncodedPart(BufferPart[_Staged]):
 class EncodingBuffer(RowBuffer[_Staged]):
     """Buffer whose `stage` passes `EncodedRows` to `make`.
 
-    A chunk whose early encoding fails is encoded at the staging.
+    `encode` runs off the loop, one call at a time. A chunk whose early encoding fails is encoded at the staging.
     """
 
     __slots__ = ("_encode",)

@@ -174,6 +174,7 @@ def _final_match(file: StagedFile) -> re.Match[str]:
 
 
 def check_names(committable: FileCommittable, job: str, sink: str, where: str) -> FileCommittable:
+    """No commit or abort may touch a foreign file."""
     for file in committable.files:
         if not is_name_of(file, job, sink):
             raise Corrupt(

@@ -142,7 +142,7 @@ class InOrder:
 
     def __init__(self) -> None:
         self._going_out = threading.Lock()
-        self._begun: deque[RowBuffer[None]] = deque()
+        self._begun: deque[RowBuffer[None]] = deque()  # oldest first
 
     def begin(self) -> RowBuffer[None]:
         buffer: RowBuffer[None] = RowBuffer()

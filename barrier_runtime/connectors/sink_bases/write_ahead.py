@@ -234,7 +234,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
             rest = itertools.islice(objects, len(entry.objects))
             first = list(itertools.islice(rest, 1))
             yield entry.delivery, itertools.chain.from_iterable(itertools.chain(first, rest))
-            for _ in rest:
+            for _ in rest:  # rows that the target already had
                 pass
 
     def _read_all(self, objects: Sequence[StagedRows]) -> Iterator[Sequence[pa.RecordBatch]]:

@@ -1,8 +1,7 @@
 """Timers of a keyed operator: set, deleted, and fired in the order of their times and keys.
 
-All timers are in state, by time (`state/values/timer_table`); a heap holds the next ones. A *mark* in the heap says:
-from that time on, and from a position in the store, some timers of some key groups are not in the heap. While marks
-cover all key groups, a timer behind all marks (*far*) is only written. Design: docs/design/timers.md.
+All timers are in state, by time (`state/values/timer_table`); a heap holds the next ones. *Marks*, and timers
+behind all marks (*far*): docs/design/timers.md.
 """
 
 import bisect

@@ -1,7 +1,5 @@
 """`lookup`: a user's function finds data for rows' keys in another system while more rows arrive.
 
-The `Book` decides. Results come from threads into an inbox, which the slot handles in its next turn (`on_wall_clock`).
-
 A snapshot holds the rows, not the calls: after a restore these rows come first and are requested again. After
 rescaling, rows of subtask i go to subtask i modulo the parallelism. A barrier never waits for replies. Design:
 docs/design/joins-and-lookups.md.

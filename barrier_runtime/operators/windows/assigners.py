@@ -31,7 +31,7 @@ class WindowAssigner(ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """Definition for users and snapshots."""
+        """Definition for users and snapshots: equal windows have equal texts."""
 
     @property
     def definition(self) -> str:
@@ -153,7 +153,7 @@ class FixedWindows(KnownWindows):
 
 
 def divides(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
-    """Returns whether windows of the grid `inner` touch at each multiple of `outer`: (size, offset).
+    """Returns whether windows of the grid `inner` touch at each multiple of `outer`. Grids: (size, offset).
 
     >>> divides((60, 0), (3600, 1800)), divides((60, 30), (3600, 0)), divides((1500, 0), (3600, 0))
     (True, False, False)

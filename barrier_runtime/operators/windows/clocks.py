@@ -3,8 +3,9 @@
 By *event time* these are a column and the watermarks from upstream.
 
 By the *wall clock* all rows of a batch have the time of arrival, and no row is late. Windows over by then are emitted
-before the rows. Of the upstream watermarks only the end of the input counts: all windows are emitted. After a restore
-the clock continues from the snapshots' time, or the machine's if later.
+before the rows: their watermark is the clock less a millisecond. Of the upstream watermarks only the end of the input
+counts: all windows are emitted. After a restore the clock continues from the snapshots' time, or the machine's if
+later.
 """
 
 from dataclasses import dataclass

@@ -273,7 +273,7 @@ class Slices(Windows):
             for first in range(0, len(row_ids), firing.FEW):
                 yield row_ids[first : first + firing.FEW], numbers[first : first + firing.FEW]
             return
-        seen = np.zeros(0, np.bool_)  # by number
+        seen = np.zeros(0, np.bool_)  # by number: evicted entries are yielded again
         for of_part in self.table.entries_of(slice_start):
             if not len(of_part):
                 continue

@@ -46,8 +46,8 @@ class Heap:
 
 
 def _tracked() -> int:
-    """Counts tracked objects in one step of the interpreter: a tuple that another thread is filling could
-    raise a SystemError.
+    """Counts tracked objects in one step of the interpreter, else another thread that is filling a listed
+    tuple could get a SystemError.
     """
     return next(map(len, map(gc.get_objects, (None,))))
 

@@ -131,5 +131,5 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def starved_s() -> float:
-    """Seconds of this thread. A call costs about 2 microseconds: not for each batch."""
+    """Seconds that this thread was starved. A call costs about 2 microseconds: not for each batch."""
     return _of.file.waited_ns() / 1e9

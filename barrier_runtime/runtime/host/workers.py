@@ -54,7 +54,7 @@ class Workers:
         return WorkerExecutor(partial(self._on, self._unhurried if unhurried else self._snapshots), on_error)
 
     def close(self) -> None:
-        """Running work is decided or harmless."""
+        """Does not wait: running work is decided or harmless."""
         self._closed = True
         for threads in self._all:
             threads.close()

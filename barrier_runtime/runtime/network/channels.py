@@ -111,7 +111,7 @@ class InputChannel:
             self._wake()
 
     def pop(self, ahead: bool = False) -> Element:
-        """`ahead`: the reader has no room; the sender gets credit at `settle`."""
+        """Cuts a large batch. `ahead`: the reader has no room; the sender gets credit at `settle`."""
         element, size = self._elements.popleft()
         if isinstance(element, Batch):
             if size > self.chunk.bytes:
@@ -126,7 +126,7 @@ class InputChannel:
         return element
 
     def pop_along(self, with_batch: Batch, rows: int) -> Batch | None:
-        """Takes the next element if `with_batch` can be joined, else None.
+        """Takes the next element if `with_batch` can be joined to that, else None.
 
         That is a small batch of at most `rows` rows and the same schema, without event times.
         """
@@ -216,7 +216,7 @@ def _ends_recording(element: Element, checkpoint: int) -> bool:
 class OutputChannel(Protocol):
     @property
     def writable(self) -> bool:
-        """Returns whether the receiver has room. `send` always accepts."""
+        """Returns whether the receiver has room. `send` always accepts: the bound is soft by a step's output."""
         ...
 
     def send(self, element: Element) -> None: ...

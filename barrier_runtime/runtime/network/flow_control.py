@@ -15,7 +15,7 @@ _LONG_NS = CHUNK_NS // 10
 MIN_CHUNK_BYTES = 1024
 _FIRST_BYTES = 256 * 1024
 _FIRST_ROWS = 128
-_ROW_BYTES = MIN_CHUNK_BYTES  # bytes that a source's row counts for
+_ROW_BYTES = MIN_CHUNK_BYTES  # bytes that a source's row counts for: the smallest batch has one row
 # Caches are cold after a restore, but the first rows must leave soon.
 _FIRST_CHUNK_BYTES = 16 * 1024
 _GROWTH = 4
@@ -83,7 +83,7 @@ class Chunk:
             self.bytes = max(MIN_CHUNK_BYTES, min(wanted, self.bytes * _GROWTH))
 
     def _without_fixed_cost(self, took_ns: int, wanted: int) -> int:
-        """Bytes of `CHUNK_NS` beyond the fixed cost; `wanted` until two sizes are measured."""
+        """Bytes that take `CHUNK_NS` beyond the fixed cost; `wanted` until two sizes are measured."""
         size, duration_ns = self._long or (self._last, took_ns)
         more = self._last - size
         if abs(more) * _GROWTH >= max(self._last, size):  # else the difference would be chance

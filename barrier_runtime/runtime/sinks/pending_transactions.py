@@ -68,7 +68,7 @@ class PendingJob:
 
 
 def read_pending(store: ObjectStore, job: str) -> PendingJob:
-    """Raises `InvalidJob` for an unknown job or newer format."""
+    """Raises `InvalidJob` for an unknown job or newer format, `Corrupt` for damage."""
     paths = Paths(job)
     view = _read_log(store, paths)
     if view.head is None or view.fence is None:
@@ -222,7 +222,7 @@ class InDoubtResolver:
             made.close()
 
     def clean_up(self, sink: PendingSink, token: int) -> None:
-        """`token`: of a generation that fenced the last generation."""
+        """Commits decided entries, drops others. `token`: of a generation that fenced the last."""
         made = self.opened(sink, token)
         try:
             made.recover([entry.committable for entry in sink.entries])

@@ -170,7 +170,7 @@ class SimCluster:
         slot.handle(message)
 
     def _refused(self, program: Program, coordinator: SimCoordinator, error: InvalidJob) -> bool:
-        """Handles a refused job. False: the driver tries again."""
+        """False: the driver tries again."""
         self._ended(program, "failed", str(error))
         return True
 
@@ -178,7 +178,7 @@ class SimCluster:
         """Runs after a coordinator reports the job's end."""
 
     def _failed(self, program: Program, reason: str) -> None:
-        """Runs after the job failed."""
+        pass
 
     def _stop(self, runner: JobRunner) -> None:
         if self._stopping:
@@ -203,10 +203,10 @@ class SimCluster:
         """Runs after `actor` has the answer of `get`. `there`: whether the object exists; None: an error."""
 
     def _wrote(self, actor: str, key: str, data: bytes) -> None:
-        """Runs after an object was written to the job's store."""
+        pass
 
     def _dropped(self, actor: str, key: str) -> None:
-        """Runs after an object of the job's store was deleted."""
+        pass
 
     def _open_target(self, process: SimProcess, url: str) -> ObjectStore:
         return SimStore(self.sim, process, self.target, self.target_faults)
@@ -236,7 +236,7 @@ class SimCluster:
         return f"{self.options.mark}driver-{number}", f"{self.options.mark}standby-{number}"
 
     def _kill_program(self, program: Program, *, leave_zombies: bool) -> None:
-        """Kills the program. `leave_zombies`: some slots survive for a while."""
+        """`leave_zombies`: some slots survive for a while."""
         program.outcome = program.outcome or "killed"
         for coordinator in program.coordinators:
             coordinator.process.crash()
@@ -471,7 +471,6 @@ class SimCluster:
         )
 
     def _start_if_none(self, program: Program, index: int, of: str) -> None:
-        """Starts a slot, unless an attempt is known to run."""
         own = [task for task in program.tasks if (task.index, task.program) == (index, of)]
         if not any(task.process.alive and not task.given_up for task in own):
             self._start_slot(program, index, of)

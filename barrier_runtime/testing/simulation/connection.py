@@ -247,7 +247,6 @@ class SimTransport(asyncio.Transport):
         self.peer._comes(data)
 
     def _comes(self, what: Any) -> None:
-        """Arrives at this end after everything sent before."""
         simulation = self._simulation
         wire = self.wire
         now = simulation.now_us
@@ -290,7 +289,7 @@ class SimTransport(asyncio.Transport):
         self._arm_reading()
 
     def reset_arrived(self) -> None:
-        """Marks this end's kernel as reset; unread bytes can still be read."""
+        """Unread bytes can still be read."""
         if self.shut or self._reset is not None:
             return
         self._reset = ConnectionResetError(104, f"connection {self.connection.number} was reset by the peer")
@@ -381,7 +380,7 @@ class SimTransport(asyncio.Transport):
             self._call("pause_writing")
 
     def _call(self, method: str, *args: Any) -> Any:
-        """Calls the protocol. An error ends the connection and goes to the loop."""
+        """An error ends the connection and goes to the loop."""
         try:
             return getattr(self._protocol, method)(*args)
         except Exception as error:

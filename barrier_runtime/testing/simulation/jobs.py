@@ -116,7 +116,6 @@ class Jobs:
             job.process.jobs.pop(job, None)
 
     def close(self) -> None:
-        """Unwinds unfinished jobs."""
         for process in self._simulation.processes:
             for job in list(process.jobs):
                 if not job.dead:

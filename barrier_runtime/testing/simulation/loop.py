@@ -83,7 +83,7 @@ class Simulation:
         return self.now_us / SECOND
 
     def at(self, when_us: int, event: Event, argument: Any = None) -> None:
-        """Schedules `event(argument)` at `when_us`; equal times keep the order of calls."""
+        """Equal times keep the order of calls."""
         self._sequence += 1
         heappush(self._events, (when_us, self._sequence, event, argument))
 
@@ -132,7 +132,7 @@ class Simulation:
     # ------------------------------------------------------------ trace
 
     def trace(self, kind: str, *details: object) -> None:
-        """Adds an entry. Details must not show addresses."""
+        """Details must not show addresses."""
         self._untold.append((self.now_us, kind, *details))
         if len(self._untold) >= _TRACE_BLOCK:
             self._tell()

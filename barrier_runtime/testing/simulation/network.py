@@ -36,7 +36,7 @@ class SimListening:
         return self.address
 
     def setblocking(self, flag: bool) -> None:
-        """Does nothing: the socket never blocks."""
+        pass
 
 
 class SimServer(asyncio.AbstractServer):
@@ -66,7 +66,7 @@ class SimServer(asyncio.AbstractServer):
                 self._network.stop_listening(self._listening)
 
     async def wait_closed(self) -> None:
-        """Returns at once."""
+        pass
 
     def accept(self) -> None:
         backlog = self._listening.backlog

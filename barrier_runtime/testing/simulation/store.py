@@ -163,7 +163,6 @@ class SimStore:
     # ------------------------------------------------------------ requests
 
     def _write(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
-        """Makes a request that may have an effect without an answer."""
         faults, simulation = self._faults, self._simulation
         if self._strikes("land_late", faults.land_late):
             simulation.jobs.running(operation)
@@ -177,7 +176,6 @@ class SimStore:
         return self._call(operation, key, effect)
 
     def _call(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
-        """Makes a request that may fail without an effect, or be slow."""
         faults, simulation = self._faults, self._simulation
         self._told(operation, key)
         held_us = int(faults.held_until_s * SECOND) - simulation.now_us
@@ -243,7 +241,6 @@ class SimStore:
         self._memory.delete([key])
 
     def _listing(self, prefix: str, age_us: int) -> Sequence[ObjectInfo]:
-        """List as of `age_us` ago."""
         infos = [*self._memory.list(prefix)]
         if age_us == 0:
             return infos
@@ -268,4 +265,4 @@ class SimStore:
 
 
 def _nothing() -> None:
-    """Effect of a request that fails."""
+    pass

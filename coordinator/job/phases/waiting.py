@@ -31,7 +31,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
-_STARTS = 5  # times the wait for cores
+_STARTS = 5  # times the wait for cores: on a busy machine processes start slowly
 
 
 class WaitingForSlots(Phase):

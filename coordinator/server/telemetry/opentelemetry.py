@@ -277,7 +277,7 @@ class OpenTelemetryMetrics:
         )
 
     def close(self) -> None:
-        """Sends the rest, for a second at most. Blocks."""
+        """As `Sending.close`."""
         self._sending.close()
 
 

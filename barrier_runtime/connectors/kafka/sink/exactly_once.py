@@ -6,7 +6,7 @@ counts rows and covers all earlier checkpoints. Old markers are rewritten.
 A note in the job's store (`markers`) records that a marker exists. If a recorded marker is missing (expired, or the
 topic was recreated), the commit stops: only an operator can know whether the topic holds the rows.
 
-Rows with a chosen topic share the marker on partition 0 of the sink's own topic.
+Transactions span topics: rows with a chosen topic share the marker on partition 0 of the sink's own topic.
 """
 
 import itertools

@@ -4,7 +4,8 @@ Each new marker has a *note*: an object with the next number and the generation 
 written between the first marker and the first rows, each other note before the marker. Notes never change and are read
 by name from number 1 on, because a listing may lack notes.
 
-Notes of cancelled jobs stay. A new note deletes notes of earlier builds (one per generation, with the limits).
+Notes of cancelled jobs stay: names lack the generation by which the coordinator deletes. A new note deletes notes of
+earlier builds (one per generation, with the limits).
 """
 
 from collections.abc import Mapping
@@ -54,7 +55,8 @@ class Loss:
     def answer(self, answers: LostMarkers, where: str, topic: str, group: str) -> int:
         """Last checkpoint whose rows are in the topic.
 
-        Raises `Corrupt` without an answer, and `InvalidJob` for an undecided checkpoint.
+        Raises `Corrupt` without an answer, and `InvalidJob` for an undecided checkpoint: later rows would count as
+        written.
         """
         checkpoint = answers.get(self.name)
         if checkpoint is None:

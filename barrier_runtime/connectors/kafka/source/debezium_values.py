@@ -1,7 +1,7 @@
 """Converts values of Debezium's events by Connect's schema or by the type of the column. Pure.
 
 A type in Connect's schema that contradicts the column (microseconds for a whole number) is refused although each value
-would fit.
+would fit: an altered column looks the same.
 """
 
 import base64

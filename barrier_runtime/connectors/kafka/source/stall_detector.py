@@ -1,6 +1,6 @@
 """Replaces a client that silently stopped fetching a partition.
 The rule: the partition's end is beyond the position, and nothing has arrived for some seconds. The same client requests
-the ends, so an answer proves that everything fetched before has arrived.
+the ends, in order, so an answer proves that everything fetched before has arrived.
 
 A replacement may be wrong, because the client reports nothing while it skips aborted transactions: the wait doubles
 with each replacement after which the partition stays quiet. A request without an answer ends the suspicion, because the

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 MOST_ROWS = 1 << 18  # of a transaction; a larger checkpoint has its own
-WRITE_ROWS = 4_096
+WRITE_ROWS = 4_096  # of a statement
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Dialect(ABC):
     # ------------------------------------------------------------ marks
 
     def mark_made(self, connection: Any, mark: DeliveryMark) -> int:
-        """Returns the mark, created if missing, in a separate transaction."""
+        """Returns the mark, created if missing, in a separate transaction: two inserts at once would deadlock later."""
         self.execute(connection, self.make_mark, mark.names)
         return self.mark_read(connection, mark)
 

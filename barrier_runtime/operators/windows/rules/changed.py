@@ -46,7 +46,10 @@ class Changed:
 
 
 class WallTurns:
-    """Emits all changed windows an interval after the first row since the last results."""
+    """Emits all changed windows an interval after the first row since the last results.
+
+    Snapshots need only the marks.
+    """
 
     def __init__(self, context: OperatorContext, interval_ms: int, changed: Changed) -> None:
         self._context = context

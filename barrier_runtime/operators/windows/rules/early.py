@@ -252,7 +252,7 @@ class EveryTime(_Marking):
             return
         due_ms = (windows.operator.watermark_ms // self.interval_ms + 1) * self.interval_ms
         if due_ms <= watermark_ms and (self._changed_starts or self.changed):
-            # event time advances only after all results
+            # event time advances only after all results: a restore finds the same `due_ms`
             yield from windows.fire_over(due_ms, emit)  # windows over by `due_ms` emit no early results
             if self._changed_starts:
                 yield from self._tell_starts(due_ms - 1, emit)

@@ -252,6 +252,7 @@ class AppliedWindows(HeldWindows):
         return list(self._results_for(key, window, given))
 
     def _failed_window(self, failures: Failures, error: Exception, row_id: int, state_key: StateKey) -> None:
+        """The rows may exceed memory."""
         *keys, start_ms = state_key
         end_ms, told = self.window.last_ms(start_ms) + 1, dict[str, Any]({"rows": self._held_rows.count_of(row_id)})
         if self.window.bounded:
