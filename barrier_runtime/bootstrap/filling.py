@@ -1,8 +1,8 @@
 """Fills the states of one operator from DataFrames.
 
 The operator is opened as in a slot, once per subtask, so the snapshot describes types, keys and time as in a job. A
-frame has the columns of `state_tables` (docs/state-as-tables.md): key, state, and `written_at` if the state
-has a time to live. A column of the state gets a trailing `_` if a column of the key has the same name.
+frame has the columns of `state_tables` (docs/state-as-tables.md): key, state, and `written_at` if the state has a time
+to live. A column of the state gets a trailing `_` if a column of the key has the same name.
 """
 
 import time

@@ -229,7 +229,7 @@ class _Verifying:
 
     def _same(self, found: StateDifference, until_ms: int) -> bool:
         """`until_ms`: event time that the operator had reached."""
-        if found.operator in self._ids:  # their value is the time at which the id was seen
+        if found.operator in self._ids:  # an id's value is the time at which it was seen
             return found.change == "changed" or self._ids[found.operator]
         if found.change != "changed" and found.over_ms is not None and found.over_ms <= until_ms:
             return True

@@ -114,7 +114,7 @@ class Environment:
     def begin_lineage(self, *, token: int | None = None, keep: Decision | None = None) -> None:
         """Restarts the job, without state or (`keep`) from an older checkpoint.
 
-        `token`: tokens begin above, as with a new storage; None: tokens continue.
+        Tokens begin above `token`, as with a new storage; None: tokens continue.
         """
         self._started_at, self._rounds_before = self._position, self._rounds_done
         self.lineages += 1
