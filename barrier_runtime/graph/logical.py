@@ -164,7 +164,6 @@ def _of_function(times: _Times, above: frozenset[str], schema: pa.Schema | None)
 
 
 def _of_select(times: _Times, node: StepNode, known: bool) -> _Times:
-    """Event times behind a step that renames columns."""
     named = (node.keeps if node.renames is None else node.renames) or {}
     copied = _Times(replace(each, name=new) for each in times for new, column in named.items() if column == each.name)
     computed = _Times() if node.renames is not None else _computed(times, copied, node, set(named))

@@ -303,7 +303,7 @@ async def run_graph(
 
 
 async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) -> None:
-    """Starts slots once per request for a rescale or a replace."""
+    """Once per request."""
     asked = ""
     while True:
         wanted = runner.standbys

@@ -163,7 +163,7 @@ def commit_removed_sinks(graph: JobGraph, store: ObjectStore, options: JobOption
     """Commits the decided transactions of sinks that `graph` lacks, before the job forgets them.
 
     `allow_non_restored` may not drop decided transactions: their rows count upstream, and no other sink will write
-    them. Raises `InvalidJob` if the commit fails.
+    them. Idempotent, even beside a living run. Raises `InvalidJob` if the commit fails.
     """
     if not options.allow_non_restored or options.restore == "none":
         return

@@ -309,7 +309,6 @@ class StableOperator(Operator):
         self._bytes = 0
 
     def _forget(self, batch: Batch) -> None:
-        """Frees the memory of the first batch, unless a file holds it."""
         if self._in_memory and self._in_memory[0].batch is batch:
             self._in_memory.popleft()
             self._bytes -= _memory(batch)

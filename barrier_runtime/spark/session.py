@@ -124,7 +124,7 @@ def check_free_core(spark: Any, parallelism: int) -> None:
 
 MAX_TASK_FAILURES = 1_000_000
 STORE = "BARRIER_RUNTIME_STORE"  # scheme of the checkpoints' URL, in the workers' environment
-_FORWARDED = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
+_FORWARDED = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")  # never credentials
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?")
 _NOISY_LOGGERS = (
     "org.apache.spark.executor.Executor",

@@ -201,7 +201,7 @@ def _failed_tasks(spark: Any, job: Any) -> Iterator[FailedTask]:
             if "NoSuchElement" not in error.java_exception.getClass().getName():
                 raise
             continue
-        tasks = store.taskList(number, attempt, _NEWEST_TASKS)
+        tasks = store.taskList(number, attempt, _NEWEST_TASKS)  # newest first
         for task in (tasks.apply(index) for index in range(tasks.size())):
             if task.status() == "FAILED" and task.errorMessage().isDefined():
                 yield FailedTask(task.host(), int(task.launchTime().getTime()), task.errorMessage().get())

@@ -186,6 +186,7 @@ def result_of(slot: int, shutdown: Shutdown) -> tuple[int, str, str]:
 
 
 def local_root(run_id: str) -> Path:
+    """Another user may have made the folder."""
     base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     root = Path(base) / f"barrier-runtime-{os.getuid()}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -417,6 +418,6 @@ def remove_what_the_dead_left(run_directory: Path) -> None:
         try:
             with (entry / _LIFE).open() as life:
                 fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError:  # the slot lives, or is making the folder
             continue
         shutil.rmtree(entry, ignore_errors=True)

@@ -54,7 +54,7 @@ def preload() -> None:
 
 
 def _preload_s3() -> None:
-    """Imports both S3 clients and reads boto3's descriptions. Connects nowhere."""
+    """Connects nowhere."""
     from barrier_runtime.state.errors import InvalidJob
 
     try:

@@ -38,7 +38,6 @@ def written_and_sealed(environment: Environment, process: Process) -> Iterator[b
 
 
 def _leave_pending(environment: Environment, rounds: int, parallelism: int = 0) -> None:
-    """Leaves `rounds` decided transactions uncommitted, and one undecided."""
     process = environment.start(parallelism)
     environment.run(environment.live(process, rounds, flush=False))
     environment.run(written_and_sealed(environment, process))

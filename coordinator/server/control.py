@@ -45,7 +45,7 @@ from barrier_runtime.state.tls import PeerTls, TlsListener
 log = logging.getLogger("coordinator.control")
 
 HANDSHAKE_TIMEOUT_S: float = DAEMON_OPTIONS["handshake_timeout"].default
-MAX_UNPROVEN = 1_280  # more than a job has slots
+MAX_UNPROVEN = 1_280  # more than a job has slots, which must not evict each other
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _CLAIMS = msgspec.msgpack.Decoder(SlotClaims)
 

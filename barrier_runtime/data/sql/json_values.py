@@ -133,7 +133,7 @@ _PLAIN_DOUBLES = (1e-3, 1e7)  # between which Java writes no exponent
 
 
 class _Number(str):
-    """Digits of a number."""
+    pass
 
 
 def parsed(text: str) -> Any:

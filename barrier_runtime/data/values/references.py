@@ -15,7 +15,7 @@ def _references_of_a_local() -> int:
     made: Iterator[dict[str, Any]] = ({} for _ in range(1))
     for each in made:
         counts.append(references(each))
-    return min(counts)
+    return min(counts)  # too low a number only causes copies
 
 
 ALONE = _references_of_a_local()

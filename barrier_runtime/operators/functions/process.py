@@ -404,7 +404,7 @@ class ProcessOperator(KeyedOperator):
                 if timers.next_ms <= watermark_ms:
                     self._advance(watermark_ms, given)  # for timers that this row registered for the past
         except UserCodeError:
-            raise
+            raise  # of a timer
         except Exception as error:
             self._check_handles()
             at = max(0, len(batch) - length_hint(coming) - 1)
@@ -471,7 +471,7 @@ class ProcessOperator(KeyedOperator):
         return True
 
     def _fire_by_wall_clock(self, due: Iterable[tuple[tuple[Any, ...], int]], emit: Emit) -> None:
-        """Fires wall-clock timers. Event time stands still."""
+        """Event time stands still."""
         current, context, given, reached_ms = (
             self._current,
             self._context,

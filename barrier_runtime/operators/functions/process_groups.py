@@ -149,7 +149,7 @@ class ProcessGroupsOperator(KeyedOperator):
             lambda error, _: self._failed(error, None),
         )
         self._give: Callable[[Batch], _Given] = self._given
-        if self._retry is not None:
+        if self._retry is not None:  # nothing to undo
             said = function_name(self._call)
             self._give = RetriedCall(self._given, self._retry, False, what="batch", said=said)
         self._table = self._column_table("groups", self._declared_columns, (), evictable=True)

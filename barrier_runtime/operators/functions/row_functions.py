@@ -137,7 +137,7 @@ class MapOperator(RowwiseOperator):
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
         given = each_row_read(batch, self._reads)
         try:
-            # `map` holds no row
+            # `map` holds no reference to the row
             for result in map(function, given):
                 append(result if references(result) == alone else taken(result))
         except Exception as error:

@@ -102,7 +102,7 @@ class AsOfJoinOperator(JoinOperator):
             starts, ends = run.ranges(keys, lowest, highest)
             last = ends - 1
             found = np.flatnonzero(ends > starts)
-            found = found[run.times[last[found]] >= newest[found]]
+            found = found[run.times[last[found]] >= newest[found]]  # of equal times the last arrival
             of_run[found], position[found], newest[found] = number, last[found], run.times[last[found]]
         return of_run, position
 

@@ -143,6 +143,7 @@ def restored_progress(
 
 
 def _begun_again(progress: Progress) -> Progress:
+    """Drops ends of input: later rows may follow."""
     if progress.watermark_ms != WATERMARK_MAX:
         return progress
     floors = tuple(floor for floor in progress.floors if floor.watermark_ms != WATERMARK_MAX)

@@ -78,7 +78,7 @@ class ThreadCalls:
 
     def _done(self, executor: SequentialExecutor, request: Request, results: Any, error: BaseException | None) -> None:
         self._free.append(executor)
-        if error is not None and not isinstance(error, Exception):
+        if error is not None and not isinstance(error, Exception):  # the executor would only log this error
             error = RuntimeError(f"{type(error).__name__}: {said(error)}")
         self._replied(request.id, results, error)
         self._begin()
@@ -138,7 +138,7 @@ class CoroutineCalls:
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_S)
+        self._thread.join(_CLOSE_S)  # a daemon
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

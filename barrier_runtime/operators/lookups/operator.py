@@ -98,6 +98,7 @@ class LookupOperator(Operator):
         for snapshot in own:
             where = f"{self._where}, state of subtask {snapshot.subtask}"
             for batch in decode_batches(snapshot.values[HELD_VALUE], where):
+                # rows of another subtask have another event time
                 self._take_in_time(batch if len(own) == 1 and self.is_followed else batch.reaching(None))
 
     def _connect(self) -> Calls:

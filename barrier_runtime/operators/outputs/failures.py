@@ -168,4 +168,5 @@ def _json(value: object) -> str:
 
 
 def _text(text: str) -> str:
+    """An error may quote invalid Unicode."""
     return text.encode(errors="backslashreplace").decode()

@@ -137,7 +137,7 @@ class Unbound:
         self._kind = kind
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__"):  # by copy and pickle
             raise AttributeError(name)
         raise self._outside()
 

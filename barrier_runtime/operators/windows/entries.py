@@ -50,7 +50,7 @@ class WindowEntries:
         self._restored()
 
     def _restored(self) -> None:
-        """Reads the windows of the table."""
+        pass
 
     def _more_state(self) -> Mapping[str, tuple[str, Any]]:
         return {}

@@ -185,13 +185,13 @@ class SimCluster:
             runner.stop(self._stopping)
 
     def _look_after(self) -> None:
-        """Runs at each poll of the driver."""
+        pass
 
     def _look(self, program: Program, runner: JobRunner) -> None:
         """Runs at each poll for a program with a leader."""
 
     def _born(self, process: SimProcess) -> None:
-        """Runs after the start of a process."""
+        pass
 
     def requested(self, actor: str, operation: str, key: str) -> None:
         """Runs before `actor` calls the job's store."""
