@@ -205,7 +205,7 @@ def subtasks(checkpoint: CheckpointStatus, operators: dict[int, str]) -> Markup:
 
 
 _WIDE, _NARROW = 1000, 340
-_LEFT, _RIGHT = 96, 12
+_NAMES, _RIGHT = 96, 12
 _ROW, _BAR = 26, 16
 _NARROWEST = 4.0
 _REASON = 160  # the table below has all
@@ -228,7 +228,7 @@ def _drawn(status: JobStatus, events: Sequence[EventView], now_ms: int, width: i
     span = max(1_000, last - first)
 
     def x(at_ms: int) -> float:
-        return _LEFT + (width - _LEFT - _RIGHT) * min(1.0, max(0.0, (at_ms - first) / span))
+        return _NAMES + (width - _NAMES - _RIGHT) * min(1.0, max(0.0, (at_ms - first) / span))
 
     rows: list[tuple[str, Markup]] = []
     if status.failures:
@@ -253,13 +253,13 @@ def _drawn(status: JobStatus, events: Sequence[EventView], now_ms: int, width: i
         middle = index * _ROW + _ROW // 2
         out.append(
             Markup('<text class="axis" x="0" y="{}">{}</text><path class="grid" d="M{} {}H{}"/>').format(
-                middle + 4, name, _LEFT, middle, width - _RIGHT
+                middle + 4, name, _NAMES, middle, width - _RIGHT
             )
         )
         out.append(Markup('<g transform="translate(0 {})">{}</g>').format(middle, marks))
     for at_ms, label in time_ticks(first, first + span, 8 if width == _WIDE else 3):
         at = x(at_ms)
-        anchor = "start" if at < _LEFT + 28 else "end" if at > width - 40 else "middle"
+        anchor = "start" if at < _NAMES + 28 else "end" if at > width - 40 else "middle"
         out.append(
             Markup('<text class="axis" x="{:.1f}" y="{}" text-anchor="{}">{}</text>').format(
                 at, height - 6, anchor, label

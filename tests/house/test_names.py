@@ -2,11 +2,13 @@
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.parsed import nodes
+import pytest
+
+from tests.parsed import nodes, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("barrier_runtime", "coordinator", "state")
@@ -54,6 +56,32 @@ def test_a_public_class_name_exists_once() -> None:
                 places[node.name].append(str(file.relative_to(ROOT)))
     assert len(places) > 300
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def names_twice(body: list[ast.stmt]) -> list[str]:
+    """Names that a module binds twice outside branches: each function of the module sees the second value."""
+    names = list[str]()
+    for node in body:
+        if isinstance(node, ast.Assign):
+            targets = [each for target in node.targets for each in getattr(target, "elts", [target])]
+            names += [each.id for each in targets if isinstance(each, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.append(node.target.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names += [] if any("overload" in ast.dump(each) for each in node.decorator_list) else [node.name]
+    return sorted(name for name, times in Counter(names).items() if times > 1 and name != "_")
+
+
+def test_a_module_binds_a_name_once() -> None:
+    found = {str(file.relative_to(ROOT)): names_twice(parsed(str(file.relative_to(ROOT))).body) for file in files()}
+    assert {file: names for file, names in found.items() if names} == {}
+
+
+@pytest.mark.slow
+def test_a_module_of_tests_binds_a_name_once() -> None:
+    files = [file for folder in ("tests", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py")]
+    found = {str(file): names_twice(ast.parse(file.read_text(encoding="utf-8")).body) for file in files}
+    assert {file: names for file, names in found.items() if names} == {}
 
 
 def identifiers(file: Path) -> Iterator[str]:

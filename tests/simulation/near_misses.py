@@ -64,7 +64,7 @@ def _compacted(original: Any, note: Note) -> Any:
     return compact_log
 
 
-def _overtaken(original: Any, note: Note) -> Any:
+def _compacted_away(original: Any, note: Note) -> Any:
     def is_behind(*arguments: Any) -> Any:
         found = original(*arguments)
         if found is not None:
@@ -308,7 +308,7 @@ def _run_left(original: Any, note: Note) -> Any:
 _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (store_effects, "check_permit", _permit),
     (store_effects, "compact_log", _compacted),
-    (store_effects, "is_behind", _overtaken),
+    (store_effects, "is_behind", _compacted_away),
     (PendingCheckpoints, "ack", _ack),
     (JobProtocol, "_on_message", _message),
     (Job, "highest_checkpoint", _highest),

@@ -72,14 +72,14 @@ def doubled(key: str, row: Row, ctx: ProcessContext) -> list[Row]:
     return result
 
 
-KEPT = pytest.mark.filterwarnings("ignore:.*changed while rows were processed, and is not state")
+IGNORES_KEPT_ROWS = pytest.mark.filterwarnings("ignore:.*changed while rows were processed, and is not state")
 
 
 @pytest.mark.parametrize(
     ("function", "numbers"),
     [
         (YieldsARowTwice, [0, 0, 1, 10, 2, 20]),
-        pytest.param(ReturnsAKeptRow, [0, 1, 2], marks=KEPT),
+        pytest.param(ReturnsAKeptRow, [0, 1, 2], marks=IGNORES_KEPT_ROWS),
         (doubled, [0, 0, 1, 10, 2, 20]),
     ],
 )

@@ -311,7 +311,7 @@ def test_a_time_with_a_zone_is_in_utc_before_a_restore_as_behind_it() -> None:
 
 
 @dataclasses.dataclass
-class Visit:
+class TimedVisit:
     at: datetime.datetime | None
     n: int = 0
 
@@ -319,8 +319,8 @@ class Visit:
 @pytest.mark.parametrize(
     ("kind", "made"),
     [
-        (Visit, lambda at: Visit(at)),
-        (list[Visit], lambda at: [Visit(None), Visit(at, 2)]),
+        (TimedVisit, lambda at: TimedVisit(at)),
+        (list[TimedVisit], lambda at: [TimedVisit(None), TimedVisit(at, 2)]),
         (dict[str, list[datetime.datetime]], lambda at: {"a": [at]}),
         (dict[datetime.datetime, int], lambda at: {at: 1}),
         (tuple[datetime.datetime, int], lambda at: (at, 1)),
