@@ -113,9 +113,9 @@ def test_a_handshake_under_such_a_job_or_run_finds_no_secret(evil: str) -> None:
     directory = JobDirectory(MemoryStore(), daemon_key=b"k", leader="a", host="h")
     server = ControlServer(directory, None)  # type: ignore[arg-type]  # never listens
     nonce = b"n" * NONCE_BYTES
-    assert server._secret_of(Hello("barrier-runtime", 1, evil, "run", "control", b"", nonce)) is None
-    assert server._secret_of(Hello("barrier-runtime", 1, "flights", evil, "control", b"", nonce)) is None
-    assert server._secret_of(Hello("barrier-runtime", 1, "flights", "run", "control", b"", nonce)) is not None
+    assert server.secret_of(Hello("barrier-runtime", 1, evil, "run", "control", b"", nonce)) is None
+    assert server.secret_of(Hello("barrier-runtime", 1, "flights", evil, "control", b"", nonce)) is None
+    assert server.secret_of(Hello("barrier-runtime", 1, "flights", "run", "control", b"", nonce)) is not None
 
 
 @pytest.mark.parametrize(
