@@ -92,8 +92,9 @@ def delete_in_order(
 
 
 def check_permit(store: ObjectStore, paths: Paths, permit: Permit, answered: int = NO_RECORD) -> None:
-    """Raises `Fenced` if the log shows that the permit's holder leads no more (I7). Call before each
-    deletion.
+    """Raises `Fenced` if the log shows that the permit's holder leads no more (I7). Call before each deletion.
+
+    A race within a request is harmless: nothing kept here reaches these objects, whose names are never used again.
 
     `answered`: highest position where a put of this process was answered; if a record up to there is missing, the log
     was compacted, and this process may be deposed.

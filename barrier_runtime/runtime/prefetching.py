@@ -60,7 +60,7 @@ class Preparing:
         res.workers.submit(work, partial(self._fetched, order, timers, until_s, ended))
 
     def end(self) -> None:
-        """Ends prefetching; a restore waits for the file being fetched."""
+        """A restore waits for the file being fetched."""
         self._ended.set()
         self._following = None
 

@@ -10,7 +10,8 @@ checkpoint triggered after d was dropped has completed, and all others triggered
 **Files of undecided checkpoints** are useless after the checkpoint's end. Files named in acks are deleted at once
 (`abandoned`), unless needed elsewhere; the sweep deletes the others. Uploads follow the trigger. So if a decided
 checkpoint wrote an object before the first open trigger, objects that are older by more than the minimum age (both by
-the store's clock) belong to no open checkpoint.
+the store's clock) belong to no open checkpoint. A new coordinator aborts open checkpoints, and sweeps only after a
+decision.
 """
 
 import enum

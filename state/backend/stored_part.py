@@ -304,7 +304,7 @@ class WrittenPart:
         self._segments.add(segment)
 
     def inline(self) -> KeyedSnapshot:
-        """Returns a snapshot with the files inside, for small state."""
+        """For small state."""
         return self._uploaded(None, lambda: "", Thresholds(sys.maxsize, sys.maxsize))
 
     def uploaded(self, store: ObjectStore, new_key: Callable[[], str]) -> KeyedSnapshot:

@@ -87,7 +87,7 @@ class BatchQueue:
     # ------------------------------------------------------------ of the sink
 
     def ask(self, batch: DecidedBatch) -> None:
-        """Requests a batch. Raises `Corrupt` if staged rows are missing."""
+        """Raises `Corrupt` if staged rows are missing."""
         gone = [each.key for each in batch.objects if self._is_gone(each)]
         if gone:
             raise Corrupt(

@@ -67,7 +67,8 @@ class IteratorSource(SourceOf[Rows]):
     After a failure the source skips the rows already read in a new iterator, so every iterator must yield the same
     rows; else set `replayable=False`, and the job cannot be exactly-once.
 
-    The iterator runs in a thread, at most some thousand rows ahead, and may wait.
+    The iterator runs in a thread, at most some thousand rows ahead, and may wait; after a failure a new iterator may
+    start meanwhile.
     """
 
     make_iterator: MakeIterator

@@ -99,7 +99,6 @@ class Staging:
         return isinstance(self._store, CopiesStaged)
 
     def drop_shown(self, files: Sequence[StagedFile]) -> None:
-        """Deletes staged objects that `show` kept."""
         if self.leaves_staged:
             self._store.delete([file.staged for file in files if file.upload is None])
 

@@ -120,8 +120,6 @@ class _FlowRun(SimCluster):
         self._memories: dict[str, OutputMemory] = {}
         self._checked: dict[str, CheckedSink] = {name: make() for name, make in flow.sinks.items()}
 
-    # ------------------------------------------------------------ the run
-
     def played(self) -> FlowOutcome:
         outcome = self._outcome
         self._start_program(self._scenario.parallelism)
@@ -148,8 +146,6 @@ class _FlowRun(SimCluster):
 
     def _failed(self, program: Program, reason: str) -> None:
         self._outcome.trouble = f"the job failed: {reason}"
-
-    # ------------------------------------------------------------ jobs and programs
 
     def _job(self, number: int, parallelism: int) -> tuple[JobGraph, JobSpec]:
         graph = self._compiled(self._plan, parallelism, None)
@@ -211,8 +207,6 @@ class _FlowRun(SimCluster):
             global_committer=sample.global_committer,
             describe=repr(sample),
         )
-
-    # ------------------------------------------------------------ crash points
 
     def _born(self, process: SimProcess) -> None:
         self._by_name[process.name] = process

@@ -101,8 +101,6 @@ class SimTransport(asyncio.Transport):
         self._lost = False
         self._told_eof = False
 
-    # ------------------------------------------------------------ for network and server
-
     def belong_to(self, process: AnyProcess) -> None:
         self.process = process
         self._loop = process.loop
@@ -120,8 +118,6 @@ class SimTransport(asyncio.Transport):
             self._arm_reading()
         if made is not None and not made.done():
             made.set_result(None)
-
-    # ------------------------------------------------------------ asyncio.Transport
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "peername":
@@ -201,8 +197,6 @@ class SimTransport(asyncio.Transport):
     def abort(self) -> None:
         self._force_close(None)
 
-    # ------------------------------------------------------------ loss of the connection
-
     def _force_close(self, error: Exception | None) -> None:
         if self._lost:
             return
@@ -233,8 +227,6 @@ class SimTransport(asyncio.Transport):
         self.unread.clear()
         if self._reset is None and not self.connection.severed:
             self.peer._comes(_RST if unread else _FIN)
-
-    # ------------------------------------------------------------ bytes on the wire
 
     def transmit(self, data: bytes) -> None:
         if self.connection.severed:
@@ -299,8 +291,6 @@ class SimTransport(asyncio.Transport):
 
     def reset_later(self) -> None:
         self._simulation.after(self._network.delay_us(self.connection.base_us), SimTransport.reset_arrived, self)
-
-    # ------------------------------------------------------------ callbacks of the loop
 
     def _arm_reading(self) -> None:
         if self._reading and not self._read_armed and (self.unread or self._eof or self._reset is not None):

@@ -87,8 +87,6 @@ class SimNetwork:
         self._clogged: dict[tuple[str, str], None] = {}
         self._parked: dict[tuple[str, str], list[tuple[Event, Any]]] = {}
 
-    # ------------------------------------------------------------ listening and connecting
-
     def listen(self, host: str, port: int = 0, *, place: str, owner: AnyProcess | None = None) -> SimListening:
         """Opens a socket. Without an owner the socket outlives every process that serves it."""
         if port == 0:
@@ -170,8 +168,6 @@ class SimNetwork:
         error = ConnectionRefusedError(111, f"connect to {attempt.address} refused")
         attempt.process.loop.call_soon(attempt.settle, None, error)
 
-    # ------------------------------------------------------------ faults
-
     @property
     def connections(self) -> list[Connection]:
         for number in [number for number, connection in self._connections.items() if not connection.open]:
@@ -220,8 +216,6 @@ class SimNetwork:
     def heal(self) -> None:
         for source, target in self.clogged:
             self.unclog(source, target)
-
-    # ------------------------------------------------------------ for processes and ends
 
     def process_died(self, process: AnyProcess, *, orderly: bool) -> None:
         for listening in list(self._listening.values()):

@@ -86,8 +86,6 @@ class SimStore:
     def url(self) -> str:
         return self._memory.url
 
-    # ------------------------------------------------------------ the contract
-
     def put(self, key: str, data: bytes) -> None:
         self._write("put", key, lambda: self._memory.put(key, data))
 
@@ -160,8 +158,6 @@ class SimStore:
     def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         self._write("publish", final, lambda: self._memory.publish(staged, final, sha256))
 
-    # ------------------------------------------------------------ requests
-
     def _write(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
         faults, simulation = self._faults, self._simulation
         if self._strikes("land_late", faults.land_late):
@@ -213,8 +209,6 @@ class SimStore:
         if self._watcher is not None and operation != "delete":
             self._watcher.requested(self._process.name, operation, key)
 
-    # ------------------------------------------------------------ effects
-
     def _traced(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
         self._memory.actor = self._process.name  # type: ignore[attr-defined]
         try:
@@ -249,8 +243,6 @@ class SimStore:
         gone = [info for when, info in self._faults.deleted if when >= then_us and info.key.startswith(prefix)]
         known = {info.key: info for info in (*gone, *infos) if info.modified_ms <= then_ms}
         return sorted(known.values(), key=lambda info: info.key)
-
-    # ------------------------------------------------------------ faults
 
     def _strikes(self, fault: str, rate: float) -> bool:
         if rate > 0 and self._simulation.rng.random() < rate:

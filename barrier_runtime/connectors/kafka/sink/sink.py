@@ -38,7 +38,8 @@ class KafkaSink(TwoPhaseCommitSink):
       large as `topic` does. `value=` may omit the column.
     - `config`: client settings (librdkafka's names). Credentials are never shown or stored.
     - `max_bytes_in_memory`: Arrow bytes per subtask above which rows of an open checkpoint are staged early.
-    - `lost_marker`: how far rows with a lost marker are in the topic; the error about the marker shows the value.
+    - `lost_marker`: how far rows with a lost marker are in the topic; the error about the marker shows the value,
+      valid for that loss only.
     """
 
     kind: ClassVar[str] = "kafka"

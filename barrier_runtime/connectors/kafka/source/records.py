@@ -54,7 +54,6 @@ class RecordColumns:
 
     @property
     def nulls_are_told(self) -> bool:
-        """Returns whether rows of nulls are reported."""
         decoded = self.value.format_name not in ("bytes", "string") and self.value.debezium is None
         return decoded and self.null_values == "row"
 
