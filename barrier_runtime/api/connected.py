@@ -207,8 +207,6 @@ class ConnectedStreams:
         streams: Stream | Outputs[Stream] = one_or_all(next(iter(self._streams.values()))._added(node))
         return streams
 
-    # ------------------------------------------------------------ inside
-
     def _why_by_arrival(self) -> str:
         """Reason why a replay may produce other rows. Rules that wait for a barrier are no reason."""
         by_row = [each for each, stream in self._broadcast.items() if stream._switch == "row"]

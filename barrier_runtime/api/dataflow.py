@@ -75,8 +75,6 @@ class Dataflow(Readers):
     def _repr_svg_(self) -> str:
         return drawn(self.plan)
 
-    # ------------------------------------------------------------ running
-
     @takes_options("spark")
     def explain(self, **options: "Unpack[RunOptions]") -> str:
         """Describes chains, edges, parallelism, guarantees and all options with their sources, as text."""

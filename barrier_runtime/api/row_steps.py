@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 @plain_errors
 class RowSteps(ColumnSteps[S]):
-    # ------------------------------------------------------------ row-wise
-
     @overload
     def map(
         self, function: "Callable[[Row], AnyRow]", *, on_error: OneStream = "fail", **more: "Unpack[RowStep]"
@@ -244,8 +242,6 @@ class RowSteps(ColumnSteps[S]):
         streams: S | WithErrors[S]
         streams = one_or_all(self._step_and_sides(kind, name, make, given.schema, describe, sides, rows=given.main))
         return streams
-
-    # ------------------------------------------------------------ vectorised
 
     @overload
     def map_batches(

@@ -137,7 +137,7 @@ class Steps(ABC, Generic[S]):
 class UnkeyedSteps(Steps[S]):
     schema: pa.Schema | None
     _plan: Plan
-    _rows: RowClass | None  # class of the rows; None: dicts
+    _rows: RowClass | None
 
     @abstractmethod
     def _as_input(self) -> Input:

@@ -36,7 +36,6 @@ class WrongCall(InvalidJob, TypeError):
 
 
 def shown_parameters(signature: inspect.Signature) -> str:
-    """Shows all parameters but the first, without annotations."""
     _, *takes = signature.parameters.values()
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in takes]
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))

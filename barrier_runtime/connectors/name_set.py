@@ -1,7 +1,7 @@
 """Compact set of names of files that were read, with a size and a mark per name: 19 bytes each.
 
-Design: docs/design/splits-and-discovery.md. A name is 88 bits of a hash. New names go into a table, which sometimes
-becomes a *run*: sorted records in immutable `bytes`, the stored form.
+Design: docs/design/splits-and-discovery.md. New names go into a table, which sometimes becomes a *run*: sorted
+records in immutable `bytes`, the stored form.
 """
 
 import hashlib

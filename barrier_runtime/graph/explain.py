@@ -101,7 +101,7 @@ _OVERTAKEN = ("hash", "rebalance")  # edges whose rows an unaligned barrier over
 
 
 def explain_graph(graph: JobGraph, settings: Mapping[str, str], options: OptionValues) -> str:
-    """Describes the job. `settings`: the effective settings, by name."""
+    """`settings`: the effective settings, by name."""
     lines = [f"job {graph.name}: {graph.parallelism} slots, {len(graph.chains)} chains, {len(graph.edges)} edges", ""]
     for chain in graph.chains:
         lines += _chain(chain, graph)

@@ -49,7 +49,7 @@ class SourceNode:
     max_out_of_orderness_ms: int = 0
     idle_timeout_ms: int | None = None
     max_rows_per_second: float | None = None
-    after: tuple[str, ...] = ()  # steps whose first input ends before this source is read
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -258,7 +258,6 @@ class Watched(Protocol):
 
 
 def live_widget(handle: Watched) -> Any | None:
-    """Live figures with a stop button; None without ipywidgets."""
     try:
         import ipywidgets
     except ImportError:

@@ -112,8 +112,6 @@ class JobHandle(Steered):
         self._forget = at_end(self._end)
         self._watching.start()
 
-    # ------------------------------------------------------------ for users
-
     @property
     def done(self) -> bool:
         return self._ended.is_set()
@@ -253,8 +251,6 @@ class JobHandle(Steered):
 
     def _function_failed(self) -> None:
         self._ended.set()
-
-    # ------------------------------------------------------------ for requests
 
     def _requests(self) -> Requests:
         return self._coordinator.client

@@ -147,8 +147,6 @@ class LocalJobHandle(Steered):
             return f"job {self._name} starts"
         return line_of(self.status())
 
-    # ------------------------------------------------------------ inside
-
     def _requests(self) -> Requests:
         self._known.wait()
         return LocalRequests(self._ask, self.status, self._page)

@@ -39,7 +39,6 @@ async def with_page(
     ui: bool,
     serves: Callable[[CoordinatorClient], None] = _nobody,
 ) -> T:
-    """Awaits `run`, with a page if `ui`. `serves` receives a client of the page."""
     if not ui:
         return await run()
     async with page_of(runner, store) as client:

@@ -53,7 +53,7 @@ class JobFailed(BarrierRuntimeError):
 
 @dataclass(frozen=True, repr=False)
 class JobResult:
-    """Result of a job. `status` is the coordinator's last status."""
+    """`status` is the coordinator's last status."""
 
     status: JobStatus
 

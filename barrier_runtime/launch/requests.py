@@ -116,7 +116,7 @@ class SavepointFailed(BarrierRuntimeError):
 
 @dataclass(frozen=True)
 class SavepointTaken:
-    """A complete savepoint. `url`: the folder, which can be copied or moved whole.
+    """`url`: the folder, which can be copied or moved whole.
     `bytes`: size of the files.
     """
 
@@ -194,7 +194,7 @@ class RescaleFailed(BarrierRuntimeError):
 
 @dataclass(frozen=True)
 class Rescaled:
-    """A completed rescale. `pause_ms`: from the order to stop the sources until the new slots ran.
+    """`pause_ms`: from the order to stop the sources until the new slots ran.
 
     `checkpoint`: from which the new slots continue; None if there was nothing to do."""
 
@@ -234,7 +234,7 @@ class ReplaceFailed(BarrierRuntimeError):
 
 @dataclass(frozen=True)
 class Replaced:
-    """A completed replace. `pause_ms`: from the order to stop the sources until the new program ran.
+    """`pause_ms`: from the order to stop the sources until the new program ran.
 
     `checkpoint`: from which the new program continues."""
 

@@ -1,7 +1,5 @@
 """`stable`: stores rows with the checkpoint, and releases them after its decision.
-
-A snapshot holds all items (batches and watermarks) not yet released, in order of arrival. Design:
-docs/design/stable-rows.md.
+Design: docs/design/stable-rows.md.
 """
 
 from collections import deque
@@ -189,7 +187,6 @@ class StableOperator(Operator):
         self._decided = self._decided_before = self._captured = self._next
 
     def _restore(self, snapshot: OperatorSnapshot) -> None:
-        """Takes the items of a snapshot, without watermarks of another parallelism."""
         in_time = snapshot.parallelism == self._context.parallelism
         for item in decoded(snapshot.values, f"{self._where}, state of subtask {snapshot.subtask}"):
             if not isinstance(item, int):

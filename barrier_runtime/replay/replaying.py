@@ -48,13 +48,12 @@ class Replayed:
 
     @property
     def emitted(self) -> list[dict[str, Any]]:
-        """Rows that the operator emitted."""
         return [row for each in self.rows for row in each.emitted]
 
 
 @dataclass
 class Stretch:
-    """Part of a flow's past. `after` 0: from the first row on, without state.
+    """`after` 0: from the first row on, without state.
     `until` None: to the end of the rows.
     """
 

@@ -267,8 +267,6 @@ class Aligner:
         self._overtook = barrier.id
         return [*effects, InFlightComplete(barrier.id)]
 
-    # ------------------------------------------------------------ inside
-
     def _is_new(self, checkpoint: int) -> bool:
         return checkpoint > self.done and checkpoint not in self._aborted
 

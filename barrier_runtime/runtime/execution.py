@@ -118,8 +118,6 @@ class Execution:
         self._telling = EventTimeTelling()
         self._told_of: asyncio.TimerHandle | None = None
 
-    # ------------------------------------------------------------ restore and connect
-
     async def restore(self) -> None:
         """The coordinator limits the wait for a server."""
         self._wiring.make_inputs()

@@ -43,8 +43,6 @@ class OperatorChain:
         self.makes_event_time = bool(self._assigners)  # in place of the event time of the inputs
         self.advancing: tuple[int, int] | None = None  # operator that is still at work, and its next watermark
 
-    # ------------------------------------------------------------ room
-
     def look(self, since_last_s: float) -> bool:
         if self.ended:
             self.load.looked(since_last_s, False, False)
@@ -77,8 +75,6 @@ class OperatorChain:
         return all(output.writable for output in self.outputs) and all(
             operator.has_room for operator in self._bounded if operator is not self.first
         )
-
-    # ------------------------------------------------------------ rows
 
     @property
     def takes_more(self) -> bool:
@@ -139,8 +135,6 @@ class OperatorChain:
     def _output(self, batch: Batch) -> None:
         for output in self._main:
             output.emit(batch)
-
-    # ------------------------------------------------------------ event time
 
     @property
     def is_under_way(self) -> bool:
@@ -218,8 +212,6 @@ class OperatorChain:
         self.advancing = None
         self.watermark = watermark_ms
         self.control(Watermark(watermark_ms))
-
-    # ------------------------------------------------------------ checkpoints and the end
 
     def control(self, element: Watermark | Idle | Barrier | CancelBarrier | EndOfInput) -> None:
         for output in self.outputs:

@@ -1,6 +1,4 @@
 """Scheduler of a slot's subtasks on the event loop: short passes, sinks before sources, never waiting.
-
-Rows with due times gather for a share of the latency target: a pass costs about the same for one row as for fifty.
 Design: docs/design/scheduling-of-a-slot.md.
 """
 

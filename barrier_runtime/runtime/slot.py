@@ -132,8 +132,6 @@ class Slot:
     def at_rest(self) -> bool:
         return self._execution is not None and all(each.at_rest for each in self._execution.subtasks)
 
-    # ------------------------------------------------------------ messages
-
     def connected(self) -> None:
         i = self.identity
         self._send(

@@ -105,8 +105,6 @@ class Subtask:
         self._ending = False  # event time is advancing to the end
         self.chain.first.stops = source is None
 
-    # ------------------------------------------------------------ stepping
-
     @property
     def ended(self) -> bool:
         return self.chain.ended
@@ -281,8 +279,6 @@ class Subtask:
                 self.chain.control(Idle())
         return batch is not None
 
-    # ------------------------------------------------------------ rows and time
-
     def _batch(self, batch: Batch, port: int) -> None:
         if not batch.count:
             return
@@ -304,8 +300,6 @@ class Subtask:
             said = self._merger.further()
         if said is not None:
             self.chain.idle()
-
-    # ------------------------------------------------------------ checkpoints
 
     @property
     def highest_seen(self) -> int:
@@ -404,8 +398,6 @@ class Subtask:
         read = 0 if self.source is None else self.source[1].records
         times = SnapshotTimes(snapshot.start_delay_ms, snapshot.alignment_ms, sync_ms, read=read)
         self._host.captured(self, barrier, captures, times, bool(snapshot.recorded))
-
-    # ------------------------------------------------------------ the end
 
     def _end_if_finished(self) -> bool:
         if self.chain.first.unfinished:

@@ -182,7 +182,6 @@ class _Side:
                     yield from sorted((_by_time(key), data) for key, data in found) if by_key else found
 
     def firsts(self) -> list[int]:
-        """First key group of each subtask."""
         return [_keyed(each).key_group_first for each in self._parts]
 
     def rows(self, state: str, without: frozenset[tuple[int, int]], groups: range) -> dict[bytes, dict[str, Any]]:

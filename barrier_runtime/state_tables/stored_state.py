@@ -238,8 +238,6 @@ class StoredState:
         """Transactions that sinks had still to commit: sink, checkpoint, subtask, committable."""
         return pending_of(self._store, self._manifest.operators)
 
-    # ------------------------------------------------------------ inside
-
     def _parts(self, operator: str, state: str) -> list[OperatorSnapshot]:
         own = [each for each in self._manifest.operators if each.operator == operator]
         parts = [each for each in own if state in states_of(each) or state in beside_of(each)]

@@ -111,8 +111,6 @@ class ConnectedHarness(FunctionHarness[Out]):
         self._operators.append(made)
         return made
 
-    # ---- for tests
-
     def push(self, input: str, *rows: AnyRow) -> list[Out]:
         """Processes rows of `input` one by one and returns the results.
 
@@ -143,8 +141,6 @@ class ConnectedHarness(FunctionHarness[Out]):
         snapshot = ConnectedHarnessSnapshot(self._snapshot(), dict(self._input_rows))
         self._switch()
         return snapshot
-
-    # ---- internal
 
     def _switch(self) -> None:
         for operator in self._operators:

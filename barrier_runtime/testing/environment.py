@@ -85,8 +85,6 @@ class Environment:
         self._started_at = 0
         self._rounds_before = 0
 
-    # ------------------------------------------------------------ generations
-
     def start(self, parallelism: int = 0, at: Point | None = None, at_call: Callable[[], None] = _die) -> Process:
         """Makes an unopened generation that dies at point `at`; at a "call" `at_call` runs instead."""
         self._token += 1
@@ -141,10 +139,7 @@ class Environment:
 
     @property
     def lived(self) -> Counter[str]:
-        """Crash points that the first generation reached."""
         return Counter() if self.first is None else self.first.crash_points.reached
-
-    # ------------------------------------------------------------ life of a generation
 
     def live(self, process: Process, rounds: int | None = None, *, flush: bool = True) -> Iterator[bool]:
         """Opens, recovers, plays `rounds` rounds of the plan (default all), and commits at the end (`flush`).
@@ -279,8 +274,6 @@ class Environment:
         subtasks = list(range(process.parallelism))
         self.random.shuffle(subtasks)
         return subtasks
-
-    # ------------------------------------------------------------ running and looking
 
     def run(self, steps: Iterator[bool], most: int | None = None) -> bool:
         """Runs `most` steps (default all), and looks. Returns whether the steps ended."""

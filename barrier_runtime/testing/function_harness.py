@@ -120,8 +120,6 @@ class FunctionHarness(Generic[Out]):
     ) -> ProcessOperator:
         raise NotImplementedError
 
-    # ---- for tests
-
     @arguments_checked
     def watermark(self, at_ms: int | datetime.datetime) -> list[Out]:
         """Advances event time to `at_ms` (since the epoch; or a datetime); returns results of due timers."""
@@ -217,8 +215,6 @@ class FunctionHarness(Generic[Out]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ---- internal
 
     def _batch(self, row: Any) -> pa.RecordBatch:
         if self._row_class is not None and type(row) is self._row_class.kind:

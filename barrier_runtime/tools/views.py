@@ -302,8 +302,7 @@ def report(
 ) -> int:
     """Writes the page of `job`, from coordinator or checkpoints; returns the size in bytes.
 
-    The file has no script and loads nothing; apparent secrets are masked (`state/masked_text`). Raises `InvalidJob` or
-    `Unavailable`.
+    Raises `InvalidJob` or `Unavailable`.
     """
     if coordinator is not None and checkpoints is not None:
         raise InvalidJob("--coordinator is for a running job, --checkpoints for an ended job: leave one of them out")

@@ -10,8 +10,8 @@ program removes the failure, because everything before was visible.
 A sink with `commit_every` *holds* global commits. A commit up to the newest completed checkpoint is due when
 `commit_every` has passed since a commit was last due, also in a new generation. A commit is due at once for this
 process's first checkpoint (a crash loop commits once per start), a stop, drain, savepoint, rescale, replace or end of
-input, and above `HOLD_BYTES`. Held checkpoints do not count as behind. A due commit counts as one checkpoint behind; if
-the next commit becomes due meanwhile, each of its checkpoints counts as well.
+input, and above `HOLD_BYTES`. A due commit counts as one checkpoint behind; if the next commit becomes due meanwhile,
+each of its checkpoints counts as well.
 """
 
 from collections import deque

@@ -4,8 +4,7 @@
     COPYING ─ copied ─► DONE
         └──────────────────────┴──────────────────────┴─ failed, or the job ended first ─► FAILED
 
-The end of a generation moves requests without a copy back to WAITING, and, because the next generation reads on, also a
-savepoint that the job stops with. Events by state: docs/design/savepoints.md.
+Events by state: docs/design/savepoints.md.
 """
 
 import enum

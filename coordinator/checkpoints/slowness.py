@@ -128,7 +128,6 @@ class SlowUploads:
 
     @property
     def known(self) -> tuple[SlowUpload, ...]:
-        """Reports that have not ended, shown or not."""
         return tuple(self._known[chain] for chain in sorted(self._known))
 
     def look(self, newest: CheckpointUploads | None, interval_ms: int, *, running: bool) -> None:

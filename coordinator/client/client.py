@@ -161,15 +161,11 @@ class CoordinatorClient:
         return self._call("POST", _path(job, "/replace", run_id), msgspec.json.encode(asked), _TRIGGER)
 
     def page_link(self, job: str) -> str:
-        """Returns the address of a job's page that logs in once, within an hour.
-
-        Raises `UnknownJob` if this coordinator has no page.
-        """
+        """Raises `UnknownJob` if this coordinator has no page."""
         path = self._call("POST", "/login-links", b"", _LINK).path
         return f"{self.url.rstrip('/')}{path}&to=/jobs/{check_job_id(job)}"
 
     def report(self, job: str, run_id: str = "") -> bytes:
-        """Returns the page as an HTML file, with secrets masked."""
         path = _path(job, "/report", run_id)
         status, data = self._exchange("GET", path, b"", _NO_HEADERS)
         if status != 200:

@@ -1,7 +1,5 @@
 """Slots that do not hear each other although both reach the coordinator. Pure.
-
-A silence counts only while heartbeats of both slots arrive in time: a loop blocked by user code is not a fault of the
-link. Design: docs/design/several-hosts.md.
+Design: docs/design/several-hosts.md.
 """
 
 from dataclasses import dataclass, field

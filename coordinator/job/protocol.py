@@ -158,7 +158,6 @@ class JobProtocol:
         return self._job.log.token
 
     def refuses(self, request: SavepointRequest) -> str:
-        """Returns why the savepoint is refused; "" if possible, or already known."""
         if self.outcome is not None:
             return self._has_ended("restore from its last checkpoint instead")
         return self._job.savepoints.refusal(request)

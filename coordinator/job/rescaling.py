@@ -6,8 +6,7 @@
     MOVING ─ FENCE with the new description is appended, the new slots run ─► DONE
         └────────────────────┴──────────────────────────┴─ the job continues unchanged ─► FAILED
 
-Sources read nothing after the barrier of checkpoint m (`Trigger.pause`). Events by state, and rounds of
-`FetchingAhead`: docs/design/rescaling-events.md.
+Events by state, and rounds of `FetchingAhead`: docs/design/rescaling-events.md.
 """
 
 import dataclasses

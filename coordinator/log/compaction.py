@@ -1,10 +1,7 @@
 """Deletable records of the decision log. Pure.
 
-A COMPLETE record may raise `base`, a position that all later records repeat. Any process may delete records below
-`base`, in any order, except milestones, FENCE and LEAD records, and kept decisions. A new log after a deleted job uses
-the positions again, so the first record is compared before each deletion.
-
-Design: docs/design/log-compaction.md.
+A new log after a deleted job uses the positions again, so the first record is compared before each deletion. Design:
+docs/design/log-compaction.md.
 """
 
 from collections.abc import Container

@@ -77,8 +77,6 @@ class KeyedBackend:
         self._memory = memory
         self._held: HeldMemory | None = None
 
-    # ---- tables
-
     def lend_cache(self, share: float) -> int:
         """Returns the size in bytes of the caller's share.
 
@@ -223,8 +221,6 @@ class KeyedBackend:
 
     def describe(self, name: str, what: StateDescription) -> None:
         self._described[name] = what
-
-    # ---- other
 
     def contents(self) -> Iterator[tuple[str, tuple[Any, ...], tuple[Any, ...], Any]]:
         """Yields state, key, middle part and value: the middle part is the entry key in lists and maps, a

@@ -230,7 +230,6 @@ class StoredPart:
     def segments(
         self, state: str, first: int = 0, last: int = 0xFFFF, columns: Collection[str] | None = None
     ) -> Iterator[Segment]:
-        """As `segments_in`."""
         if self._only is not None and not self._only.columns:
             return iter(())
         keyed, names = self._keyed, [ref.name for ref in self._keyed.files]

@@ -139,8 +139,6 @@ class ColumnRows:
     def cell_bytes(self) -> int:
         return self._cells.total
 
-    # ---- keys
-
     def key_batch(self, keys: Sequence[Key]) -> Any:
         """The first key with another field than ints changes the index to tuples."""
         if isinstance(self.keys, IntKeys):
@@ -168,8 +166,6 @@ class ColumnRows:
 
     def none_removed(self) -> None:
         self.removed = RemovedKeys(self.no_keys())
-
-    # ---- rows
 
     def mark_dirty(self, row_ids: RowIds) -> None:
         self.dirty[row_ids] = True

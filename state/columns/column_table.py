@@ -91,8 +91,6 @@ class ColumnTable:
             self._leave_segments()
             self._store.begin(rekey, before, self._rows.initial)
 
-    # ---- for operators
-
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Read `columns` again after each call of `row_ids`."""

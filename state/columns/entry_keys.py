@@ -27,8 +27,6 @@ class EntryKeys:
     key_width: int
     last_first: bool = False
 
-    # ---- to bytes
-
     def groups_of_ints(self, key_batch: Ints) -> npt.NDArray[np.uint16]:
         shard = self.shard
         groups = key_groups_of_int64(key_batch[0], shard.max_parallelism, *key_batch[1 : self.key_width])
@@ -66,8 +64,6 @@ class EntryKeys:
         width = encoded.itemsize
         data = encoded.tobytes()
         return [data[at : at + width] for at in range(0, len(data), width)]
-
-    # ---- from bytes
 
     def key(self, data_key: bytes) -> Key:
         fields = decode_key(data_key, PREFIX_BYTES)

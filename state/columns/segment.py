@@ -84,9 +84,6 @@ def count(keys: Keys) -> int:
     return int(keys.shape[1]) if isinstance(keys, np.ndarray) else len(keys)
 
 
-# ---------------------------------------------------------------- bytes
-
-
 def encode(segment: Segment, level: int) -> list[bytes]:
     """Releases the interpreter's lock in the large steps."""
     columns = [part for column in segment.columns.values() for part in _column_arrays(column)]
@@ -221,9 +218,6 @@ def _buffers(keys: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDAr
     offsets = np.frombuffer(offsets_buffer, np.int64)[keys.offset : keys.offset + len(keys) + 1]
     data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
     return offsets - offsets[0], data[offsets[0] : offsets[-1]]
-
-
-# ---------------------------------------------------------------- merging
 
 
 def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Segment:

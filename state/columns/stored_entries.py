@@ -152,8 +152,6 @@ class StoredEntries:
         if self.lasts is not None:
             self.lasts.unknown()
 
-    # ---- to the store
-
     def freeze(self, rows: ColumnRows, row_ids: RowIds) -> None:
         if not len(row_ids):
             return
@@ -186,8 +184,6 @@ class StoredEntries:
         if isinstance(keys, IntKeys):
             return IntRun(self.keys, keys.key_batch(row_ids), numbers, cells)
         return TupleRun(self.keys, keys, row_ids, numbers, cells)
-
-    # ---- from the store
 
     def fill(self, rows: ColumnRows, fresh: RowIds) -> int:
         """Number of rows found."""

@@ -102,9 +102,6 @@ def decode_columns(keys: Sequence[bytes], start: int = 0) -> list[list[Any] | In
     return [list(field) for field in zip(*[decode_key(key, start) for key in keys], strict=True)]
 
 
-# ---------------------------------------------------------------- encoding
-
-
 def _encoded_field(values: Sequence[Any]) -> list[bytes]:
     """Equal values, such as a day, are encoded once."""
     kinds = set(map(type, values))
@@ -194,9 +191,6 @@ def _encoder_of(value: Any) -> Callable[[Any], bytes]:
         f"a value of type {type(value).__name__} cannot be part of a key: "
         "use int, str, bytes, bool, float, date or datetime"
     )
-
-
-# ---------------------------------------------------------------- decoding
 
 
 def _decode_float(data: bytes, at: int) -> tuple[Any, int]:

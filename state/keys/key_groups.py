@@ -45,9 +45,6 @@ _REMEMBERED_BYTES = 16 * 1024 * 1024  # total size of cached texts
 U64 = npt.NDArray[np.uint64]
 
 
-# ---------------------------------------------------------------- single keys
-
-
 def splitmix64(value: int) -> int:
     """Java's SplittableRandom."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
@@ -152,8 +149,6 @@ def _hasher_of_subclass(value: Any) -> Callable[[Any], int]:
         f"a value of type {type(value).__name__} cannot be a key: use int, str, bytes, bool, float, date or datetime"
     )
 
-
-# ---------------------------------------------------------------- whole columns
 
 # Made once: making a numpy scalar costs as much as using the scalar on a small batch.
 _GAMMA, _MIX_1, _MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -373,9 +368,6 @@ _COLUMN_HASHERS: dict[int, Callable[[Any], U64]] = {
 }
 
 
-# ---------------------------------------------------------------- many keys as tuples
-
-
 def key_groups_of_keys(keys: Sequence[tuple[Any, ...]], key_width: int, max_parallelism: int) -> list[int]:
     combined = _hash_fields([key[0] for key in keys])
     for position in range(1, key_width):
@@ -394,9 +386,6 @@ def _hash_fields(fields: list[Any]) -> U64:
     elif kinds == {str}:
         return np.fromiter(map(_remembered[_hash_str].__getitem__, fields), np.uint64, len(fields))
     return np.fromiter(map(hash_field, fields), np.uint64, len(fields))
-
-
-# ---------------------------------------------------------------- groups and subtasks
 
 
 def check_max_parallelism(parallelism: int, max_parallelism: int) -> int:

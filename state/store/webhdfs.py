@@ -180,8 +180,6 @@ class WebHdfsStore:
             check_published(self, staged, final, sha256, self._sha256_of(final))
         self.delete([staged])
 
-    # ---- paths
-
     def _path(self, key: str) -> str:
         check_key(key)
         if key.split("/", 1)[0] == TEMPORARY:

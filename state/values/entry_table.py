@@ -76,8 +76,6 @@ class EntryTable(StateTable):
         self._writes = 0  # slices written to the store
         self._known = KnownKeys(shard, state_id, key_width, lambda prefix, encoded: prefix + encoded)
 
-    # ---- for operators
-
     def number(self, key: Key) -> int:
         return self.get((*key, True)) or 0
 

@@ -77,8 +77,6 @@ class StateTable:
         self._entry_bytes = float(_FIRST_GUESS_BYTES)
         self.limit_cache(cache_bytes)
 
-    # ---- for operators
-
     def get(self, key: Key) -> Any:
         value = self._dirty.get(key)
         if value is not None:

@@ -43,8 +43,6 @@ class Timed:
         assert isinstance(self._held, WatchedTable)
         self._held.own(key, value)
 
-    # ---- expiry
-
     def _judge(self, stamped: Stamped, now_ms: int) -> tuple[bool, int]:
         expiry = self.expiry
         ms = stamped[0]
@@ -71,8 +69,6 @@ class Timed:
         if now_ms > self.most_ms:
             self.most_ms = now_ms
         return now_ms, value
-
-    # ---- sweeps
 
     def may_have_expired(self) -> bool:
         ttl_ms = self.expiry.ttl_ms
@@ -283,11 +279,7 @@ _WORTH_COMPACTING = 1_000  # tombstones
 
 
 class ExpirySweep:
-    """Deletes expired entries in short slices with pauses.
-
-    The pause after a sweep (`_RESTS`) bounds the cost of many live entries; if all entries have expired, there is none
-    (docs/design/time-to-live.md).
-    """
+    """Deletes expired entries in short slices with pauses (docs/design/time-to-live.md)."""
 
     def __init__(
         self,

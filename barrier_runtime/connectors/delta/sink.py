@@ -152,8 +152,6 @@ class DeltaSink(TwoPhaseCommitSink):
             ) from error
         return store
 
-    # ------------------------------------------------------------ staging
-
     def begin_transaction(self) -> Transaction:
         return RowBuffer()
 
@@ -219,8 +217,6 @@ class DeltaSink(TwoPhaseCommitSink):
         check_folder(folder, self._store, self._names, self._where)
         file = self._staging.stage(encoders.parquet(rows.to_batches()), rows.num_rows, earliest=0, folder=folder)
         return DeltaFile(file, values, data_files.statistics(rows), time.time_ns() // 1_000_000)
-
-    # ------------------------------------------------------------ deciding
 
     def commit(self, committable: bytes) -> None:
         decoded = self._decoded(committable)

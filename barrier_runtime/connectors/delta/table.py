@@ -196,8 +196,6 @@ class DeltaLog:
             f"({brief(failed) if failed else 'it vanished each time'}); it is tried again"
         ) from failed
 
-    # ------------------------------------------------------------ the table
-
     def _newest(self) -> Any:
         if self._reading is not None:
             self._reading.result()
@@ -322,8 +320,6 @@ class DeltaLog:
         return self._library.CommitProperties(
             app_transactions=[self._library.Transaction(*each) for each in checkpoints.items()]
         )
-
-    # ------------------------------------------------------------ before and after
 
     def _check_there(self, files: Sequence[DeltaFile]) -> None:
         """Raises `Corrupt` if files are gone. Skips files too young for a vacuum."""

@@ -109,8 +109,6 @@ class DeltaUpsertSink(BatchingSink):
         if hasattr(self, "_log"):
             self._log.close()
 
-    # ------------------------------------------------------------ staging
-
     def check_columns(self, schema: pa.Schema, where: str) -> None:
         require_columns(schema, (*self.key, *((self.deletes,) if self.deletes else ())), where)
         if self.deletes is not None and not pa.types.is_boolean(schema.field(self.deletes).type):
@@ -156,8 +154,6 @@ class DeltaUpsertSink(BatchingSink):
         kept = rows if self.deletes is None else rows.filter(pc.invert(pc.fill_null(rows.column(self.deletes), False)))
         data_files.check_required(kept, self._table.required if self._table else (), self._where)
         return list(rows.to_batches())
-
-    # ------------------------------------------------------------ delivering
 
     def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
         for application in dict.fromkeys(batch.application for batch in batches):  # several only after another start

@@ -70,9 +70,6 @@ class MySQLColumn(TableColumn):
         return self.is_text and not str(self.collation).endswith(("_nopad_bin", "_0900_bin"))
 
 
-# ------------------------------------------------------------ rules
-
-
 def _bool(kind: pa.DataType, column: MySQLColumn) -> Fit | None:
     return Fit(casting(pa.int8())) if column.base in _INTEGER_BITS else None
 
@@ -135,8 +132,6 @@ def _time(kind: pa.DataType, column: MySQLColumn) -> Fit | None:
 def _nested(kind: pa.DataType, column: MySQLColumn) -> Fit | None:
     return Fit(as_json, (_no_longer_than(column),)) if column.is_text or column.base == "json" else None
 
-
-# ------------------------------------------------------------ refusals
 
 _NUMBERS: tuple[Refusal, ...] = (
     (lambda values: pc.invert(pc.is_finite(values)), "is not a number that MySQL has (NaN or infinity)"),

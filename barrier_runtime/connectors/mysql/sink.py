@@ -97,8 +97,6 @@ class MySQLDialect(StatementDialect):
     def end(self, connection: Any) -> None:
         connection._force_close()  # a regular close may wait for a dead server
 
-    # ------------------------------------------------------------ the table
-
     def read_target(self, connection: Any, table: str, key: Sequence[str], where: str) -> MySQLTarget:
         database, cursor = self.server.database, connection.cursor()
         cursor.execute(
@@ -166,8 +164,6 @@ class MySQLDialect(StatementDialect):
                     "that meets that one would replace the row it finds, whatever its key: drop the index or its "
                     "uniqueness, or use mode='insert'"
                 )
-
-    # ------------------------------------------------------------ rows
 
     def checked(self, rows: pa.RecordBatch, fits: Sequence[Fitted], target: Any, where: str) -> pa.RecordBatch:
         made = checked(rows, fits, target.shown, where)

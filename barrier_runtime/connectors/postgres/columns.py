@@ -72,9 +72,6 @@ def _refuse_null_characters(rows: pa.RecordBatch) -> None:
                 )
 
 
-# ------------------------------------------------------------ rules
-
-
 def _integer(kind: pa.DataType, column: Column) -> Fit | None:
     if column.base == "numeric":
         return Fit() if _has_room(column.typmod, 0, 0) else None

@@ -148,8 +148,6 @@ class PostgresDialect(Dialect):
         finally:
             watch.cancel()
 
-    # ------------------------------------------------------------ the table
-
     def read_target(self, connection: Any, table: str, key: Sequence[str], where: str) -> PostgresTarget:
         shown = f"{self.schema}.{table}"
         kind = connection.execute(
@@ -198,8 +196,6 @@ class PostgresDialect(Dialect):
             connection.execute("select pg_advisory_unlock(%s)", (LAYOUT_LOCK,))
         (self.layout,) = connection.execute("select max(version) from barrier_runtime.layout").fetchone()
         _LAYOUT.check(self.layout, where)
-
-    # ------------------------------------------------------------ rows
 
     def check_rows(
         self, connection: Any, target: PostgresTarget, key: Sequence[str], columns: Sequence[str], data: bytes

@@ -153,8 +153,6 @@ class RangesFile(io.RawIOBase):
         self._parts: list[_Part] = []  # ordered, without overlaps
         self._at = 0
 
-    # ------------------------------------------------------------ ahead
-
     def there(self, offset: int, length: int) -> bool:
         """Returns whether these bytes can be read without waiting; requests missing and further bytes.
 
@@ -225,8 +223,6 @@ class RangesFile(io.RawIOBase):
             self._fetcher.release(offset - part.start)
             part.start, part.data = offset, rest
 
-    # ------------------------------------------------------------ as a file
-
     def size(self) -> int:
         return self._size
 
@@ -281,8 +277,6 @@ class RangesFile(io.RawIOBase):
                 part.data.cancel()
             self._release(parts)
         super().close()
-
-    # ------------------------------------------------------------ inside
 
     def _read_now(self, start: int, end: int, limit: int) -> _Part:
         if self._size <= FIRST_BYTES and not self._parts:

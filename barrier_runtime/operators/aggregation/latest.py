@@ -1,6 +1,4 @@
 """Running aggregates with `emit="latest"`: the last row of each key in place of every row.
-
-Held rows are emitted after `latency_target`, at a watermark, barrier or end, or if too many: snapshots hold no rows.
 Design: docs/design/latest-rows.md.
 """
 

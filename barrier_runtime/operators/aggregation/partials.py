@@ -1,7 +1,5 @@
 """Partial aggregates: rows that each stand for several rows of a key, from exchange to merge.
-
-A partial row is the last of these rows, with the number of rows and a column per accumulator, named by kind and column.
-Accumulators that stored partial rows lack get the initial value. Design: docs/design/combiner.md.
+Design: docs/design/combiner.md.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Columns that a user's function reads, from its bytecode. Design: docs/design/columns-read.md.
-
-The function gets all columns unless every use of the row is `row["name"]` or `row.get("name")` with constants.
-"""
+"""Columns that a user's function reads, from its bytecode. Design: docs/design/columns-read.md."""
 
 import dis
 import sys
@@ -19,13 +16,11 @@ _MONITORING: Any = getattr(sys, "monitoring", None)
 
 
 def rows_read(function: Any, position: int, rows: RowClass | None) -> "Reads":
-    """Rows that `function` gets as argument `position`: instances of `rows`, or the columns read."""
     return columns_read(function, position) if rows is None else Instances(rows)
 
 
 def each_row_read(batch: Batch, reads: "Reads") -> Iterator[Any]:
-    """Yields an instance or dict per row, with the columns of the batch in `reads`; None: all columns.
-    While a debugger runs, rows have all columns."""
+    """Yields an instance or dict per row, with the columns of the batch in `reads`; None: all columns."""
     if isinstance(reads, Instances):
         return reads.each(batch)
     if reads is None or _debugged():

@@ -1,7 +1,5 @@
 """Rows of broadcast inputs with `switch="barrier"`: valid after the same barrier in all subtasks.
-
-A barrier is taken after it has arrived on all channels, in unaligned checkpoints too. Design:
-docs/design/broadcast-state.md.
+Design: docs/design/broadcast-state.md.
 """
 
 import hashlib
@@ -66,7 +64,6 @@ class WaitingRows:
         self._waiting.append((input, batch.reaching(None)))
 
     def at_barrier(self, checkpoint: int, capture: Capture) -> None:
-        """Makes the waiting rows due, and puts them into the snapshot."""
         waiting, self._waiting = self._waiting, []
         count = sum(len(batch) for _, batch in waiting)
         capture.values[SWITCHES] = msgspec.msgpack.encode(_Switches(count, self._barriers))

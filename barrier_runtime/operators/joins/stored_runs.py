@@ -1,8 +1,7 @@
 """Runs of join buffers: rows in the order of lookups, in snapshots and files.
 Design: docs/design/joins-and-lookups.md.
 
-In a snapshot each run is a value, encoded off the loop and written once; bits, written each time, say which rows live
-and have matched. After rescaling each subtask takes its key groups' rows from all runs.
+After rescaling each subtask takes its key groups' rows from all runs.
 
 When the runs of an operator outgrow the share of the slot's memory, the oldest are written to files without names and
 mapped; only the bits stay in memory. A merged or half-dead run becomes a new run in memory.

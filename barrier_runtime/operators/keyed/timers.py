@@ -1,7 +1,6 @@
 """Timers of a keyed operator: set, deleted, and fired in the order of their times and keys.
 
-All timers are in state, by time (`state/values/timer_table`); a heap holds the next ones. *Marks*, and timers
-behind all marks (*far*): docs/design/timers.md.
+*Marks*, and timers behind all marks (*far*): docs/design/timers.md.
 """
 
 import bisect

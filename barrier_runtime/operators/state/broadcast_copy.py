@@ -1,6 +1,5 @@
 """Copies of broadcast state: one per subtask of an operator, all equal, and one in each snapshot.
-
-Entries are bytes: snapshots encode nothing on the loop. Design: docs/design/broadcast-state.md.
+Design: docs/design/broadcast-state.md.
 """
 
 import datetime

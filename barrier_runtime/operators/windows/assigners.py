@@ -1,6 +1,5 @@
 """Assigners: which windows a row belongs to, and when a window is over. Times: ms since the epoch.
-
-Steps test the operations that a kind declares, never the kind. Design: docs/design/windows.md.
+Design: docs/design/windows.md.
 """
 
 import datetime

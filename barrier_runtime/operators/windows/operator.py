@@ -2,7 +2,7 @@
 Design: docs/design/windows.md.
 
 Work due at a watermark is done in turns, without rows in between, so state alone shows the remaining work: windows that
-are over and still present. A snapshot stores the time being advanced to; a restored operator first advances there.
+are over and still present.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,9 +59,7 @@ class Content(Protocol):
     @property
     def aggregates(self) -> Mapping[str, AnyAggregate]: ...
 
-    def definition(self, window: WindowAssigner, lateness_ms: int, trigger: WindowTrigger | None) -> str:
-        """Returns the definition in snapshots, compared at a restore."""
-        ...
+    def definition(self, window: WindowAssigner, lateness_ms: int, trigger: WindowTrigger | None) -> str: ...
 
     def entries(self, operator: "WindowOperator") -> Entries:
         """Called after event time is restored."""

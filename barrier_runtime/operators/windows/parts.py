@@ -1,7 +1,5 @@
 """Rows that the combiner may replace by a partial row: they share their windows and their lateness.
-
-Of sessions: *repeats*, rows of a key and time that no row of the key with another time divides. Design:
-docs/design/combiner.md.
+Design: docs/design/combiner.md.
 """
 
 from dataclasses import dataclass

@@ -183,8 +183,6 @@ class InputChannel:
         self._elements.appendleft((batch.slice(count), size - taken))
         return batch.slice(0, count), taken
 
-    # ------------------------------------------------------------ in-flight data
-
     def record(self, checkpoint: int) -> list[Batch]:
         """Batches before the barrier; grows until the barrier, the end or `stop_recording`."""
         recorded: list[Batch] = []

@@ -1,7 +1,5 @@
 """Writing at once: rows leave as they arrive, a write at a time.
-
-Pre-commit, on another executor, writes the unwritten rows and waits for the target. Design:
-docs/design/writing-at-once.md.
+Design: docs/design/writing-at-once.md.
 """
 
 from collections import deque

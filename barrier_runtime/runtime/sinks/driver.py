@@ -192,8 +192,6 @@ class SinkDriver:
         self._aborted: set[int] = set()
         self._history: deque[str] = deque(maxlen=16)
 
-    # ------------------------------------------------------------ facts
-
     @property
     def open_txn(self) -> int:
         return self._open_txn
@@ -221,8 +219,6 @@ class SinkDriver:
     @property
     def awaits_pre_commit(self) -> bool:
         return any(t.stage is Stage.SEALING and t.checkpoint <= self._decided_through for t in self._pending)
-
-    # ------------------------------------------------------------ events
 
     def recover(self, checkpoint: int, entries: Sequence[PendingEntry]) -> list[Effect]:
         """Call before any other event. `checkpoint`: restored; 0: started empty.
@@ -312,8 +308,6 @@ class SinkDriver:
         if self._pending and self._pending[0].stage is Stage.BACKOFF:
             return self._start(1)
         return []
-
-    # ------------------------------------------------------------ inside
 
     def _advance(self) -> list[Effect]:
         effects: list[Effect] = []

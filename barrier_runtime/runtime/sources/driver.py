@@ -192,7 +192,6 @@ class SourceDriver:
 
     @property
     def follows_in(self) -> tuple[str, ...]:
-        """Steps whose first input ends before this source is read."""
         return self._spec.after
 
     def follow(self, earlier_ended: Callable[[], bool]) -> None:
@@ -501,8 +500,6 @@ class SourceDriver:
             reader.close()
         self._made = {}
 
-    # ------------------------------------------------------------ inside
-
     def _reader(self, split: Split) -> SplitReader:
         reader = self._spec.source.reader(split)
         if isinstance(reader, Waking):
@@ -610,8 +607,6 @@ class SourceDriver:
                 f"{self._where}: the position of split {split.id!r} in its snapshot is not readable ({error}): restore "
                 "an intact copy of the checkpoint, or another one"
             ) from error
-
-    # ------------------------------------------------------------ discovery
 
     def _look_for_splits(self, discovery: Discovery, now_ns: int) -> None:
         assert self._discovering is not None

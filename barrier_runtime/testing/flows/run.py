@@ -79,7 +79,7 @@ class FlowUnderTest:
 
 @dataclass
 class FlowOutcome:
-    """Result of a run. `trouble`: reason for a bad end, after which `rows` are incomplete."""
+    """`trouble`: reason for a bad end, after which `rows` are incomplete."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # visible rows by sink
     points: Counter[str] = field(default_factory=Counter)

@@ -155,8 +155,6 @@ class SimCluster:
     def now_ms(self) -> int:
         return self.world_ns() // 1_000_000
 
-    # ------------------------------------------------------------ for subclasses
-
     def _job(self, number: int, parallelism: int) -> tuple[JobGraph, JobSpec]:
         raise NotImplementedError
 
@@ -210,8 +208,6 @@ class SimCluster:
 
     def _open_target(self, process: SimProcess, url: str) -> ObjectStore:
         return SimStore(self.sim, process, self.target, self.target_faults)
-
-    # ------------------------------------------------------------ programs
 
     def _current(self) -> Program:
         return next((program for program in reversed(self.programs) if program.active), self._last_ended)
@@ -289,8 +285,6 @@ class SimCluster:
                 own = [task for task in program.tasks if (task.index, task.program) == (index, of)]
                 if not own or own[-1].dismissed:
                     self._start_slot(program, index, of)
-
-    # ------------------------------------------------------------ coordinators
 
     def _start_coordinator(self, program: Program, listening: SimListening) -> None:
         process = self._process("coordinator", listening.place)
@@ -374,8 +368,6 @@ class SimCluster:
         phase = "no coordinator" if runner is None else f"{runner.phase} ({runner.status().reason})"
         slots = ", ".join(f"{task.process!r}" for task in program.tasks if task.process.alive)
         return f"program {program.number} {program.outcome or 'active'}, {phase}; {slots}"
-
-    # ------------------------------------------------------------ slots
 
     def _start_slot(self, program: Program, index: int, of: str = "") -> None:
         if not program.active:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Silences the logs of intended crashes."""
     loggers = [logging.getLogger(name) for name in ("barrier_runtime", "coordinator")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -76,8 +76,6 @@ class Simulation:
         self.jobs = Jobs(self)
         self.network = SimNetwork(self)
 
-    # ------------------------------------------------------------ time
-
     @property
     def now_s(self) -> float:
         return self.now_us / SECOND
@@ -121,15 +119,11 @@ class Simulation:
             self.run_to(min(end_us, self.now_us + every_us))
         return True
 
-    # ------------------------------------------------------------ chance
-
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.rng.random() < probability
 
     def between_us(self, low_us: int, high_us: int) -> int:
         return low_us + int(self.rng.random() * (high_us - low_us + 1))
-
-    # ------------------------------------------------------------ trace
 
     def trace(self, kind: str, *details: object) -> None:
         """Details must not show addresses."""
@@ -157,8 +151,6 @@ class Simulation:
 
     def new_id(self) -> str:
         return f"{self.bits(128):032x}"
-
-    # ------------------------------------------------------------ life
 
     @property
     def directory(self) -> Path:
@@ -213,8 +205,6 @@ class SimProcess:
         self.loop = SimLoop(self)
         simulation.trace("process", name, self.place)
 
-    # ------------------------------------------------------------ Clock
-
     def wall_ns(self) -> int:
         return WALL_START_NS + self.simulation.now_us * 1000 + self.skew_ns
 
@@ -229,8 +219,6 @@ class SimProcess:
 
     def timer(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> LoopTimer:
         return LoopTimer(loop, ring)
-
-    # ------------------------------------------------------------ life
 
     @property
     def alive(self) -> bool:
@@ -383,8 +371,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._bits = self.simulation.bits
         self._after = self.simulation.after
 
-    # ------------------------------------------------------------ callbacks
-
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> SimHandle:
@@ -459,8 +445,6 @@ class SimLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self.simulation.now_us / SECOND
 
-    # ------------------------------------------------------------ futures and tasks
-
     def create_future(self) -> SimFuture:
         self._numbers += _NUMBER_STEP
         return SimFuture(loop=self, number=self._numbers)
@@ -472,8 +456,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         number = self._numbers
         name = name or f"{self.process.name}-{number // _NUMBER_STEP}"
         return SimTask(coro, loop=self, name=name, context=context, number=number)
-
-    # ------------------------------------------------------------ blocking work
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
         """Uses only the executor's number of threads. A shutdown cancels work that has not begun."""
@@ -494,8 +476,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         threads = 32 if executor is None else executor._max_workers
         self._pools[id(executor)] = (executor, Pool(self.process, threads))
         return self._pools[id(executor)]
-
-    # ------------------------------------------------------------ network
 
     async def create_connection(
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any
@@ -519,8 +499,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         else:
             listening = sock
         return network.serve(listening, self.process, protocol_factory)
-
-    # ------------------------------------------------------------ other methods
 
     def is_running(self) -> bool:
         return asyncio._get_running_loop() is self

@@ -1,7 +1,5 @@
 """Stop of a running job on request.
-
-Until a log record names a stop with a savepoint, no checkpoint is triggered and no source ends: a successor would find
-a half-ended job without the reason. Crash points: docs/design/savepoints.md.
+Crash points: docs/design/savepoints.md.
 """
 
 from dataclasses import replace

@@ -1,6 +1,4 @@
 """Fewer slots while cores are away (`at_least`), and the return to full width. Pure.
-
-FENCE stores the present number of slots, `parallelism`, and `full_parallelism` (0: the same), to which the job returns.
 States and moves: docs/design/rescaling-events.md.
 """
 

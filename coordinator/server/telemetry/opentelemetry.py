@@ -277,7 +277,6 @@ class OpenTelemetryMetrics:
         )
 
     def close(self) -> None:
-        """As `Sending.close`."""
         self._sending.close()
 
 

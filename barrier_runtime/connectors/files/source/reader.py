@@ -1,7 +1,6 @@
 """Base of file readers: decodes chunks, returns slices, perhaps at a pace; detects changed files.
 
-A file of another size is refused, and a file with another time of change if the first or last 64 kB differ. A
-completely read file leaves only a mark of 24 bits: a change in about 2,000 is missed. Design:
+A completely read file leaves only a mark of 24 bits: a change in about 2,000 is missed. Design:
 docs/design/splits-and-discovery.md.
 """
 

@@ -1,7 +1,7 @@
 """At-most-once Kafka sink: short transactions of rows and the source's positions after these rows.
 
-A transaction takes all rows that arrived during the transaction before. After an error this instance writes nothing
-more, and the next generation reads the positions. Design: docs/design/at-most-once.md.
+A transaction takes all rows that arrived during the transaction before. Design:
+docs/design/at-most-once.md.
 """
 
 import base64

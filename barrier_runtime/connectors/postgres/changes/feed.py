@@ -176,8 +176,6 @@ class ChangeFeed:
     def _full(self) -> bool:
         return self._bytes >= _MOST_BYTES
 
-    # ---- the snapshot
-
     def _read_snapshot(self) -> None:
         staging = self._staging
         chunks = read_ahead(
@@ -205,8 +203,6 @@ class ChangeFeed:
                 f"{self.where}: a part of the snapshot is gone ({error}): restore it from a backup, or start the job "
                 "without state (restore='none'), which takes a new one"
             ) from error
-
-    # ---- the log
 
     def _read_log(self) -> None:
         if self._closing.is_set() or self.is_end(self.at.lsn):

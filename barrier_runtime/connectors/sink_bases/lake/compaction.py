@@ -51,11 +51,7 @@ def described(compact: int | None) -> str:
 def to_compact(
     files: Iterable[T], size: Callable[[T], int], kind: Callable[[T], Hashable], target: int
 ) -> list[list[T]]:
-    """Groups of small files of equal `kind`; each group becomes a file.
-
-    A group is as large as the target, or has many files and twice the size of the largest file: rows are rewritten a
-    logarithmic number of times.
-    """
+    """Groups of small files of equal `kind`; each group becomes a file."""
     small: dict[Hashable, list[T]] = {}
     for file in files:
         if size(file) < target // 2:
@@ -120,7 +116,7 @@ def compact_once(table: CompactedTable[P, W], stop: Callable[[], bool] = lambda:
 
 
 class Compactor(Generic[P, W]):
-    """Runs turns on a separate thread; commits of the sink never wait for them."""
+    """Runs turns on a separate thread."""
 
     def __init__(self, table: CompactedTable[P, W], where: str) -> None:
         self._table = table

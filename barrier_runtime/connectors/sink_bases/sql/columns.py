@@ -209,9 +209,6 @@ def checked(batch: pa.RecordBatch, fits: Sequence[Fitted], table: str, where: st
     return pa.RecordBatch.from_arrays(made, names=batch.schema.names)
 
 
-# ------------------------------------------------------------ conversions
-
-
 def casting(kind: pa.DataType) -> Convert:
     return lambda values: values if values.type == kind else values.cast(kind)
 

@@ -56,8 +56,6 @@ class Dialect(ABC):
     def place(self) -> str:
         """Address and user of the database, without secrets."""
 
-    # ------------------------------------------------------------ connection
-
     @abstractmethod
     def errors(self) -> tuple[type[Exception], ...]:
         """Error classes of the client library."""
@@ -82,8 +80,6 @@ class Dialect(ABC):
         """Closes a connection without waiting."""
         connection.close()
 
-    # ------------------------------------------------------------ the table
-
     @abstractmethod
     def read_target(self, connection: Any, table: str, key: Sequence[str], where: str) -> SqlTarget:
         """Reads the table from the catalog and checks everything that needs no rows. Raises `InvalidJob`."""
@@ -97,8 +93,6 @@ class Dialect(ABC):
 
     def checked(self, rows: pa.RecordBatch, fits: Sequence[Fitted], target: Any, where: str) -> pa.RecordBatch:
         return checked(rows, fits, target.shown, where)
-
-    # ------------------------------------------------------------ marks
 
     def mark_made(self, connection: Any, mark: DeliveryMark) -> int:
         """Returns the mark, created if missing, in a separate transaction: two inserts at once would deadlock later."""
@@ -118,8 +112,6 @@ class Dialect(ABC):
             f"update {self.marks} set checkpoint = %(checkpoint)s, committed_at = current_timestamp "
             f"where {self.mark_owner} and checkpoint = %(known)s"
         )
-
-    # ------------------------------------------------------------ rows
 
     @abstractmethod
     def deliver(

@@ -142,8 +142,6 @@ class SqlSink(BatchingSink):
         if hasattr(self, "_session"):
             self._session.close()
 
-    # ------------------------------------------------------------ staging
-
     def check_schema(self, schema: pa.Schema) -> None:
         dialect, target = self._dialect, self._target
         self._fits = fitted(schema, target.columns, dialect.column_table, target.shown, self._where, self.key)
@@ -152,8 +150,6 @@ class SqlSink(BatchingSink):
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
         together = pa.Table.from_batches(batches).combine_chunks().to_batches()
         return [self._dialect.checked(batch, self._fits, self._target, self._where) for batch in together]
-
-    # ------------------------------------------------------------ delivering
 
     def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
         for lineage in dict.fromkeys(batch.lineage for batch in batches):

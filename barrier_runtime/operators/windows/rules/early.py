@@ -1,7 +1,5 @@
 """Rules of early results (`Every`): windows emit results before they are over.
-
-State holds the number of rows in each window's last result. Batches are cut, and watermarks stop, at multiples of an
-interval of event time (docs/design/event-time-in-a-batch.md).
+Design: docs/design/event-time-in-a-batch.md.
 """
 
 from collections.abc import Iterator, Mapping
@@ -101,7 +99,6 @@ class EveryRows(Early):
         return (row, int(reached[row])) if later[row] else None
 
     def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
-        """Emits early results and results for late rows in the order of the rows."""
         windows = self.windows
         if not self.is_kept:
             return windows.take(batch, emit)
