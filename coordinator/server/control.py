@@ -177,6 +177,9 @@ class _Connection(asyncio.Protocol):
         except BarrierRuntimeError as error:
             self._refuse(error)
 
+    def eof_received(self) -> None:
+        self.transport.abort()  # `close` would wait until unsent bytes are sent
+
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None:
             log.debug("connection from %s broke: %s", self._peer, error)
@@ -239,13 +242,15 @@ class _Connection(asyncio.Protocol):
             self._runner, self._link = runner, link
             runner.slot_connected(link, register)
             if self._early:
-                served = True
                 self._take(runner, self._early[1:])
                 self.transport.resume_reading()
+                served = True
         except BarrierRuntimeError as error:
             self._refuse(error)
         except OSError as error:
             log.debug("connection from %s broke: %s", self._peer, error)
+        except Exception:  # a bug; nobody awaits this task
+            log.exception("connection from %s closed by an internal error", self._peer)
         finally:
             if not served:
                 self._end()

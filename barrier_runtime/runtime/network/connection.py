@@ -30,15 +30,21 @@ async def within(seconds: float, awaitable: Awaitable[T]) -> T:
     waited = asyncio.ensure_future(awaitable)
     try:
         await asyncio.wait({waited}, timeout=seconds)
-        if not waited.done():
-            raise asyncio.TimeoutError
-        return waited.result()
-    finally:
-        if not waited.done():
-            waited.cancel()
-            await asyncio.wait({waited})
-        if waited.done() and not waited.cancelled():
-            waited.exception()  # marks the exception as retrieved
+    except asyncio.CancelledError:  # no `finally`: a coroutine that is closed must not await
+        await _end(waited)
+        raise
+    if not waited.done():
+        await _end(waited)
+        raise asyncio.TimeoutError
+    return waited.result()
+
+
+async def _end(waited: "asyncio.Future[T]") -> None:
+    if not waited.done():
+        waited.cancel()
+        await asyncio.wait({waited})
+    if not waited.cancelled():
+        waited.exception()  # marks the exception as retrieved
 
 
 _CONNECT_TIMEOUT_S = 2.0  # the kernel would repeat a lost request after 1, 3 and 7 s
@@ -148,6 +154,9 @@ class DataConnection(asyncio.Protocol):
 
     def _send_alive(self) -> None:
         raise NotImplementedError
+
+    def eof_received(self) -> None:
+        self.transport.abort()  # `close` would wait until unsent bytes are sent
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._finished:

@@ -196,6 +196,9 @@ class _ControlConnection(asyncio.Protocol):
             self._trouble = self._link.last_trouble = str(error)
             self.transport.abort()
 
+    def eof_received(self) -> None:
+        self.transport.abort()  # `close` would wait until unsent bytes are sent
+
     def connection_lost(self, error: Exception | None) -> None:
         if not self.proven.done():
             self.proven.set_exception(ConnectionError(self._trouble or f"closed by the coordinator ({reason(error)})"))

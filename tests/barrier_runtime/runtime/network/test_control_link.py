@@ -22,6 +22,7 @@ from barrier_runtime.coordinator.wire.messages import (
     SlotClaims,
 )
 from barrier_runtime.runtime.network import control_link
+from barrier_runtime.runtime.network.connection import within
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.paths import Paths
@@ -143,26 +144,66 @@ async def keep_changing(store):
         await asyncio.sleep(LEASE_MS / 10_000)
 
 
+async def proven(reader, writer):
+    """Accepts a slot. Returns the session."""
+    acceptor = Acceptor(
+        nonce=os.urandom(NONCE_BYTES),
+        purpose="control",
+        secret_of=lambda hello: job_secret(KEY, hello.job, "run-1"),
+    )
+    while acceptor.session is None:
+        writer.write(acceptor.feed(await reader.read(4096)))
+    return acceptor.session
+
+
+async def test_a_coordinator_that_leaves_is_left_at_once_though_bytes_to_it_are_unsent():
+    """The way to the coordinator is cut: unsent bytes stay unsent until the kernel gives up."""
+    leave = asyncio.Event()
+    writers = []
+
+    async def leaving(reader, writer):
+        writers.append(writer)
+        await proven(reader, writer)
+        await leave.wait()
+        writer.write_eof()
+
+    coordinator = await asyncio.start_server(leaving, "127.0.0.1", 0)
+    slot = SlotEnd(coordinator.sockets[0].getsockname()[:2])
+    slot.link.timeout_s = 600.0
+    async with linked(slot):
+        await eventually(lambda: slot.connections == 1, "the slot to connect")
+        transport = slot.link._connection.transport
+        transport.write(bytes(64 << 20))
+        assert transport.get_write_buffer_size()
+        leave.set()
+        await eventually(lambda: slot.connections == 2, "the slot to connect again")
+    for each in (coordinator, *writers):
+        each.close()
+
+
+async def test_a_wait_with_a_time_limit_can_be_closed():
+    """As at the end of a loop; a coroutine that then awaits is never finished."""
+    waited = asyncio.get_running_loop().create_future()
+    waiting = within(60, waited)
+    waiting.send(None)
+    waiting.close()
+    assert not waited.done()
+
+
 async def test_a_leader_that_keeps_the_connection_but_says_nothing_is_left(monkeypatch, store):
     """Z8: a stopped process keeps connections open."""
     monkeypatch.setattr(control_link, "_SILENT_S", 0.2)
 
     async def mute(reader, writer):
-        acceptor = Acceptor(
-            nonce=os.urandom(NONCE_BYTES),
-            purpose="control",
-            secret_of=lambda hello: job_secret(KEY, hello.job, "run-1"),
-        )
-        while acceptor.session is None:
-            writer.write(acceptor.feed(await reader.read(4096)))
-        link = TcpLink(writer, acceptor.session.framing(), PROTOCOL_VERSION)
+        session = await proven(reader, writer)
+        link = TcpLink(successor.server, writer.transport, session.framing(), PROTOCOL_VERSION)
         link.send(Registered(0, 0, 1_000))
         while await reader.read(4096):
             pass
         writer.close()
 
-    silent = await asyncio.start_server(mute, "127.0.0.1", 0)
     successor = Daemon(store, "b")
+    silent = await asyncio.start_server(mute, "127.0.0.1", 0)
     await successor.server.start()
     await successor.directory.submit(SPEC)
     slot = SlotEnd(silent.sockets[0].getsockname()[:2], successor.address)

@@ -206,6 +206,25 @@ async def test_a_broken_connection_is_reported_by_both_ends():
     receiver.plane.close()
 
 
+async def test_a_peer_that_leaves_is_lost_at_once_though_bytes_to_it_are_unsent():
+    """The way to the peer is cut: unsent bytes stay unsent until the kernel gives up."""
+    receiver = Receiver()
+    peer = await receiver.listen()
+    receiver.expect()
+    sender = TcpDataPlane(SECRET, "job", "run", timeout_s=600.0)
+    broken_at_sender = []
+    sender.expect(3, {}, lambda c, reason: broken_at_sender.append(c))
+    output = await sender.connect(peer, channel(), lambda: None)
+    [connection] = receiver.plane._open
+    connection.transport.pause_reading()
+    output.transport.write(bytes(64 << 20))
+    assert output.transport.get_write_buffer_size()
+    connection.transport.get_extra_info("socket").shutdown(socket.SHUT_WR)
+    await eventually(lambda: broken_at_sender, "the sender to notice")
+    sender.close()
+    receiver.plane.close()
+
+
 async def test_garbage_instead_of_frames_breaks_the_channel():
     """B3"""
     receiver = Receiver()
