@@ -20,6 +20,8 @@ def news_of(status: JobStatus) -> str:
     moving = any(each.ended_ms is None for each in status.rescales)
     news = News(
         status.leader,
+        status.token,
+        status.phase,
         status.outcome,
         status.condition,
         status.condition_reason,

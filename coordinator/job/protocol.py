@@ -142,7 +142,8 @@ class JobProtocol:
         condition, job = self._watch.condition, self._job
         kills = job.slots.kills if job.leads else ()
         wanted = (standbys_wanted(job), program_wanted(job))
-        return (condition.state, condition.reason, self.outcome, kills, *wanted, job.rescales.open is None)
+        of_job = (job.log.token, self._phase.name, self.outcome)
+        return (*of_job, condition.state, condition.reason, kills, *wanted, job.rescales.open is None)
 
     @property
     def lead_position(self) -> int | None:

@@ -124,11 +124,12 @@ def _kills(job: Job) -> tuple[KillRequest, ...]:
     return tuple(KillRequest(*astuple(kill)) for kill in job.slots.kills if job.leads)
 
 
-def news_version(job: Job, outcome: str | None, condition: str, reason: str) -> str:
+def news_version(job: Job, phase: str, outcome: str | None, condition: str, reason: str) -> str:
     """As `news_of` of the status, without the status."""
     moving = any(each.ended_ms is None for each in job.rescales.statuses)
     wanted = standbys_wanted(job), program_wanted(job)
-    return News(job.identity.leader, outcome, condition, reason, _kills(job), *wanted, moving).version
+    of_job = (job.identity.leader, job.log.token, phase, outcome)
+    return News(*of_job, condition, reason, _kills(job), *wanted, moving).version
 
 
 def job_summary(job: Job, phase: str, outcome: Outcome | None, condition: Condition, now_ms: int) -> JobSummary:

@@ -368,7 +368,7 @@ class Api:
 
 def _version(runner: JobRunner) -> str:
     now = runner.summary()
-    return news_version(runner.facts, now.outcome, now.condition, now.condition_reason)
+    return news_version(runner.facts, now.phase, now.outcome, now.condition, now.condition_reason)
 
 
 def application(

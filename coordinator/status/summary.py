@@ -30,6 +30,8 @@ class JobSummary(msgspec.Struct, frozen=True):
 
 class News(msgspec.Struct, frozen=True, array_like=True):
     leader: str
+    token: int | None
+    phase: str
     outcome: str | None
     condition: str
     condition_reason: str

@@ -1,6 +1,6 @@
 """A brief status, completed by the last whole one, and the version of the status without the status."""
 
-from coordinator_world import Coordinator, spec, started
+from coordinator_world import Coordinator, new_generation, spec, started
 
 from barrier_runtime.coordinator.client.rest_types import news_of
 from barrier_runtime.coordinator.job.events import UserRescale
@@ -16,7 +16,7 @@ def checked(coordinator: Coordinator) -> str:
     protocol, now_ms = coordinator.protocol, coordinator.now_ms
     whole = protocol.status(now_ms)
     assert completed_brief(protocol.status(now_ms, brief=True), whole) == whole
-    version = news_version(protocol.facts, whole.outcome, whole.condition, whole.condition_reason)
+    version = news_version(protocol.facts, whole.phase, whole.outcome, whole.condition, whole.condition_reason)
     assert version == news_of(whole)
     return version
 
@@ -34,6 +34,16 @@ def test_a_brief_status_and_its_version_agree_with_the_whole_status() -> None:
     coordinator.settle()
     versions.append(checked(coordinator))
     assert versions[0] == versions[1] != versions[2]
+
+
+def test_a_quick_recovery_changes_the_version() -> None:
+    """The slots of the generation before must not be shown."""
+    coordinator, a, b = started(MemoryStore(), spec())
+    before, woken, condition = checked(coordinator), coordinator.protocol.news, coordinator.status.condition
+    new_generation(coordinator, a, b)
+    assert (coordinator.status.condition, coordinator.status.phase) == (condition, "running")
+    assert checked(coordinator) != before
+    assert coordinator.protocol.news != woken
 
 
 def test_the_version_contains_kill_orders() -> None:

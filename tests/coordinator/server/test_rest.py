@@ -187,7 +187,9 @@ async def test_a_status_with_the_asked_news_is_brief_on_request():
 
         whole = await asked("run=run-1")
         version = news_of(whole)
-        assert version == news_version(runner.facts, whole.outcome, whole.condition, whole.condition_reason)
+        assert version == news_version(
+            runner.facts, whole.phase, whole.outcome, whole.condition, whole.condition_reason
+        )
         brief = await asked(f"unless={version}&wait=0.01&brief=1")
         assert (brief.brief, brief.chains, whole.brief, len(whole.chains)) == (True, (), False, 2)
         completed = completed_brief(brief, whole)
