@@ -1,9 +1,10 @@
 """Entries that differ between two checkpoints of one job, or savepoints of one flow.
 
 Both sides are read in key order, so memory does not grow with the state; of a state of columns, the rows of one subtask
-are held. Subtasks with the same files on both sides are not read.
+of each side are held. Subtasks with the same files on both sides are not read.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -149,6 +150,7 @@ class _Side:
         self.described = {name: what for each in self._parts for name, what in states_of(each).items()}
         told = next((each.values[KEYS].decode() for each in self._parts if KEYS in each.values), "")
         self.key = key_fields(told)
+        self._decoded: tuple[str, tuple[int, int], _Rows] | None = None  # of the last call of `rows`
 
     def unchanged(self, other: "_Side") -> frozenset[tuple[int, int]]:
         def files(side: "_Side") -> dict[tuple[int, int], tuple[object, ...]]:
@@ -186,17 +188,36 @@ class _Side:
 
     def rows(self, state: str, without: frozenset[tuple[int, int]], groups: range) -> dict[bytes, dict[str, Any]]:
         """Rows of keys in `groups`, which lie in at most one subtask."""
-        found: dict[bytes, dict[str, Any]] = {}
         for part in self._read(without):
-            if groups.start not in range(_range(part)[0], _range(part)[1] + 1):
-                continue
+            first, last = place = _range(part)
+            if first <= groups.start <= last:
+                if self._decoded is None or self._decoded[:2] != (state, place):
+                    self._decoded = None  # held no longer than needed
+                    self._decoded = (state, place, self._rows_of(part, state))
+                return self._decoded[2].within(groups)
+        return {}
+
+    def _rows_of(self, part: OperatorSnapshot, state: str) -> "_Rows":
+        found: dict[bytes, dict[str, Any]] = {}
+        if state in _keyed(part).states:
             with StoredPart(_keyed(part), self._stored.store, self._stored.folder()) as opened:
-                for segment in opened.segments(state) if state in _keyed(part).states else ():
-                    found.update(_rows(segment, self._stored.manifest.max_parallelism, groups))
-        return found
+                for segment in opened.segments(state):
+                    found.update(_rows(segment, self._stored.manifest.max_parallelism))
+        return _Rows(found)
 
     def _read(self, without: frozenset[tuple[int, int]]) -> Sequence[OperatorSnapshot]:
         return [each for each in self._parts if _range(each) not in without]
+
+
+class _Rows:
+    """Rows of a subtask by key."""
+
+    def __init__(self, rows: dict[bytes, dict[str, Any]]) -> None:
+        self._rows, self._keys = rows, sorted(rows)
+
+    def within(self, groups: range) -> dict[bytes, dict[str, Any]]:
+        begin, end = (bisect_left(self._keys, group, key=_group) for group in (groups.start, groups.stop))
+        return {key: self._rows[key] for key in self._keys[begin:end]}
 
 
 def _keyed(part: OperatorSnapshot) -> KeyedSnapshot:
@@ -222,12 +243,15 @@ def _by_time(key: bytes) -> bytes:
     return key[:PREFIX_BYTES] + encode_key((at_ms, *own))
 
 
-def _rows(segment: Segment, max_parallelism: int, groups: range) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def _group(key: bytes) -> int:
+    return int.from_bytes(key[:_GROUP_BYTES], "big")
+
+
+def _rows(segment: Segment, max_parallelism: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
     keys = as_binary(segment.keys, segment.key_width, max_parallelism).to_pylist()
     columns = {name: column.tolist() for name, column in segment.columns.items()}
     for at, key in enumerate(keys):
-        if int.from_bytes(key[:_GROUP_BYTES], "big") in groups:
-            yield key, {name: values[at] for name, values in columns.items()}
+        yield key, {name: values[at] for name, values in columns.items()}
 
 
 def _side_by_side(

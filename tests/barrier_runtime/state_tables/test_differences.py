@@ -107,6 +107,19 @@ def test_states_of_columns_are_held_a_subtask_at_a_time(tmp_path: Path) -> None:
         assert (len(list(found)), len(opened) - before_rest) == (len(USERS) - 1, 4)
 
 
+def test_a_wide_subtask_is_decoded_once_for_all_narrow_ones(tmp_path: Path) -> None:
+    one = written(tmp_path / "one", {"a": 1}, {("a", "x"): 1}, dict.fromkeys(USERS, 1), parallelism=1)
+    other = written(tmp_path / "other", {"a": 1}, {("a", "x"): 1}, dict.fromkeys(USERS, 2), parallelism=16)
+    with open_checkpoint(one) as before, open_checkpoint(other) as after:
+        opened: list[Path] = []
+        make = before.folder
+        before.folder = lambda: opened.append(make()) or opened[-1]  # type: ignore[assignment,method-assign,func-returns-value]
+        found = list(diff(before, after, "sums"))
+    assert sorted(each.key["user"] for each in found) == sorted(USERS)
+    assert {(each.change, each.before["rows"], each.after["rows"]) for each in found} == {("changed", 1, 2)}
+    assert len(opened) == 2, "the state's single entries, then the rows"
+
+
 @pytest.mark.slow
 def test_other_key_groups_are_refused(tmp_path: Path) -> None:
     one = written(tmp_path / "one", {"a": 1}, {("a", "x"): 1}, {"a": 1})
