@@ -1,7 +1,6 @@
 """Watermark of several input channels: the minimum of those neither idle nor ended.
 
-The watermark is the end of time only when every channel has ended: an idle channel may bring rows again. When only
-idle channels are left, the lowest of their own watermarks counts, as if the ended channels had ended earlier. If the
+The watermark is the end of time only when every channel has ended: an idle channel may bring rows again. If the
 remaining channels never have rows, nothing is emitted.
 """
 
@@ -49,11 +48,12 @@ class WatermarkMerger:
         return self._advance()
 
     def on_activity(self, channel: int) -> None:
+        """Ends the idleness of a channel with new rows."""
         self._idle[channel] = channel in self._timeless
         self._said_idle = False
 
-    def further(self) -> Watermark | Idle | None:
-        """Returns the idleness behind a watermark, or repeats the idleness that rows of a timeless channel ended."""
+    def after_timeless_rows(self) -> Watermark | Idle | None:
+        """Repeats the idleness that a timeless channel's rows have ended in later steps."""
         return self._advance()
 
     def on_end(self, channel: int) -> Watermark | Idle | None:
@@ -72,10 +72,6 @@ class WatermarkMerger:
         idle_ones = self._idle_ones()
         waiting = [ms for ms, idle in zip(self._of_channel, idle_ones, strict=True) if not idle and ms < WATERMARK_MAX]
         if not waiting and any(idle_ones):  # a channel may still bring rows
-            lowest = self._of_the_silent()
-            if lowest > self.current:
-                self.current = lowest
-                return Watermark(lowest)
             if self._said_idle or self._only_ends_are_left():
                 return None
             self._said_idle = True
@@ -86,22 +82,6 @@ class WatermarkMerger:
             self.current = lowest
             return Watermark(lowest)
         return None
-
-    def _of_the_silent(self) -> int:
-        """Lowest watermark of the idle channels that had rows."""
-        later = self._later if not self._is_their_turn() else ()
-        return min(
-            (
-                ms
-                for channel, ms in enumerate(self._of_channel)
-                if WATERMARK_MIN < ms < WATERMARK_MAX and channel not in self._timeless and channel not in later
-            ),
-            default=WATERMARK_MIN,
-        )
-
-    def _is_their_turn(self) -> bool:
-        """Returns whether all channels before the later ones have ended."""
-        return all(self.is_over(channel) for channel in range(len(self._idle)) if channel not in self._later)
 
     def _idle_ones(self) -> list[bool]:
         """Returns True per channel that does not hold event time back."""
@@ -116,7 +96,8 @@ class WatermarkMerger:
         return idle_ones
 
     def _in_turn(self) -> list[bool]:
-        if self._is_their_turn():
+        earlier = [channel for channel in range(len(self._idle)) if channel not in self._later]
+        if all(map(self.is_over, earlier)):
             return self._idle
         return [idle or channel in self._later for channel, idle in enumerate(self._idle)]
 

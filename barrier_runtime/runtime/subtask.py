@@ -288,7 +288,7 @@ class Subtask:
             self.rows_in -= len(rest)
             self._replay.appendleft((port, rest))
         elif port in self.queues.timeless:
-            self._on_merged(self._merger.further())
+            self._on_merged(self._merger.after_timeless_rows())
 
     def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
         return within(batch, self._merger.others(channel), self.chain.heard)
@@ -297,8 +297,7 @@ class Subtask:
         if isinstance(said, Watermark):
             if said.ms != WATERMARK_MAX:  # otherwise `_end` advances, after the wall-clock work
                 self.chain.advance(said.ms)
-            said = self._merger.further()
-        if said is not None:
+        elif said is not None:
             self.chain.idle()
 
     @property

@@ -81,7 +81,7 @@ MUTANTS = (
         "later-channels-never-hold-back",
         "after the last row of history event time waits for the first row of each later channel",
         "barrier_runtime/data/watermarks.py",
-        "        if self._is_their_turn():\n            return self._idle\n",
+        "        if all(map(self.is_over, earlier)):\n            return self._idle\n",
         "",
         ("tests/barrier_runtime/data/test_watermarks.py",),
     ),

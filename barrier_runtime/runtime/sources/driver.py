@@ -334,15 +334,10 @@ class SourceDriver:
         elif self._spec.idle_timeout_ms is None:
             lowest = self._queue[0][0]
         else:
-            lowest = min((split.greatest_ms for split in self._counted()), default=self._of_the_silent_ms())
+            lowest = min((split.greatest_ms for split in self._counted()), default=WATERMARK_MIN)
         if lowest == WATERMARK_MIN:
             return None
         return max(WATERMARK_MIN, lowest - self._spec.max_out_of_orderness_ms - 1)
-
-    def _of_the_silent_ms(self) -> int:
-        """Event time when the splits that held it back have ended, and only silent ones are left."""
-        had_rows = (split.greatest_ms for *_, split in self._queue if split.greatest_ms > WATERMARK_MIN)
-        return min(had_rows, default=WATERMARK_MIN)
 
     def watermark_to_tell(self, above_ms: int, now_ns: int) -> int | None:
         interval_ns = self._spec.watermark_interval_ms * 1_000_000

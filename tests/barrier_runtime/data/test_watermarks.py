@@ -77,9 +77,7 @@ def test_time_does_not_end_while_a_channel_is_only_idle():
     assert merger.on_watermark(0, 8) is None
     assert merger.on_end(1) is None
     assert merger.on_idle(0) is None
-    assert merger.on_end(2) == Watermark(8), "nothing else holds the idle one's own time back"
-    assert merger.further() == Idle(), "all that may still bring rows is idle"
-    assert merger.further() is None
+    assert merger.on_end(2) == Idle(), "all that may still bring rows is idle"
     merger.on_activity(0)
     assert merger.on_watermark(0, 9) == Watermark(9)
     assert merger.on_end(0) == Watermark(WATERMARK_MAX)
@@ -127,7 +125,7 @@ def test_a_timeless_channel_holds_nothing_back_whatever_it_brings():
     merger = WatermarkMerger(3, timeless=[2])
     assert merger.on_watermark(0, 10) is None
     merger.on_activity(2)
-    assert merger.further() is None
+    assert merger.after_timeless_rows() is None
     assert merger.on_watermark(1, 20) == Watermark(10)
     assert merger.on_watermark(2, WATERMARK_MIN) is None, "its step repeats what it said"
     assert merger.on_watermark(0, 20) == Watermark(20)
@@ -137,7 +135,7 @@ def test_rows_of_a_timeless_channel_do_not_end_the_idleness_of_all_others():
     merger = WatermarkMerger(2, timeless=[1])
     assert merger.on_idle(0) == Idle()
     merger.on_activity(1)
-    assert merger.further() == Idle()
+    assert merger.after_timeless_rows() == Idle()
     assert merger.on_watermark(0, 5) == Watermark(5)
 
 
@@ -146,37 +144,9 @@ def test_the_end_of_time_waits_for_the_end_of_a_timeless_channel():
     merger = WatermarkMerger(2, timeless=[1])
     assert merger.on_end(0) is None
     merger.on_activity(1)
-    assert merger.further() is None
+    assert merger.after_timeless_rows() is None
     assert merger.on_end(1) == Watermark(WATERMARK_MAX)
     merger = WatermarkMerger(2, timeless=[1])
     assert merger.on_end(1) is None
     assert merger.on_watermark(0, 5) == Watermark(5)
     assert merger.on_end(0) == Watermark(WATERMARK_MAX)
-
-
-def test_event_time_is_the_same_whichever_input_is_read_first():
-    """A channel that is idle at 33 and one that ends at 24; the third, which is idle without a row, decides nothing."""
-    idle_first, end_first = WatermarkMerger(3), WatermarkMerger(3)
-    for merger in (idle_first, end_first):
-        assert merger.on_idle(2) is None
-    assert idle_first.on_watermark(0, 33) is None
-    assert idle_first.on_idle(0) is None
-    assert idle_first.on_watermark(1, 24) == Watermark(24)
-    assert idle_first.on_end(1) == Watermark(33)
-    assert idle_first.further() == Idle()
-    assert end_first.on_watermark(1, 24) is None
-    assert end_first.on_end(1) is None
-    assert end_first.on_watermark(0, 33) == Watermark(33)
-    assert end_first.on_idle(0) == Idle()
-    assert idle_first.current == end_first.current
-
-
-def test_of_idle_channels_the_lowest_decides_but_later_channels_wait():
-    merger = WatermarkMerger(3)
-    merger.count_later([2])
-    merger.on_watermark(2, 50)
-    merger.on_watermark(0, 20)
-    assert merger.on_idle(0) is None
-    assert merger.on_watermark(1, 5) == Watermark(5)
-    assert merger.on_end(1) == Watermark(20), "channel 2 counts when channel 0 has ended"
-    assert merger.on_end(0) == Watermark(50)

@@ -295,40 +295,6 @@ def test_files_found_while_a_job_runs_hold_event_time_back_for_the_timeout_alone
         job.stop("now")
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:union .* between two files")
-@pytest.mark.parametrize("first", ["history", "live"])
-def test_windows_beside_a_watched_folder_do_not_depend_on_which_input_is_read_first(tmp_path, first):
-    """The history ends at second 50, the file at second 95, and the folder then has no split."""
-    flow, windows, read, begin = Dataflow("beside"), CollectSink(), CollectSink(), threading.Event()
-    folder = tmp_path / "live"
-    folder.mkdir()
-
-    def put():
-        (tmp_path / "next").write_text("".join(f'{{"at": {at * 1_000}}}\n' for at in range(51, 96)))
-        (tmp_path / "next").rename(folder / "0.jsonl")
-
-    def history(index, of):
-        assert begin.wait(60)
-        return ({"at": at * 1_000} for at in range(51))
-
-    options = {"schema": {"at": int}, "event_time": "at"}
-    live = flow.read_jsonl("live", str(folder), watch=0.01, **options)
-    past = flow.from_iterator("history", history, splits=1, **options)
-    live.sink("read-live", read)
-    past.sink("read-history", read)
-    united = past.union(live).window_all("windows", Tumbling(10 * SECOND)).aggregate(n=count())
-    united.sink("out", windows)
-    with flow.start_local(parallelism=1, checkpoint_interval=0.05, restart="none") as job:
-        for each in (first, "history" if first == "live" else "live"):
-            before = len(read.rows())
-            begin.set() if each == "history" else put()
-            until(lambda: len(read.rows()) >= before + 45, f"{each} is read")  # noqa: B023
-        until(lambda: len(windows.rows()) == 9, "the windows before second 90 are over")
-        assert sorted(row["n"] for row in windows.rows()) == [10] * 9
-        job.stop("now")
-
-
 def ends_at(row):
     return row["window_end"] if isinstance(row["window_end"], int) else row["window_end"].timestamp() * 1_000
 
