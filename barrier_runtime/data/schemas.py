@@ -328,6 +328,14 @@ def column_names(given: Any, what: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def key_columns(given: Any, what: str) -> tuple[str, ...]:
+    """Accepts what `column_names` accepts, without empty names. Raises `InvalidJob`."""
+    names = column_names(given, what)
+    if not all(names):
+        raise InvalidJob(f"{what}={given!r} has an empty name: give the names of columns")
+    return names
+
+
 def no_column(column: object, there: Sequence[str], where: str, what: str = "") -> InvalidJob:
     names = ", ".join(there)
     return InvalidJob(f"{where}: there is no column {column!r}{what}{meant(column, there)}: use one of {names}")

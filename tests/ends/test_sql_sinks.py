@@ -439,7 +439,8 @@ def test_checkpoints_with_other_columns_are_committed_too(database: Database, jo
     [
         ({"mode": "append"}, "mode is 'insert' or 'upsert'"),
         ({"mode": "upsert"}, r"mode='upsert' needs the columns of the key, key=\['id'\]"),
-        ({"mode": "upsert", "key": ""}, "needs the columns"),
+        ({"mode": "upsert", "key": []}, "needs the columns"),
+        ({"key": ""}, "has an empty name"),
         ({"key": ["id"]}, "mode='insert' has none"),
         ({"max_bytes_in_memory": 0}, "max_bytes_in_memory=0"),
     ],

@@ -30,7 +30,7 @@ from barrier_runtime.connectors.job_log import log_id
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.data.schemas import column_names, no_column
+from barrier_runtime.data.schemas import key_columns, no_column
 from barrier_runtime.state.errors import Fenced, InvalidJob, Unavailable
 
 _TRIES = 100
@@ -128,7 +128,7 @@ class ClickHouseSink(UpsertSink):
         address(url)
         self.url = url
         self.table = table
-        self.key = column_names(key, "ClickHouseSink: key")
+        self.key = key_columns(key, "ClickHouseSink: key")
         self.version = version
         if not self.key:
             raise InvalidJob("ClickHouseSink: key= names no column: name at least one")

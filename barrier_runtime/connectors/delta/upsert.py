@@ -24,7 +24,7 @@ from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, De
 from barrier_runtime.connectors.sink_bases.lake.commit_every import commit_every_ms, described
 from barrier_runtime.connectors.sink_bases.staging import example_of
 from barrier_runtime.data.rows import preview
-from barrier_runtime.data.schemas import column_names, require_columns
+from barrier_runtime.data.schemas import column_names, key_columns, require_columns
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.open import within
@@ -64,7 +64,7 @@ class DeltaUpsertSink(BatchingSink):
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)
         self.commit_every_ms = commit_every_ms(commit_every, "DeltaUpsertSink")
         self.url = checked_url(url, "the location of DeltaUpsertSink", "DeltaUpsertSink cannot write to")
-        self.key = column_names(key, "DeltaUpsertSink: key")
+        self.key = key_columns(key, "DeltaUpsertSink: key")
         if not self.key or deletes in self.key:
             raise InvalidJob(
                 f"DeltaUpsertSink: key={key!r}, deletes={deletes!r}: give the columns of the key, "

@@ -27,7 +27,7 @@ from barrier_runtime.connectors.job_log import log_id
 from barrier_runtime.connectors.redis.text import check_key, exact_rows, json_of, keys_of, text_of
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
-from barrier_runtime.data.schemas import column_names, no_column
+from barrier_runtime.data.schemas import key_columns, no_column
 from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, Unavailable, missing_extra
 
 _PASSING = re.compile(r"\b(?:OOM|LOADING|BUSY|READONLY|MISCONF|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|TRYAGAIN)\b")
@@ -99,7 +99,7 @@ class RedisUpsertSink(UpsertSink):
     ) -> None:
         super().__init__(deterministic=deterministic, after_decision=after_decision)
         self.url, in_url = _apart(url)
-        self.key = column_names(key, "RedisUpsertSink: key")
+        self.key = key_columns(key, "RedisUpsertSink: key")
         if not self.key:
             raise InvalidJob("RedisUpsertSink: key= names no column: name at least one")
         self.value = value

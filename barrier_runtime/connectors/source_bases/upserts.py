@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.data.schemas import column_names, require_columns
+from barrier_runtime.data.schemas import key_columns, require_columns
 from barrier_runtime.state.errors import InvalidJob
 
 _ADDED = pa.schema([("deleted", pa.bool_()), ("changed_at", pa.timestamp("us", "UTC"))])
@@ -20,7 +20,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def checked_key(key: str | Sequence[str], where: str) -> tuple[str, ...]:
-    names = column_names(key, f"{where}: key")
+    names = key_columns(key, f"{where}: key")
     if len(set(names)) < len(names):
         raise InvalidJob(f"{where}: key={key!r}: give the names of the columns that tell rows apart, each once")
     return names

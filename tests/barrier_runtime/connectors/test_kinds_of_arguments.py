@@ -1,6 +1,7 @@
 """Arguments of a wrong type to public sources and sinks: the error names the parameter, the value and the remedy."""
 
 import inspect
+import itertools
 from datetime import timedelta
 from typing import Any
 
@@ -46,9 +47,27 @@ BASES = {"BatchFunctionSink", "TwoPhaseCommitSink", "UpsertSink", "WriteAheadSin
 VALUES = [5, None, 1.5, b"x", object(), [], {}, True, "", ("a", 5), [None], {"x": 1}, "x", ["x"], timedelta(1), -1]
 
 
+def _checked(made: Any) -> None:
+    """Sources of tables check the key when the flow names them."""
+    if isinstance(made, br.DeltaSource | br.IcebergSource):
+        made.named("rows")
+
+
 def test_every_public_source_and_sink_is_here() -> None:
     public = {name for name in dir(br) if name.endswith(("Source", "Sink")) and inspect.isclass(getattr(br, name))}
     assert VALID.keys() == {name for name in public if not inspect.isabstract(getattr(br, name))} - BASES
+
+
+def test_no_column_of_a_key_has_an_empty_name() -> None:
+    for name, given in VALID.items():
+        made = getattr(br, name)
+        parameters = inspect.signature(made).parameters
+        if "key" not in parameters or name in ("KafkaSource", "KafkaSink"):  # a format; a column or a function
+            continue
+        modes: tuple[dict[str, str], ...] = ({"mode": "insert"}, {"mode": "upsert"}) if "mode" in parameters else ({},)
+        for mode, key in itertools.product(modes, ("", [""], ["k", ""])):
+            with pytest.raises(InvalidJob, match="empty name"):
+                _checked(made(**given | mode | {"key": key}))
 
 
 @pytest.mark.parametrize("name", VALID)

@@ -24,7 +24,7 @@ from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.sql.columns import Fitted, fitted
 from barrier_runtime.connectors.sink_bases.sql.dialect import MOST_ROWS, DeliveryMark, Dialect, SqlSession
-from barrier_runtime.data.schemas import column_names
+from barrier_runtime.data.schemas import key_columns
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound
 
@@ -92,7 +92,8 @@ class SqlSink(BatchingSink):
         name = type(self).__name__
         if mode not in ("insert", "upsert"):
             raise InvalidJob(f"{name}: mode={mode!r}: mode is 'insert' or 'upsert'")
-        if (mode == "upsert") != bool(key):
+        self.key = key_columns(key, f"{name}: key")
+        if (mode == "upsert") != bool(self.key):
             raise InvalidJob(
                 f"{name}: mode={mode!r} with key={key!r}: mode='upsert' needs the columns of the key, "
                 "key=['id'], and mode='insert' has none"
@@ -102,7 +103,6 @@ class SqlSink(BatchingSink):
         self._dialect = dialect
         self.table = table
         self.mode = mode
-        self.key = column_names(key, f"{name}: key")
 
     def __repr__(self) -> str:
         how = f"upsert by {', '.join(self.key)}" if self.key else "insert"
