@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
-MOST_KEPT_BYTES = 64 << 20  # free memory at the end of a heap that stays with the process
+MOST_KEPT_BYTES = 64 << 20  # free memory at the end of each heap that stays with the process
 _LARGE_BYTES = 4 << 20  # larger arrays, such as columns of state, come from the kernel and return to it
 
 
@@ -18,3 +18,9 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
         return bool(mallopt(_MMAP_THRESHOLD, _LARGE_BYTES) and mallopt(_TRIM_THRESHOLD, MOST_KEPT_BYTES))
     return False
+
+
+def return_freed_memory() -> None:
+    """Returns the free memory of all heaps to the kernel: threads have heaps of their own."""
+    with contextlib.suppress(AttributeError, OSError):  # musl and macOS lack malloc_trim
+        ctypes.CDLL(None).malloc_trim(0)

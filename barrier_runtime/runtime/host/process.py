@@ -17,7 +17,7 @@ from barrier_runtime.coordinator.metric_table import (
     STORE_SENT_BYTES,
     STORE_WRITES,
 )
-from barrier_runtime.runtime.host.allocator import keep_freed_memory
+from barrier_runtime.runtime.host.allocator import keep_freed_memory, return_freed_memory
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.use import counts_of
 from barrier_runtime.state.threads import ask_for_short_slices
@@ -40,6 +40,8 @@ class Heap:
             gc.unfreeze()
             self._generation_frozen = False
         gc.collect()
+        if dropped:
+            return_freed_memory()
         if not self._generation_frozen and _tracked() > _MANY:
             gc.freeze()
             self._generation_frozen = True

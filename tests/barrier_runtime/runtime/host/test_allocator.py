@@ -3,10 +3,12 @@
 import resource
 import subprocess
 import sys
+import threading
 
 import numpy as np
 
 from barrier_runtime.runtime.host import allocator
+from barrier_runtime.runtime.host.process import Heap
 
 _BATCHES = 50
 _ARRAYS, _BYTES = 16, 512 << 10  # of a batch of 65,536 rows
@@ -35,6 +37,36 @@ def test_arrays_of_later_batches_take_no_page_faults() -> None:
 def test_large_freed_arrays_return_to_the_system() -> None:
     code = "t.allocator.keep_freed_memory(); print(t.rss_after_freeing(32, 8 << 20))"
     assert _in_process(code) < allocator.MOST_KEPT_BYTES
+
+
+def test_what_threads_freed_returns_to_the_system_when_a_generation_ends() -> None:
+    code = "t.allocator.keep_freed_memory(); print(t.rss_after_threads(7, 60, 2 << 20))"
+    assert _in_process(code) < allocator.MOST_KEPT_BYTES // 2
+
+
+def rss_after_threads(threads: int, arrays: int, size: int) -> int:
+    """Resident bytes that stay after threads made arrays at the same time and freed them, and a generation ended."""
+    made, freed, end = (threading.Barrier(threads + 1) for _ in range(3))
+
+    def work() -> None:
+        each = [np.full(size, 1, np.uint8) for _ in range(arrays)]
+        made.wait()
+        del each
+        freed.wait()
+        end.wait()
+
+    before = _rss()
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    made.wait()
+    freed.wait()
+    Heap().trim(True)
+    kept = _rss() - before
+    end.wait()
+    for worker in workers:
+        worker.join()
+    return kept
 
 
 def rss_after_freeing(arrays: int, size: int) -> int:
