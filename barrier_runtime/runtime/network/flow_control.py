@@ -80,7 +80,8 @@ class Chunk:
                 wanted = self._without_fixed_cost(took_ns, wanted)
             else:
                 self._long = None
-            self.bytes = max(MIN_CHUNK_BYTES, min(wanted, self.bytes * _GROWTH))
+            # Grows from the batch: small batches do not show what a batch of the limit's size takes.
+            self.bytes = max(MIN_CHUNK_BYTES, min(wanted, max(self.bytes, self._last * _GROWTH)))
 
     def _without_fixed_cost(self, took_ns: int, wanted: int) -> int:
         """Bytes that take `CHUNK_NS` beyond the fixed cost; `wanted` until two sizes are measured."""

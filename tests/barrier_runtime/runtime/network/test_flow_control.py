@@ -14,6 +14,7 @@ from barrier_runtime.runtime.network.flow_control import (
     MIN_CHUNK_BYTES,
     MIN_WINDOW_BYTES,
     Chunk,
+    SourceChunk,
     Window,
 )
 
@@ -132,6 +133,14 @@ def test_one_slow_moment_is_made_up_for_and_control_elements_say_nothing():
     chunk.taken(0)
     chunk.worked(10**12, never_starved)
     assert chunk.bytes == MIN_CHUNK_BYTES * 4**4
+
+
+def test_small_batches_raise_the_limit_of_rows_by_a_small_factor():
+    chunk = SourceChunk()
+    for _ in range(50):
+        rows = min(chunk.rows(never_starved), 1_000)
+        chunk.worked_rows(rows, 1_000, never_starved)
+    assert 1_000 < chunk.rows(never_starved) <= 4_000
 
 
 @pytest.mark.slow
