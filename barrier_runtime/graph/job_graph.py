@@ -96,8 +96,6 @@ class Chain:
 
 
 class Combines(Protocol):
-    takes_more: bool  # larger batches would have a lower share of different keys
-
     def combined(self, batch: Batch) -> Batch:
         """Returns fewer rows, or the batch."""
         ...

@@ -266,10 +266,6 @@ class ResultPartition:
                 return False
         return True
 
-    @property
-    def takes_more(self) -> bool:
-        return self._combiner is not None and self._combiner.takes_more
-
     def emit(self, batch: Batch) -> None:
         batch = self._plain.batch(batch)
         self.rows += batch.count

@@ -174,21 +174,6 @@ def test_a_sample_of_few_rows_does_not_decide_on_larger_batches() -> None:
     assert combines(combiner._SAMPLE)
 
 
-def test_larger_batches_are_requested_while_narrow_rows_are_combined() -> None:
-    chosen = Combiner(["k"], {"n": count()}, "aggregate 'r'")
-
-    def takes_more(batch: Batch) -> bool:
-        chosen.combined(batch)
-        return chosen.takes_more
-
-    assert not chosen.takes_more
-    assert takes_more(keys(10, 1_000))
-    assert not takes_more(keys(1, combiner.FEWEST - 1))
-    wide = keys(10, 1_000).rows.append_column("text", pa.array(["x" * combiner._NARROW] * 1_000))
-    assert not takes_more(Batch(wide, 0))
-    assert not takes_more(keys(900, 1_000))
-
-
 def test_small_batches_are_sent_unchanged() -> None:
     batch = keys(1, combiner.FEWEST - 1)
     assert Combiner(["k"], {"n": count()}, "aggregate 'r'").combined(batch) is batch

@@ -120,17 +120,6 @@ def test_a_poll_keeps_the_limit_of_the_caller_of_a_batch_and_of_the_rate() -> No
     assert sizes(600.0, (1, 50, 1_000, None)) == [1, 50, 60, 60]
 
 
-def test_a_batch_for_a_combiner_may_be_larger() -> None:
-    driver = opened(spec_of(Many(1, 10_000), max_rows_per_batch=200), World())
-    sizes = []
-    for driver.takes_more in (False, True, True, False):
-        polled = driver.poll(0, 700)
-        sizes.append(0 if polled is None else polled.count)
-    assert sizes == [200, 700, 700, 200]
-    driver.takes_more = True
-    assert len(driver.poll(0) or ()) == 800
-
-
 @pytest.mark.slow
 def test_the_total_is_the_same_after_a_rescale_and_every_row_is_read_once() -> None:
     source, restored = Many(6, 1_000), ()
