@@ -20,7 +20,7 @@ _QUIET_S = 60.0  # a submission that lived this long resets the back-off
 
 
 class Submission:
-    """`wanted()`: slots that the coordinator still wants, before a failed submission is repeated."""
+    """`wanted()`, asked before a failed submission is repeated: slots that the coordinator still wants."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class AllSlots:
         self._standbys: StandbysWanted | None = None
         self._asked = ""  # id of the newest request for standbys
         self._awaited: set[_Place] = set()  # slots of that request that are not started
-        self._joined: set[Submission] = set()  # the slot joined: the coordinator dismisses the slot
+        self._joined: set[Submission] = set()  # their slots were in the job: the coordinator ends them
         self._started = 0
 
     def start(self) -> None:

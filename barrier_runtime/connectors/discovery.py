@@ -9,7 +9,7 @@ from barrier_runtime.connectors.source import Split
 from barrier_runtime.state.errors import Unavailable
 
 _AGAIN_S = 2.0
-_RESTS = 4  # shortest pause in durations of a listing, which slows the slot's loop
+_RESTS = 4  # shortest pause, as a multiple of the listing, which slows the slot's loop
 
 
 class ListingThread:

@@ -90,7 +90,7 @@ class KeyCodec:
         ]
 
     def int64(self, arrays: list[pa.Array]) -> "list[npt.NDArray[np.int64]] | None":
-        """Returns None if the state keys contain text or nulls."""
+        """Returns None unless all fields of the keys are ints."""
         if not self._ints or any(array.null_count for array in arrays):
             return None
         return [array.to_numpy().astype(np.int64, copy=False) for array in arrays]

@@ -30,7 +30,7 @@ def check_at_most_once(nodes: Sequence[Node]) -> None:
 
 
 def _emits_at_once(node: StepNode) -> bool:
-    """`emit="latest"` goes by the wall clock, but holds rows outside of state, so a restore repeats none."""
+    """Running aggregates may go by the wall clock: `emit="latest"` holds rows outside of state."""
     return node.kind in _EMIT_AT_ONCE and node.timeless and (node.kind == RUNNING or not node.by_wall_clock)
 
 

@@ -36,7 +36,7 @@ class StepBehind:
 
 
 def followers_of(nodes: Sequence[Node]) -> list[StepBehind]:
-    """Returns the followers by number of the node.
+    """Returns the `StepBehind` of each node, by number.
     A step that makes watermarks hides the event time of its input.
     """
     found = [StepBehind()] * len(nodes)

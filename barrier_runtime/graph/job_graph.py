@@ -97,7 +97,7 @@ class Chain:
 
 class Combines(Protocol):
     def combined(self, batch: Batch) -> Batch:
-        """Returns fewer rows, or the batch."""
+        """Returns a smaller batch, or `batch`."""
         ...
 
 

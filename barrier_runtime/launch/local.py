@@ -77,7 +77,7 @@ def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> J
 def run_until_terminated(
     plan: Plan, options: JobOptions, show: Callable[[JobStatus], None]
 ) -> tuple[JobResult | None, bool]:
-    """`run_local` of a command: SIGTERM stops the job with a last checkpoint within 8 seconds.
+    """`run_local` for commands: SIGTERM stops the job with a last checkpoint within 8 seconds.
     For the main thread.
 
     Returns the result (None after the 8 seconds) and whether the signal came.
@@ -318,7 +318,7 @@ async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) 
 
 
 def _leave_the_heap(dropped: bool) -> None:
-    """Replaces the slot's collection of garbage, because the heap is the user's."""
+    """Trims nothing: the heap of this process is the user's."""
 
 
 def _slot(

@@ -102,7 +102,7 @@ def _stopped_by_sigterm(handle: JobHandle) -> Iterator[threading.Event]:
 
 _LOOK_S = 1.0
 _LOG_S = 2.0  # between looks into the log while no coordinator answers
-_UNKNOWN_S: float = OPTIONS["coordinator_lease"].default  # then the slots leave, too
+_UNKNOWN_S: float = OPTIONS["coordinator_lease"].default  # after this time without a coordinator slots leave
 
 
 def join(

@@ -300,7 +300,7 @@ def load_order(flow: str, spec: JobSpec, answer: str = "") -> LoadOrder:
 
 
 def replace_asked(flow: str, timeout_s: float, *, allow_non_restored: bool = False) -> ReplaceAsked:
-    """`flow`: "app.py:flow", or "" for a program that the process has.
+    """`flow`: "app.py:flow", or "" if the caller sets `spec` itself.
     `timeout_s`: limit for the new slots to register.
     """
     if not timeout_s > 0:
@@ -320,7 +320,7 @@ def wait_for_replace(
 class Programs:
     """Loads programs, once per request id, in a thread.
 
-    `own`: file and flow of this program, or "": the only code that a holder of the token can have loaded.
+    `own`: file and flow of this program, all that a holder of the token may load; "": nothing.
     """
 
     def __init__(
@@ -394,7 +394,7 @@ def _why_not_own(flow: str, own: str) -> str:
 
 
 def _absolute(flow: str) -> str:
-    """Links stay: a link may lead to the new release."""
+    """Keeps symlinks: one may lead to a new release."""
     file, _, name = flow.rpartition(":")
     return f"{os.path.abspath(file)}:{name}"
 

@@ -1,6 +1,6 @@
 """Observes one operator of a replay row by row.
 
-Batches are passed row by row, which operators cannot distinguish from other batch boundaries.
+Each row is passed as a batch of its own: operators may not depend on batch boundaries.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -216,7 +216,7 @@ def _code(function: Any) -> CodeType | None:
 _ROWS_TIMEOUT_S = 30.0  # for a row of a source that has unread rows
 _LOOK_S = 0.01
 _RESTS = 3  # consecutive looks at idle slots: rows may be between two slots
-_IDLE_S = 2.0  # without an end: longest time without rows
+_IDLE_S = 2.0  # after this time without rows an `OpenRange` counts as read
 
 
 class StandingClock(SystemClock):

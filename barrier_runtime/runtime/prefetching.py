@@ -60,7 +60,7 @@ class Preparing:
         res.workers.submit(work, partial(self._fetched, order, timers, until_s, ended))
 
     def end(self) -> None:
-        """A restore waits for the file being fetched."""
+        """Begins no further file, but finishes this one."""
         self._ended.set()
         self._following = None
 

@@ -1,6 +1,6 @@
 """Python workers that died of a signal, recorded by Spark's worker daemon.
 
-The daemon forks the replacement of a dead worker, which inherits the record.
+The daemon forks a dead worker's replacement, which inherits the record.
 """
 
 import contextlib

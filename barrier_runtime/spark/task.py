@@ -186,7 +186,7 @@ def result_of(slot: int, shutdown: Shutdown) -> tuple[int, str, str]:
 
 
 def local_root(run_id: str) -> Path:
-    """Another user may have made the folder."""
+    """Refuses a folder that is not private."""
     base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     root = Path(base) / f"barrier-runtime-{os.getuid()}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -6,7 +6,7 @@
 `http`: an answer is sent no sooner than the delay after the request is complete, so the emulator's time is part of the
 delay. Client connections are kept alive even if the emulator closes the other connection, as moto's server does. Bodies
 are streamed in both directions. `tcp`: each byte of the server is late by a delay, as on a longer route; a delay is
-drawn for each answer, which begins with the first bytes after bytes of the client. The proxy logs requests (`http`) or
+drawn for each answer, which begins with the first bytes after bytes of the client. The log has requests (`http`) or
 waits for answers (`tcp`); `benchmarks.slow_store.requests` reads the log. If either side ends a connection, the proxy
 ends the other.
 """

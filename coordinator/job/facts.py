@@ -193,7 +193,7 @@ class Job:
         self.record.remember(known, read.view.completes)
         same_run = known is not None and known.run_id == self.spec.run_id
         self.rescales.remember(() if known is None else known.rescales, same_run=same_run)
-        # The logged stop of this run requests the savepoint anew; FINISH has the savepoint that ended a run.
+        # Without this run's stops, which the log requests anew; with the savepoint in FINISH that ended a run.
         others = tuple(each for each in self.record.savepoints if not (each.stops and same_run))
         head = read.view.head
         if head is not None and isinstance(head.record, Finish):

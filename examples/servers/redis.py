@@ -19,7 +19,7 @@ class RedisServer(Server):
         return f"redis://127.0.0.1:{self.port}/0"
 
     def command(self) -> list[str]:
-        # Without fsync the kernel has each command before its answer, and SIGKILL cannot undo this; with "everysec"
+        # Even without fsync the kernel has a command before Redis answers, so SIGKILL loses none; with "everysec"
         # Redis delays writes during a flush.
         kept = ["--save", "", "--appendonly", "yes", "--appendfsync", "no"]
         return [self._program, "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.directory), *kept]

@@ -3,8 +3,8 @@
 Every byte is hashed before a file is opened. `restore_plan` says which databases are opened (side by side:
 docs/design/side-by-side-databases.md) and which are copied by entry.
 
-Foreign keys are deleted, not only hidden: a later owner that opens this database's snapshot would find keys that were
-deleted meanwhile. The first checkpoint refers to reusable files instead of uploading them:
+Keys of other subtasks are deleted, not hidden: otherwise their later owner would find, in this subtask's snapshot,
+keys deleted meanwhile. The first checkpoint refers to reusable files instead of uploading them:
 
 | the database is …    | files                                            | segments                   |
 |----------------------|--------------------------------------------------|----------------------------|

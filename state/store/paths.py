@@ -6,7 +6,7 @@
 <job>/write-ahead/<sink>/staged/<token>/...      undelivered rows of a sink; the sink deletes them
 <job>/write-ahead/<sink>/delivered/<lineage>/... delivered checkpoints, for targets that do not remember them
 <job>/write-ahead/<sink>/asked/<lineage>/...     batches that wait for the program's function; the sink deletes them
-<job>/sources/<source>/current.json              the valid id of the next row; put once, or again by a fresh start
+<job>/sources/<source>/current.json              the valid `<id>` of the line below; put once, or again by a fresh start
 <job>/sources/<source>/<id>/<file>               rows of a source, stored before the job starts
 <job>/pins/<checkpoint>-<seconds>-<id>           a reader needs that or a later checkpoint for that time
 <job>/pins/used                                  a pin has existed: deletions list pins only then
@@ -41,7 +41,7 @@ _DELIVERY_NOTE = re.compile(
 )
 _ASKED_BATCH = re.compile(_SEGMENT.pattern + "/asked/" + _SEGMENT.pattern + "/([0-9]{20})-" + _NUMBER)
 _STAGED_SOURCE = re.compile(_SEGMENT.pattern + "/(current[.]json|" + _SEGMENT.pattern + "/" + _SEGMENT.pattern + ")")
-_OF_SAVEPOINTS = "(?!(savepoint[.]json|claimed-by)$)"  # names of savepoints
+_OF_SAVEPOINTS = "(?!(savepoint[.]json|claimed-by)$)"  # excludes a savepoint's own files
 _DATA_FILE = re.compile(_NUMBER + "/" + _SEGMENT.pattern + "/" + _OF_SAVEPOINTS + _SEGMENT.pattern)
 
 

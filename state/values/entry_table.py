@@ -26,7 +26,7 @@ _ENTRY, _NUMBER = encode_key((False,)), encode_key((True,))
 _NUMBER_MARK = b"\xc1"
 _NUMBER_HEAD = b"\xc1\x00"  # the first of the 8 bytes is always 0
 _NUMBER_BYTES = 9
-_STALE = 1_000  # most stored keys in an order; most orders
+_STALE = 1_000  # bounds the number of `_orders`, and the stored keys in each
 _INDEX_BYTES = 120
 
 
@@ -111,7 +111,7 @@ class EntryTable(StateTable):
         self.put((*key, False, entry), value)
 
     def put_counted(self, key: Key, entry: Any, value: Any) -> None:
-        """Sets a value, not None, and the number with fewer look-ups, which hash the whole key."""
+        """Sets a value, not None, and counts it. Saves look-ups: each hashes the whole key."""
         whole = (*key, False, entry)
         known = self._dirty.get(whole, MISSING)
         if known is MISSING or known is None:

@@ -410,7 +410,7 @@ class SinkOperator(Operator):
                 self._recovered = (effect.checkpoint, error)
             else:
                 self._recovered = (effect.checkpoint, None)
-        # the loop may not call otherwise: without rows, and without checkpoints while commits are behind
+        # nothing else might call: no rows may come, and no checkpoints while commits are behind
         self._context.executor.submit(_nothing, lambda _, error: self._hear_of_recovery())
 
     def _hear_of_recovery(self) -> None:

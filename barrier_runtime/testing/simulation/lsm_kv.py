@@ -24,7 +24,7 @@ _FIRST_MANIFEST, _FIRST_OPTIONS, _FIRST_SST = 5, 7, 8
 
 
 class LsmKv:
-    """`compact()` draws whether to compact, after a flush and for `compacts`."""
+    """Argument `compact` draws whether to compact, after a flush and for `compacts`."""
 
     kind = "lsm"
 

@@ -21,7 +21,7 @@ _KEEP_ALIVE = b": still here\n\n"
 
 
 class PageTick(msgspec.Struct, frozen=True):
-    """`changes`: equal if the page differs only in figures. `urgent`: changes to show at once."""
+    """`changes`: stays the same if only figures of the page differ. `urgent`: changes to show at once."""
 
     figures: dict[str, str]
     changes: str

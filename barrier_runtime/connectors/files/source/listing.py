@@ -171,7 +171,7 @@ def local_place(path: str) -> str:
 def _with_sizes(
     named: Iterable[tuple[str, str]], whole: bool, alone: bool, where: str, passed: PassedOver
 ) -> list[FoundFile]:
-    """`whole`: ids are paths below the listed folder, and only folders in ids name columns.
+    """`whole`: ids are paths below the listed folder; `column=value` is sought only in ids.
     `alone`: a single path is listed, so former ids cannot collide with ids of other paths.
     """
     files = []

@@ -92,7 +92,7 @@ def test_parts_one_behind_the_other_are_what_one_sort_gives(numbers: list[int], 
 def test_keys_of_ints_are_in_order_whether_they_fit_into_one_number_or_not(
     keys: list[tuple[int, int]], least: int, few: int, part: int
 ) -> None:
-    """`least`: 1, or the bound below which second fields fit into a packed number."""
+    """`least`: bound of second fields, which then fit into a packed number; 1: no bound."""
     keys = [key for key in keys if least == 1 or abs(key[1]) < least]
     first, second = np.array([key[0] for key in keys], np.int64), np.array([key[1] for key in keys], np.int64)
 
