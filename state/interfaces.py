@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.hosts import bare
+from barrier_runtime.state.libc import libc
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -84,7 +85,7 @@ _LENGTHS = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}  # of sockaddr: be
 
 def interfaces() -> list[Interface]:
     """Addresses in the kernel's order, without link-local addresses. Raises `OSError`."""
-    library = ctypes.CDLL(None, use_errno=True)
+    library = libc()
     first = ctypes.POINTER(_Entry)()
     if library.getifaddrs(ctypes.byref(first)) != 0:
         number = ctypes.get_errno()

@@ -1,7 +1,6 @@
 """Threads for blocking work that may never return, and short time slices for urgent threads."""
 
 import contextlib
-import ctypes
 import os
 import platform
 import struct
@@ -10,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
+
+from barrier_runtime.state.libc import libc
 
 _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
@@ -110,4 +111,4 @@ def ask_for_short_slices(also_started: bool = False) -> bool:
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     flags = 0 if also_started else _THREADS_AS_USUAL
     wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, flags, nice, 0, SLICE_NS, 0, 0)
-    return bool(ctypes.CDLL(None).syscall(number, 0, wanted, 0) == 0)
+    return bool(libc().syscall(number, 0, wanted, 0) == 0)

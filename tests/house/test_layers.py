@@ -70,7 +70,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "interfaces",
             "scratch",
         ),
-        ("errors", "hosts", "texts"),
+        ("errors", "hosts", "libc", "texts"),
     ),
 }
 

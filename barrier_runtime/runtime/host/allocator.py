@@ -5,7 +5,8 @@ half of the time of `last_of_groups` (benchmarks/figures.md).
 """
 
 import contextlib
-import ctypes
+
+from barrier_runtime.state.libc import libc
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 MOST_KEPT_BYTES = 64 << 20  # free memory at the end of each heap that stays with the process
@@ -15,7 +16,7 @@ _LARGE_BYTES = 4 << 20  # larger arrays, such as columns of state, come from the
 def keep_freed_memory() -> bool:
     """Keeps freed arrays for the next batch, for good. False, without a change: another allocator."""
     with contextlib.suppress(AttributeError, OSError):  # musl and macOS lack mallopt
-        mallopt = ctypes.CDLL(None).mallopt
+        mallopt = libc().mallopt
         return bool(mallopt(_MMAP_THRESHOLD, _LARGE_BYTES) and mallopt(_TRIM_THRESHOLD, MOST_KEPT_BYTES))
     return False
 
@@ -23,4 +24,4 @@ def keep_freed_memory() -> bool:
 def return_freed_memory() -> None:
     """Returns the free memory of all heaps to the kernel: threads have heaps of their own."""
     with contextlib.suppress(AttributeError, OSError):  # musl and macOS lack malloc_trim
-        ctypes.CDLL(None).malloc_trim(0)
+        libc().malloc_trim(0)

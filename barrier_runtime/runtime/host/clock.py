@@ -6,17 +6,13 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import Protocol
+
+from barrier_runtime.state.libc import libc
 
 _CLOCK_MONOTONIC = 1
 _SPECIFICATION = struct.Struct("@qqqq")  # itimerspec: interval (s, ns), first expiry (s, ns)
 _LEAST_NS = 1_000  # zero would switch the timer off
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 class Timer(Protocol):
@@ -51,7 +47,7 @@ class FileTimer:
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
         self._ring = ring
-        self._libc = _libc()
+        self._libc = libc()
         if not hasattr(self._libc, "timerfd_create"):
             raise OSError("this system has no timerfd")
         self._file = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
