@@ -8,6 +8,7 @@ from barrier_runtime.coordinator.option_table import CHECKPOINTS, OPTIONS, RESTA
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec, RestartOptions
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id, check_operator_name
+from barrier_runtime.state.texts import counted
 
 MAX_PARALLELISM = int(OPTIONS["max_parallelism"].high or 0)
 MAX_CHECKPOINT_DIGITS = 18  # of a requested checkpoint; no job reaches more
@@ -105,12 +106,12 @@ def effective(spec: JobSpec) -> dict[str, str | float | bool | None]:
 
 
 def describe_restart(options: RestartOptions) -> str:
-    attempts = "restarts without end" if options.max_attempts is None else f"{options.max_attempts} restarts"
+    attempts = "restarts without end" if options.max_attempts is None else counted(options.max_attempts, "restart")
     if options.strategy == "fixed_delay":
         return f"fixed_delay: {attempts}, {options.initial_ms / 1000:g} s before each"
     if options.strategy == "failure_rate":
         return (
-            f"failure_rate: {options.max_failures} failures within {options.interval_ms / 1000:g} s, "
+            f"failure_rate: {counted(options.max_failures, 'failure')} within {options.interval_ms / 1000:g} s, "
             f"{options.initial_ms / 1000:g} s before each restart"
         )
     if options.strategy == "exponential_delay":

@@ -28,6 +28,7 @@ from barrier_runtime.state.snapshots.verified import verify_parts
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, copy_object, get_or_none
 from barrier_runtime.state.store.open import open_existing_store, open_store
 from barrier_runtime.state.store.urls import shown
+from barrier_runtime.state.texts import counted
 
 COPIES_AT_ONCE = 8
 _CREATE_ATTEMPTS = 5
@@ -126,7 +127,8 @@ def check_whole(url: str, savepoint: Savepoint) -> None:
     missing = missing_objects(url, savepoint)
     if missing:
         raise InvalidJob(
-            f"{named(url, savepoint)} lacks {len(missing)} of its {len(object_sizes(savepoint.taken))} files, e.g. "
+            f"{named(url, savepoint)} lacks {len(missing)} of its "
+            f"{counted(len(object_sizes(savepoint.taken)), 'file')}, e.g. "
             f"{missing[0]}: copy the whole folder again from where it is intact"
         )
 

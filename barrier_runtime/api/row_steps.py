@@ -20,6 +20,7 @@ from barrier_runtime.operators.outputs.side_outputs import ERRORS, OnError, bran
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -378,4 +379,6 @@ class RowSteps(ColumnSteps[S]):
             output = enriched_schema(self.schema, small.schema, keys, where)
             small_keys(small, keys, self.schema, where)  # refuses now rather than with the first rows
         make = partial(EnrichOperator, table=small, on=keys, how=how)
-        return self._step("broadcast_join", name, make, output, f"{how} on {', '.join(keys)}, {small.num_rows} rows")
+        return self._step(
+            "broadcast_join", name, make, output, f"{how} on {', '.join(keys)}, {counted(small.num_rows, 'row')}"
+        )

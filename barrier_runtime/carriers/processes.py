@@ -20,6 +20,7 @@ from barrier_runtime.connectors.memory.batch_function import MakeFrame, arrow_ta
 from barrier_runtime.coordinator.client.embedded import how_it_ended
 from barrier_runtime.spark.closure import pickled
 from barrier_runtime.spark.task import SlotSettings
+from barrier_runtime.state.texts import counted
 
 log = logging.getLogger("barrier_runtime.job")
 
@@ -82,7 +83,8 @@ class ProcessCarrier:
 
     def described(self, slots: int) -> str:
         last = f"; the last process that ended: {self._last_end}" if self._last_end else ""
-        return f"{len(self.pids())} processes of slots run on this machine{last}: see their messages above"
+        here = counted(len(self.pids()), "process", "processes")
+        return f"{here} of slots run on this machine{last}: see their messages above"
 
     @property
     def frames(self) -> MakeFrame:

@@ -10,7 +10,7 @@ from barrier_runtime.coordinator.option_types import OptionValues
 from barrier_runtime.coordinator.wire.messages import STABLE_KIND
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec
 from barrier_runtime.graph.logical import Node, Plan, SourceNode
-from barrier_runtime.state.texts import shortened
+from barrier_runtime.state.texts import counted, shortened
 
 _BOX_W, _BOX_H, _GAP_X, _GAP_Y, _MARGIN = 184, 44, 44, 16, 8
 _NAME, _KIND = 22, 26
@@ -102,7 +102,11 @@ _OVERTAKEN = ("hash", "rebalance")  # edges whose rows an unaligned barrier over
 
 def explain_graph(graph: JobGraph, settings: Mapping[str, str], options: OptionValues) -> str:
     """`settings`: the effective settings, by name."""
-    lines = [f"job {graph.name}: {graph.parallelism} slots, {len(graph.chains)} chains, {len(graph.edges)} edges", ""]
+    lines = [
+        f"job {graph.name}: {counted(graph.parallelism, 'slot')}, {counted(len(graph.chains), 'chain')}, "
+        f"{counted(len(graph.edges), 'edge')}",
+        "",
+    ]
     for chain in graph.chains:
         lines += _chain(chain, graph)
     lines.append("settings")
@@ -129,7 +133,7 @@ def _chain(chain: Chain, graph: JobGraph) -> list[str]:
     lines += [f"  ← {_edge(edge)}" for edge in graph.inputs(chain.id)]
     if chain.source is not None:
         source = chain.source
-        lines.append(f"    {source.name} [source] {source.source!r}, {len(source.splits)} splits")
+        lines.append(f"    {source.name} [source] {source.source!r}, {counted(len(source.splits), 'split')}")
         if source.event_time is not None:
             lines.append(
                 f"      event time {source.event_time}, up to {source.max_out_of_orderness_ms} ms out of order"

@@ -21,7 +21,7 @@ from barrier_runtime.coordinator.status.health import TROUBLED, described, what_
 from barrier_runtime.coordinator.status.statistics import late_rows
 from barrier_runtime.coordinator.status.status import JobStatus, RecoveryStatus, TakeoverStatus
 from barrier_runtime.state.errors import BarrierRuntimeError
-from barrier_runtime.state.texts import shortened
+from barrier_runtime.state.texts import counted, shortened
 
 log = logging.getLogger("barrier_runtime.job")
 
@@ -104,8 +104,8 @@ class Follower:
         rate = self._rows_per_s(status)
         speed = "" if rate is None else f", {rate:,.0f}/s"
         late = sum(late_rows(status).values())
-        dropped = f", {late:,} late rows dropped" if late else ""
-        heads = [f"{status.records:,} rows{read}{speed}{dropped}" for read in (" read", "")]
+        dropped = f", {counted(late, 'late row')} dropped" if late else ""
+        heads = [f"{counted(status.records, 'row')}{read}{speed}{dropped}" for read in (" read", "")]
         if status.phase != "running":
             why = f" ({_short(what_died(status.reason))})" if status.reason else ""
             heads = [f"{status.phase}{why}", status.phase]
@@ -156,7 +156,7 @@ def _in_words(status: JobStatus, sink: str) -> str:
     parts = [] if upto is None else [f"visible through checkpoint {upto}"]
     parts += [f"{kind} p99 {p99:,.0f} ms" for kind, p99 in latencies.items()]
     if failing:
-        parts.append(f"its commit has failed {failing} time{'s' if failing > 1 else ''}")
+        parts.append(f"its commit has failed {counted(failing, 'time')}")
     return "".join(f" · {part}" for part in parts)
 
 
@@ -164,7 +164,7 @@ def _in_brief(status: JobStatus, sink: str) -> str:
     upto, failing, latencies = _of_sink(status, sink)
     parts = [] if upto is None else [f"checkpoint {upto}"]
     if failing:
-        parts.append(f"{failing} failed commit{'s' if failing > 1 else ''}")
+        parts.append(f"{counted(failing, 'failed commit')}")
     if latencies:
         parts.append(f"p99 {'/'.join(f'{p99:,.0f}' for p99 in latencies.values())} ms")
     return "".join(f" · {part}" for part in parts)
@@ -335,7 +335,7 @@ class Rows:
     @property
     def _note(self) -> str:
         fewer = "" if len(self) >= self._wanted else ": the stream has no more, or none came in time"
-        return f"{len(self)} rows{fewer}"
+        return f"{counted(len(self), 'row')}{fewer}"
 
 
 def rich_table(table: pa.Table) -> Any:

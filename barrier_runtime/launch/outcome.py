@@ -34,6 +34,7 @@ from barrier_runtime.state.errors import (
     UserCodeError,
     is_internal,
 )
+from barrier_runtime.state.texts import counted
 
 _ENOUGH = 300
 
@@ -95,13 +96,14 @@ class JobResult:
         )
         late = late_rows_in_words(self.status)
         skipped, errors = sum(self.skipped_rows.values()), sum(self.error_rows.values())
+        lacking = f"{counted(skipped, 'row')} skipped, " if skipped else ""
+        lacking += f"{counted(errors, 'error row')}, " if errors else ""
         repeated = repeated_in_words(self.status)
         again = "" if self.status.options.get("mode") == "at_most_once" else ": the next run reads them again"
         return (
             f"job {self.status.job} {ended_in_words(self.status.outcome or self.status.phase)}: "
-            f"{self.records:,} records read, "
-            f"{f'{skipped:,} rows skipped, ' if skipped else ''}{f'{errors:,} error rows, ' if errors else ''}"
-            f"{checkpoints.completed} checkpoints completed{last}"
+            f"{counted(self.records, 'record')} read, {lacking}{counted(checkpoints.completed, 'checkpoint')} completed"
+            f"{last}"
             f"{f'; {repeated}{again}' if repeated else ''}"
             f"{f'; {late} (late=True keeps such rows)' if late else ''}"
         )

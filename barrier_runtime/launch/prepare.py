@@ -48,6 +48,7 @@ from barrier_runtime.state.store.open import open_as_found, open_existing_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.probe import prove_once
 from barrier_runtime.state.store.urls import shown
+from barrier_runtime.state.texts import counted
 
 log = logging.getLogger("barrier_runtime.job")
 
@@ -309,9 +310,10 @@ def _sources(sources: Mapping[str, RestoredSource], specs: Mapping[str, SourceSp
         at = f", event time {_time(reached)}" if reached > 0 else ""
         ended, left = len(restored.finished), _left(specs.get(source), restored)
         going = sorted((each.rows, split) for split, each in restored.splits.items())
-        yield f"source {source}: {read:,} rows read, splits that go on: {len(going)}, that ended: {ended}{at}{left}"
+        rows_read = counted(read, "row")
+        yield f"source {source}: {rows_read} read, splits that go on: {len(going)}, that ended: {ended}{at}{left}"
         for rows, split in going[:_SHOWN]:
-            yield f"  {split}: {rows:,} rows, position {bytes(restored.splits[split].position).decode()}"
+            yield f"  {split}: {counted(rows, 'row')}, position {bytes(restored.splits[split].position).decode()}"
         if len(going) > _SHOWN:
             yield f"  and {len(going) - _SHOWN} more, each with as many rows or more"
 
@@ -325,7 +327,7 @@ def _left(spec: SourceSpec | None, restored: RestoredSource) -> str:
         left = spec.source.left(going, positions)
     except Unavailable as error:
         return f", what is left is not known ({error})"
-    told = [] if left.rows is None else [f"{left.rows:,} rows"]
+    told = [] if left.rows is None else [counted(left.rows, "row")]
     told += [] if left.bytes is None else [f"{left.bytes:,} bytes"]
     return f", to be read: at most {' or '.join(told)}" if told else ""
 

@@ -32,6 +32,7 @@ from barrier_runtime.launch.prepare import PreparedJob, has_staged_sources
 from barrier_runtime.spark.closure import check_travels, fingerprint, pickled
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.urls import shown, without_credentials
+from barrier_runtime.state.texts import counted
 
 _POLL_S = 0.05
 _Result = TypeVar("_Result")
@@ -217,7 +218,7 @@ def wait_for_rescale(
     job: str, asked: RescaleAsked, ask: Callable[[], object], status: Callable[[], JobStatus | None]
 ) -> Rescaled:
     def stays(found: RescaleStatus) -> str:
-        return f"{found.before} slots and not with {found.parallelism}"
+        return f"{counted(found.before, 'slot')} and not with {found.parallelism}"
 
     found = wait_for_change(job, asked.id, RescaleFailed, "it was rescaled", stays, ask, status)
     return Rescaled(found.before, found.parallelism, found.checkpoint, found.pause_ms or 0)

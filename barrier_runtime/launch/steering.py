@@ -36,6 +36,7 @@ from barrier_runtime.launch.requests import (
     wait_for_savepoint,
 )
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 
 
 class Requests(Protocol):
@@ -154,7 +155,7 @@ def line_of(status: JobStatus) -> str:
     repeated = repeated_in_words(status)
     return (
         f"job {status.job}: {described(status.condition or status.phase, status.condition_reason)}, "
-        f"{status.records:,} rows read, {checkpoints.completed} checkpoints completed{last}"
+        f"{counted(status.records, 'row')} read, {counted(checkpoints.completed, 'checkpoint')} completed{last}"
         f"{f'; {repeated}' if repeated else ''}"
     )
 

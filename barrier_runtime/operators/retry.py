@@ -15,6 +15,7 @@ from barrier_runtime.data.rows import taken_value
 from barrier_runtime.data.schemas import Duration, as_duration
 from barrier_runtime.operators.user_code import function_name, said
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.texts import counted
 from barrier_runtime.state.values.undo import Undoable
 
 _LONGEST_S = 60.0  # of one pause
@@ -111,7 +112,8 @@ class RetriedCall:
                     raise
                 if not self._retry.wants(error, failed):
                     raise Unavailable(
-                        f"{self.__qualname__}() raised {type(error).__name__}: {said(error)}, {failed} times for "
+                        f"{self.__qualname__}() raised {type(error).__name__}: {said(error)}, "
+                        f"{counted(failed, 'time')} for "
                         f"one {self._what}: the job goes on from its last checkpoint, as restart= says; look at what "
                         "it asks"
                     ) from error

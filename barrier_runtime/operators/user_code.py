@@ -15,7 +15,7 @@ import pyarrow as pa
 from barrier_runtime.data.rows import preview
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError, WrongUse
 from barrier_runtime.state.outside_errors import text_of
-from barrier_runtime.state.texts import shortened
+from barrier_runtime.state.texts import counted, shortened
 
 _OURS = (
     str(Path(__file__).resolve().parent.parent),
@@ -55,7 +55,7 @@ def user_error(
     if batch is not None and row is not None:
         message += f"\n  record: {preview(batch, row)}"
     elif batch is not None:
-        message += f"\n  batch: {batch.num_rows} rows of {', '.join(batch.schema.names)}"
+        message += f"\n  batch: {counted(batch.num_rows, 'row')} of {', '.join(batch.schema.names)}"
         if batch.num_rows:
             message += f"\n  its first record: {preview(batch, 0)}"
     found = WrongUse(message, _user_frames(error)) if wrong else UserCodeError(message + _REMEDY, user_traceback(error))

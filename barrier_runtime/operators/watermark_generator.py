@@ -17,7 +17,7 @@ from barrier_runtime.data.schemas import no_column
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.texts import shortened
+from barrier_runtime.state.texts import counted, shortened
 
 Ints = npt.NDArray[np.int64]
 log = logging.getLogger(__name__)
@@ -95,7 +95,8 @@ class GeneratedWatermarkOperator(Operator):
                 else shortened(repr(given), 100)
             )
             raise InvalidJob(
-                f"{self._where}: {function} gave {said} for {len(times)} rows: return a numpy array of int64 with the "
+                f"{self._where}: {function} gave {said} for {counted(len(times), 'row')}: return a numpy array of "
+                "int64 with the "
                 "watermark (ms) at each of them"
             )
         # the last watermark is reserved for the end of the input

@@ -45,6 +45,7 @@ from barrier_runtime.state.scratch import scratch_folder
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, KeyedSnapshot, OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.read_only import LinkedStore
+from barrier_runtime.state.texts import counted
 from barrier_runtime.state_tables.finding import StoredCheckpoint
 from barrier_runtime.state_tables.masking import masked
 from barrier_runtime.state_tables.wanted_keys import as_stored, key_fields
@@ -295,7 +296,9 @@ class _Progress:
 
 
 def _missing(source: str, range: ReadRange) -> list[str]:
-    lines = [f"source {source!r}, split {split!r}: {rows} rows" for split, rows in sorted(range.missing().items())]
+    lines = [
+        f"source {source!r}, split {split!r}: {counted(rows, 'row')}" for split, rows in sorted(range.missing().items())
+    ]
     if range.unfinished:
         lines.append(f"source {source!r}: {range.unfinished} splits that were read to their end are not found any more")
     return lines

@@ -34,6 +34,7 @@ from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.texts import counted
 from barrier_runtime.state_tables.differences import StateDifference, diff
 from barrier_runtime.state_tables.finding import StoredCheckpoint, find_checkpoint
 from barrier_runtime.state_tables.masking import masked
@@ -76,7 +77,7 @@ class Verified:
         return not self.differences
 
     def __str__(self) -> str:
-        what = f"checkpoint {self.after} to {self.until}, {self.read:,} rows read"
+        what = f"checkpoint {self.after} to {self.until}, {counted(self.read, 'row')} read"
         if self.differences:
             return f"{what}: it differs, first in {self.differences[0]}"
         sinks = f"{len(self.read_back)} sinks read back, {len(self.repeated)} replayed twice"
@@ -257,7 +258,7 @@ class _Verifying:
         for row in [*replayed, *[each for each in committed if each not in replayed]]:
             if committed[row] != replayed[row]:
                 shown = "row (hidden)" if self._redact else f"row {row}"
-                yield Divergence(sink, shown, f"{committed[row]} times", f"{replayed[row]} times")
+                yield Divergence(sink, shown, counted(committed[row], "time"), counted(replayed[row], "time"))
 
 
 def same_content(found: StateDifference) -> bool:

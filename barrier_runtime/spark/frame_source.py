@@ -37,6 +37,7 @@ from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, ge
 from barrier_runtime.state.store.open import open_store, within
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.urls import shown, without_credentials
+from barrier_runtime.state.texts import counted
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 STAGING_VERSION = 1
@@ -91,7 +92,7 @@ class StagedFrame:
     def __repr__(self) -> str:
         if self._staged is None:
             return "a Spark DataFrame, staged when the job starts"
-        return f"a Spark DataFrame, {sum(file.rows for file in self._staged.files)} rows staged"
+        return f"a Spark DataFrame, {counted(sum(file.rows for file in self._staged.files), 'row')} staged"
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return [file.split() for file in self._files] or [FoundFile("not-staged", "", 0).split()]

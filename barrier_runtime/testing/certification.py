@@ -17,6 +17,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.texts import counted
 from barrier_runtime.testing.crash_points import own_files
 from barrier_runtime.testing.environment import Environment, Target
 from barrier_runtime.testing.judge import Broken, Promise, Rule
@@ -57,8 +58,9 @@ class Certificate:
 
     def __str__(self) -> str:
         return (
-            f"{self.sink}: {self.guarantee} held in {self.scenarios} scenarios with {self.crashes} crashes, "
-            f"{self.observations} observations, {self.seconds:.1f} s"
+            f"{self.sink}: {self.guarantee} held in {counted(self.scenarios, 'scenario')} with "
+            f"{counted(self.crashes, 'crash', 'crashes')}, "
+            f"{counted(self.observations, 'observation')}, {self.seconds:.1f} s"
         )
 
 

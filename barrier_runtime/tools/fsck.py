@@ -20,6 +20,7 @@ from barrier_runtime.coordinator.maintenance.fsck_store import (
 )
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store
+from barrier_runtime.state.texts import counted
 
 
 def fsck(url: str, job: str | None, *, delete: bool, min_age_s: float, form: str) -> int:
@@ -64,9 +65,9 @@ def _job_lines(job: JobReport) -> Iterator[str]:
         yield f"job {job.job}: not checked: {job.unreadable}"
         return
     newest = f"newest checkpoint {job.checkpoint}" if job.checkpoint else "no checkpoint"
-    yield f"job {job.job}: {job.records} log records, generation {job.generation}, {newest}"
+    yield f"job {job.job}: {counted(job.records, 'log record')}, generation {job.generation}, {newest}"
     ids = ", ".join(map(str, job.verified)) or "none"
-    yield f"  verified checkpoints: {ids} ({job.files} files, {decimal(job.bytes)})"
+    yield f"  verified checkpoints: {ids} ({counted(job.files, 'file')}, {decimal(job.bytes)})"
     for harm in job.damage:
         yield f"  damage   {harm.object}"
         yield f"           expected: {harm.expected}"
@@ -79,7 +80,7 @@ def _job_lines(job: JobReport) -> Iterator[str]:
 
 
 def _sized(objects: list[UnreferencedObject]) -> str:
-    return f"{len(objects)} objects ({decimal(sum(each.size for each in objects))})"
+    return f"{counted(len(objects), 'object')} ({decimal(sum(each.size for each in objects))})"
 
 
 @contextmanager

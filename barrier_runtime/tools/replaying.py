@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from barrier_runtime.replay import ReplayedRow, Verified, replay, verify
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 from barrier_runtime.state_tables.wanted_keys import condition, key_types, value_of_text
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def replayed(
         redact=redact,
         told=lambda each: print("\n".join(lines(each)), flush=True),
     )
-    print(f"{len(done.rows):,} rows looked at, {done.read:,} rows read from sources")
+    print(f"{counted(len(done.rows), 'row')} looked at, {counted(done.read, 'row')} read from sources")
     if done.error:
         print(f"the replay ended with an error, as the job did:\n{done.error}")
         return 1

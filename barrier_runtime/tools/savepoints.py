@@ -17,6 +17,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import folders_in, get_or_none
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.urls import shown
+from barrier_runtime.state.texts import counted
 
 
 def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTaken:
@@ -68,14 +69,14 @@ def describe(url: str) -> tuple[str, bool]:
         f"savepoint {shown(url)}",
         f"  of checkpoint {taken.checkpoint} of job {taken.job}, generation {taken.token}, {_when(taken)}",
         f"  parallelism {taken.parallelism}, max_parallelism {taken.max_parallelism}",
-        f"  {len(sizes):,} files, {sum(sizes.values()):,} bytes",
+        f"  {counted(len(sizes), 'file')}, {counted(sum(sizes.values()), 'byte')}",
         f"  operators with state: {', '.join(operators) or 'none'}",
         f"  the job {'stopped with it' if savepoint.final else 'ran on'}",
     ]
     lines += ["  drained: to go on with it needs allow_drained"] if taken.drained_by else []
     owner = claimed_by(url)
     lines += [f"  claimed by {owner}{owner.place}"] if owner else []
-    lines += [f"  damaged: {len(missing)} files are missing or too short, e.g. {missing[0]}"] if missing else []
+    lines += [f"  damaged: {counted(len(missing), 'file')} missing or too short, e.g. {missing[0]}"] if missing else []
     return "\n".join(lines), not missing
 
 
@@ -90,4 +91,4 @@ def delete(url: str, sure: bool) -> str:
             f"this deletes the savepoint of checkpoint {savepoint.taken.checkpoint} of job {savepoint.taken.job} in "
             f"{shown(url)} for good: add --yes"
         )
-    return f"deleted {shown(url)}: {delete_savepoint(url)} files"
+    return f"deleted {shown(url)}: {counted(delete_savepoint(url), 'file')}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 from barrier_runtime.state_tables.differences import diff
 from barrier_runtime.state_tables.masking import masked
 from barrier_runtime.state_tables.stored_state import StateTableInfo, StoredState, open_checkpoint
@@ -95,7 +96,7 @@ def export(url: str, job: str, checkpoint: int | None, state: str, to: Path) -> 
             beside.replace(to)
         finally:
             beside.unlink(missing_ok=True)
-    return f"{to}: {rows:,} rows"
+    return f"{to}: {counted(rows, 'row')}"
 
 
 def _rows(batch: Any) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_existing_store
+from barrier_runtime.state.texts import counted
 
 _STATE = "decided, not known to be visible"
 
@@ -181,12 +182,12 @@ def _row(sink: PendingSink, entry: PendingEntry, state: str = _STATE) -> dict[st
 
 def _line(entry: PendingEntry) -> str:
     rows = rows_told(entry.committable)
-    told = f"{rows:,} rows" if rows is not None else f"committable of {len(entry.committable)} bytes"
+    told = counted(rows, "row") if rows is not None else f"committable of {counted(len(entry.committable), 'byte')}"
     return f"checkpoint {entry.checkpoint}, subtask {entry.subtask}: {told}"
 
 
 def _count(number: int) -> str:
-    return f"{number} transaction{'' if number == 1 else 's'}"
+    return counted(number, "transaction")
 
 
 def _print_json(answer: object) -> None:

@@ -33,6 +33,7 @@ from barrier_runtime.state.store.object_store import get_or_none
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.urls import shown
+from barrier_runtime.state.texts import counted
 from barrier_runtime.tools.coordinators import client_of
 
 CHECKPOINTS = 8
@@ -83,8 +84,8 @@ def _head(status: JobStatus) -> RenderableType:
     line.append_text(_condition(status.condition, status.condition_reason))
     facts = [
         f"generation {status.token} ({status.generations} begun)",
-        f"{status.records:,} rows read",
-        f"{status.checkpoints.completed:,} checkpoints completed, {status.checkpoints.failed:,} failed",
+        f"{counted(status.records, 'row')} read",
+        f"{counted(status.checkpoints.completed, 'checkpoint')} completed, {status.checkpoints.failed:,} failed",
         f"{len(status.slots) - len(status.missing_slots)} of {status.parallelism} slots",
     ]
     late = late_rows_in_words(status)

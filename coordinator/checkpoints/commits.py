@@ -29,6 +29,7 @@ from barrier_runtime.coordinator.wire.messages import (
     sink_key,
 )
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, without_own
+from barrier_runtime.state.texts import counted
 
 HOLD_BYTES = 1 << 20  # pending bytes of held sinks, which every checkpoint stores; above: commit at once
 
@@ -232,7 +233,7 @@ class CommitTracker:
         waiting = max(len(self._open), self._held.behind)
         if waiting >= self._max_behind:
             return (
-                f"{waiting} completed checkpoints are not visible yet, {self._max_behind} are allowed "
+                f"{counted(waiting, 'completed checkpoint')} not visible yet, {self._max_behind} are allowed "
                 "(max_commits_behind)"
             )
         if self._pending_bytes > MAX_PENDING_BYTES and not self.all_through(self._newest):

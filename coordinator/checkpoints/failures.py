@@ -16,6 +16,7 @@ from collections import deque
 
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.wire.messages import RestartOptions
+from barrier_runtime.state.texts import counted
 
 
 class Cause(enum.Enum):
@@ -126,14 +127,14 @@ class RestartPolicy:
             )
         if options.strategy == "failure_rate":
             return (
-                f"restart strategy failure_rate: {len(self._failed_ms)} failures within "
+                f"restart strategy failure_rate: {counted(len(self._failed_ms), 'failure')} within "
                 f"{options.interval_ms / 1000:g} s, {options.max_failures} are allowed: {remedy}, "
                 "or raise restart_failures"
             )
         row = "in this run" if options.strategy == "fixed_delay" else "in a row"
         return (
-            f"restart strategy {options.strategy}: failed {self._restarts + 1} times {row}, {options.max_attempts} "
-            f"restarts are allowed: {remedy}, or raise restart_attempts"
+            f"restart strategy {options.strategy}: failed {counted(self._restarts + 1, 'time')} {row}, of "
+            f"{counted(options.max_attempts or 0, 'allowed restart')}: {remedy}, or raise restart_attempts"
         )
 
     def _lasting_progress(self, now_ms: int) -> bool:

@@ -56,6 +56,7 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.coordinator.wire.versions import Compatibility
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.texts import counted
 
 
 class Origin(enum.Enum):
@@ -388,7 +389,7 @@ def _sinks(spec: JobSpec) -> frozenset[str]:
 def _goes_on(before: JobSpec, spec: JobSpec) -> str:
     if before.program != spec.program:
         return "goes on with another program"
-    return f"goes on with {spec.parallelism} slots"
+    return f"goes on with {counted(spec.parallelism, 'slot')}"
 
 
 def _is_unanswered(slot: RegisteredSlot) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 
 from barrier_runtime.coordinator.status.status import RescaleStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.state.texts import counted
 
 RETURN = "full-width-"  # prefix of ids of a job's own requests
 _MOST_ROUNDS = 5
@@ -162,7 +163,7 @@ class Rescale:
     def what(self) -> str:
         if self.request.replaces:
             return "its program was replaced"
-        return f"rescaled from {self.before.parallelism} to {self.parallelism} slots"
+        return f"rescaled from {self.before.parallelism} to {counted(self.parallelism, 'slot')}"
 
     @property
     def deadline_ms(self) -> int | None:
@@ -267,7 +268,8 @@ class Rescales:
             if self.open.request.replaces:
                 return "the job's program is being replaced: wait until that is done"
             return (
-                f"the job is being rescaled from {self.open.before.parallelism} to {self.open.parallelism} slots: wait "
+                f"the job is being rescaled from {self.open.before.parallelism} to "
+                f"{counted(self.open.parallelism, 'slot')}: wait "
                 "until that is done"
             )
         return ""

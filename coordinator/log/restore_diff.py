@@ -9,6 +9,7 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.continued_state import COME_AND_GO
 from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, OperatorSnapshot, StateDescription
+from barrier_runtime.state.texts import counted
 
 
 class RestoreDiff:
@@ -46,9 +47,10 @@ def _lines(spec: JobSpec, manifest: Manifest, settled: bool) -> Iterable[str]:
             yield f"{name}: gone; its state is dropped if allow_non_restored is set, refused otherwise"
         else:
             size = sum(ref.size for snapshot in stored for ref in snapshot.files)
+            files = f", {counted(size, 'byte')} of files" if size else ""
             changed = _changed(spec, stored, settled)
             found = f"refused, its {changed}" if changed else "matched"
-            yield f"{name}: {found}{f', {size:,} bytes of files' if size else ''}"
+            yield f"{name}: {found}{files}"
             yield from _states(declared.get(name, {}), stored)
 
 

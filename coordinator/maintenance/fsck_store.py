@@ -48,6 +48,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Fenced, I
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.texts import counted
 
 _CHUNK = 4 << 20
 _PARALLEL = 8
@@ -124,7 +125,9 @@ def _delete(store: ObjectStore, checked: CheckedJob, sleep: Callable[[float], No
     note = ""
     pins = [pin for pin in pins_of(store, paths) if pin.until_ms >= time.time_ns() // 1_000_000]
     if pins:
-        return _noted(checked, f"{len(pins)} readers have pinned checkpoints of job {paths.job}: nothing was deleted")
+        return _noted(
+            checked, f"checkpoints pinned by {counted(len(pins), 'reader')} of job {paths.job}: nothing was deleted"
+        )
     try:
         note = delete_in_order(store, paths, checked.sweep.keys, check, sleep)
     except Fenced as error:

@@ -10,9 +10,9 @@ from math import log10
 
 from markupsafe import Markup
 
-from barrier_runtime.coordinator.page.figures import duration, number, rate, share, time_ticks
+from barrier_runtime.coordinator.page.figures import duration, rate, share, time_ticks
 from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, ChainStatus, LatencyPoint, LatencyStatus
-from barrier_runtime.state.texts import shortened
+from barrier_runtime.state.texts import counted, shortened
 
 _BOX_W, _GAP_Y, _LINE = 232, 22, 16
 _GAPS = 84, 190  # between columns
@@ -54,7 +54,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def backlog_in_words(chain: ChainStatus) -> str:
     """Returns "1,200,000 rows, caught up in 2 min"."""
-    rows = f"{chain.backlog or 0:,} rows"
+    rows = counted(chain.backlog or 0, "row")
     if not chain.backlog:
         return rows
     return rows if chain.caught_up_in_s is None else f"{rows}, caught up in {duration(chain.caught_up_in_s * 1000)}"
@@ -251,14 +251,14 @@ def distribution(latency: LatencyStatus, name: str) -> Markup:
     step = _WIDTH / len(counts)
     out = [
         Markup('<svg class="chart bars" viewBox="0 0 {} 140" role="img" aria-label="{}">').format(
-            _WIDTH, f"{name}: distribution of {number(latency.count)} rows"
+            _WIDTH, f"{name}: distribution of {counted(latency.count, 'row')}"
         )
     ]
     for index, (count, label) in enumerate(zip(counts, labels, strict=True)):
         tall = 100 * count / most if most else 0
         out.append(
             Markup('<g><title>{}</title><rect class="d" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
-                f"up to {label}: {number(count)} rows" if label != "more" else f"more: {number(count)} rows",
+                f"{'more' if label == 'more' else f'up to {label}'}: {counted(count, 'row')}",
                 index * step + 2,
                 116 - tall,
                 step - 4,

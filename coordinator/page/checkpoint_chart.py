@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from barrier_runtime.coordinator.page.figures import duration, duration_ticks, time_of_day, time_ticks
 from barrier_runtime.coordinator.page.job_view import KINDS, EventView
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, SubtaskPhases
-from barrier_runtime.state.texts import shortened
+from barrier_runtime.state.texts import counted, shortened
 
 # (class of the colour, name), in chronological order.
 PHASES = (
@@ -172,7 +172,7 @@ def subtasks(checkpoint: CheckpointStatus, operators: dict[int, str]) -> Markup:
     height = row * len(checkpoint.subtasks) + 24
     out = [
         Markup('<svg class="chart subtasks" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
-            width, height, f"phases of {len(checkpoint.subtasks)} subtasks, the slowest first"
+            width, height, f"phases of {counted(len(checkpoint.subtasks), 'subtask')}, the slowest first"
         )
     ]
     for index, (each, name) in enumerate(zip(checkpoint.subtasks, names, strict=True)):

@@ -27,6 +27,7 @@ from barrier_runtime.coordinator.status.statistics import late_rows, over_slots,
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.store_use import prices_of, store_rate
 from barrier_runtime.state.store.urls import shown
+from barrier_runtime.state.texts import counted
 
 _BAD_ENDS = ("FAILED", "FENCED")
 _TEXTS: dict[str, Callable[[float | None], str]] = {"ms": duration, "bytes": size, "rows/s": rate}
@@ -137,7 +138,7 @@ def notes(status: JobStatus) -> dict[str, str]:
     last = status.checkpoints.last_completed
     found = {name: [f"state {size(bytes_)}"] for name, bytes_ in ({} if last is None else last.state_bytes).items()}
     for operator, rows in late_rows(status).items():
-        found.setdefault(operator, []).append(f"{rows:,} late rows")
+        found.setdefault(operator, []).append(counted(rows, "late row"))
     return {name: " · ".join(parts) for name, parts in found.items()}
 
 

@@ -39,6 +39,7 @@ from barrier_runtime.coordinator.checkpoints.slowness import (
     slow_upload,
 )
 from barrier_runtime.coordinator.status.status import AbsentSlot
+from barrier_runtime.state.texts import counted
 
 State: TypeAlias = Literal[
     "STARTING",
@@ -406,7 +407,7 @@ def some_of(texts: tuple[str, ...] | list[str], between: str) -> str:
 
 
 def _times(attempts: int) -> str:
-    return "1 attempt" if attempts == 1 else f"{attempts} attempts"
+    return counted(attempts, "attempt")
 
 
 def in_seconds(ms: int) -> str:

@@ -34,6 +34,7 @@ from barrier_runtime.coordinator.status.trend import Trend
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskFailed
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.use import StoreCounts
+from barrier_runtime.state.texts import counted
 
 HISTORY = 100
 SAVEPOINTS = 50
@@ -365,7 +366,7 @@ def late_rows(status: JobStatus) -> dict[str, int]:
 
 def late_rows_in_words(status: JobStatus) -> str:
     dropped = late_rows(status)
-    steps = ", ".join(f"{rows:,} row{'s' if rows > 1 else ''} too late for {step!r}" for step, rows in dropped.items())
+    steps = ", ".join(f"{counted(rows, 'row')} too late for {step!r}" for step, rows in dropped.items())
     return f"{steps} dropped" if steps else ""
 
 

@@ -9,6 +9,7 @@ import msgspec
 from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload
 from barrier_runtime.coordinator.status.generation_status import RecoveryStatus as RecoveryStatus
 from barrier_runtime.coordinator.wire.preflight import Preflight
+from barrier_runtime.state.texts import counted
 
 
 class SlotStatus(msgspec.Struct, frozen=True):
@@ -279,7 +280,7 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def what(self) -> str:
-        return "replace" if self.kind == "replace" else f"rescale {self.before} → {self.parallelism} slots"
+        return "replace" if self.kind == "replace" else f"rescale {self.before} → {counted(self.parallelism, 'slot')}"
 
 
 class StandbysWanted(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from barrier_runtime.coordinator.wire.messages import PROTOCOL_VERSION, ToCoordi
 from barrier_runtime.coordinator.wire.translation import TRANSLATIONS, for_slot, from_slot
 from barrier_runtime.state.errors import UNREADABLE, ProtocolViolation
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.texts import counted
 from barrier_runtime.state.versioned import Format
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -131,4 +132,5 @@ def _blame(snapshots: tuple[OperatorSnapshot, ...]) -> str:
     mine = [each for each in snapshots if each.operator == operator]
     values = sum(len(each.values) + len(each.objects) for each in mine)
     files = sum(len(each.files) - len(each.objects) for each in mine)
-    return f"{share:,} bytes are of operator {operator!r} ({values:,} values, {files:,} files); {_REMEDY}"
+    parts = f"{counted(values, 'value')}, {counted(files, 'file')}"
+    return f"{counted(share, 'byte')} of these by operator {operator!r} ({parts}); {_REMEDY}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
+from barrier_runtime.state.texts import counted
 
 _T = TypeVar("_T")
 
@@ -42,7 +43,7 @@ def retried(
             if not isinstance(trouble, Unavailable):
                 raise trouble from (None if trouble is error else error)
             if attempt == attempts:
-                raise Unavailable(f"{trouble} (gave up after {attempt} attempts)") from error
+                raise Unavailable(f"{trouble} (gave up after {counted(attempt, 'attempt')})") from error
         time.sleep(wait_s * (0.5 + random.random() / 2))
         wait_s = min(wait_s * 2, longest_wait_s)
     raise AssertionError("the last attempt returns or raises")

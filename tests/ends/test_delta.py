@@ -334,7 +334,7 @@ def test_vacuum_after_a_compaction_takes_files_a_restored_checkpoint_still_lists
     successor = opened(DeltaSink(folder), token=2)
     successor.recover([seen, decided])
     store_of(folder).delete([info.key for info in store_of(folder).list("part-")])
-    with pytest.raises(Corrupt, match="a decided file of 1 rows is gone"):
+    with pytest.raises(Corrupt, match="a decided file of 1 row is gone"):
         opened(DeltaSink(folder), token=3).recover([seen, decided])
 
 
@@ -361,7 +361,7 @@ def test_commit_after_abort_is_an_error_and_abort_after_commit_changes_nothing(
     dropped = pre_committed(sink, 2, [2])
     sink.abort(dropped)
     sink.abort(dropped)
-    with pytest.raises(Corrupt, match="a decided file of 1 rows is gone"):
+    with pytest.raises(Corrupt, match="a decided file of 1 row is gone"):
         sink.commit(dropped)
     monkeypatch.setattr(delta_table, "_AGE_TO_CHECK_MS", -(10**9))  # as if they had been written long ago
     with pytest.raises(Corrupt, match=r"decided files are gone from the table .*part-00000002-.*vacuum"):

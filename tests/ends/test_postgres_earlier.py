@@ -157,7 +157,7 @@ def test_prepared_transactions_of_an_earlier_release_are_committed_or_rolled_bac
     sink.commit_globally(4, decided)
     assert seen(earlier.connection, earlier.table) == [1, 2]
     assert earlier.leftovers() == []
-    with pytest.raises(Corrupt, match=r"the 1 rows that checkpoint 5 decided are gone: the server has no prepared"):
+    with pytest.raises(Corrupt, match=r"the 1 row that checkpoint 5 decided are gone: the server has no prepared"):
         sink.recover([aborted])
     sink.close()
 

@@ -160,7 +160,7 @@ def test_a_commit_that_is_repeated_shows_nothing_twice_also_from_another_process
     other.commit_globally(2, [first, second])
     late = pre_committed(sink, 3, 3)  # a zombie's
     other.recover([])
-    with closing_all([sink, other]), pytest.raises(Corrupt, match="of the 1 rows that checkpoints up to 3 decided"):
+    with closing_all([sink, other]), pytest.raises(Corrupt, match="of the 1 row that checkpoints up to 3 decided"):
         sink.commit_globally(3, [late])
     assert database.numbers(table) == [1, 2]
     assert job.staged() == []

@@ -127,7 +127,7 @@ def test_a_job_moves_or_stays_though_its_store_answers_errors_or_nothing(spark, 
         with job.trouble("hang", FETCH):
             hits = job.hits
             while job.hits == hits:  # a slow machine needs longer than that to start a slot at all
-                with pytest.raises(RescaleFailed, match="goes on with 1 slots and not with 2"):
+                with pytest.raises(RescaleFailed, match="goes on with 1 slot and not with 2"):
                     job.handle.rescale(2, timeout=timeout)
                 states, timeout = [*states, "failed"], timeout * 4
             assert "did not fetch their key groups" in job.handle.status().rescales[-1].error

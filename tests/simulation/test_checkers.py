@@ -54,7 +54,7 @@ PART = FileRef("part.sst", 4, sha256_hex(b"3456"), data("file"), 3)
 PLACES = set(itertools.product("ab", (0, 1)))
 STAGED = tuple(PATHS.staged_rows("out", 1, 0, number, f"id{number}") for number in (1, 2, 3))
 OLDER = ("a", 0, 3, 1)  # older than another leg of its account, which is in split 1
-REASON = "it refers to 1 files that were already deleted, e.g. x"
+REASON = "it refers to 1 file already deleted, e.g. x"
 ABORTED = CheckpointStatus(checkpoint=1, token=1, outcome="aborted", reason=REASON, triggered_ms=0, duration_ms=1)
 REFUSED = encode_history(StoredHistory(job="bank", run_id="run", history=(ABORTED,)))
 
@@ -305,7 +305,7 @@ LOG: Table = {
         Case(
             "a checkpoint that is refused because of a deleted upload",
             lambda: job().put(PATHS.history, REFUSED),
-            "of the living generation lost an upload: it refers to 1 files that were already deleted",
+            "of the living generation lost an upload: it refers to 1 file already deleted",
         ),
         Case(
             "an upload of a generation that the log does not know yet",

@@ -30,6 +30,7 @@ from barrier_runtime.connectors.sink_bases.lake.compaction import MOST_GROUPS, t
 from barrier_runtime.connectors.sink_bases.staging import Staging
 from barrier_runtime.state.errors import Corrupt, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
+from barrier_runtime.state.texts import counted
 
 _FIRST_JOINED = 100_000  # in names: above the numbers of a transaction's own files
 _MADE_AT_ONCE = 2  # files, with all rows in memory
@@ -188,7 +189,8 @@ class DeltaCompaction:
         rows = pq.read_table(pa.BufferReader(self._store.get(file.name)))
         if rows.num_rows != file.rows:
             raise Corrupt(
-                f"{self._where}: {file.name} of the table {self._store.url} has {rows.num_rows} rows, and the table's "
+                f"{self._where}: {file.name} of the table {self._store.url} has {counted(rows.num_rows, 'row')}, and "
+                "the table's "
                 f"log says {file.rows}: it is not compacted; restore the file, or delete its rows"
             )
         return rows

@@ -29,6 +29,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.open import within
 from barrier_runtime.state.store.urls import last_part, shown
+from barrier_runtime.state.texts import counted
 
 _ORDER = "barrier_runtime_order"
 _KEY_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "date", "timestamp", "timestamp_ntz")
@@ -171,7 +172,8 @@ class DeltaUpsertSink(BatchingSink):
             if self._log.has_checkpoint(application, last):
                 return
             raise Corrupt(
-                f"{self._where}: of the {sum(batch.rows for batch in new)} rows that checkpoints up to {last} decided "
+                f"{self._where}: of the {counted(sum(batch.rows for batch in new), 'row')} that checkpoints up to "
+                f"{last} decided "
                 f"some are gone, and the table {shown(self.url)} does not have them ({error}). Were they aborted, "
                 "moved or deleted? Restore the object from a backup; the commit is tried again"
             ) from error

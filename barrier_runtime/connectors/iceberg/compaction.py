@@ -22,6 +22,7 @@ from barrier_runtime.connectors.iceberg.expiry import APPLICATION
 from barrier_runtime.connectors.iceberg.table import LIBRARY_RETRIES, deleted, loaded, trouble
 from barrier_runtime.connectors.sink_bases.lake.compaction import MOST_GROUPS, to_compact
 from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.texts import counted
 
 _ATTEMPTS = 10
 _LONGEST_S = 3600.0  # from the look to the commit: orphans must stay young
@@ -131,8 +132,10 @@ class IcebergCompaction:
         before, after = (sum(int(file.record_count) for file in some) for some in (group, files))
         if before != after or {repr(file.partition) for file in files} != {repr(group[0].partition)}:
             raise Corrupt(
-                f"{self._where}: {len(group)} files of the table {self._name}, such as {group[0].file_path}, have "
-                f"{after} rows, and the table says {before}: they are not compacted; restore the files, or delete "
+                f"{self._where}: {counted(len(group), 'file')} of the table {self._name}, such as "
+                f"{group[0].file_path}, have "
+                f"{counted(after, 'row')}, and the table says {before}: they are not compacted; restore the files, or "
+                "delete "
                 "their rows"
             )
 

@@ -26,6 +26,7 @@ from barrier_runtime.connectors.sink_bases.write_ahead_committable import Staged
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.urls import without_credentials
+from barrier_runtime.state.texts import counted
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -190,7 +191,8 @@ class IcebergSink(BatchingSink):
             if has(self._table.existing(), application, last.checkpoint):
                 return
             raise Corrupt(
-                f"{self._where}: the description of {sum(batch.rows for batch in new)} decided data files of "
+                f"{self._where}: the description of {counted(sum(batch.rows for batch in new), 'decided data file')} "
+                "of "
                 f"checkpoints up to {last.checkpoint} is gone, and the table {self.table} does not have them "
                 f"({error}). Were they aborted, moved or deleted? Restore the object from a backup; the commit is "
                 "tried again"

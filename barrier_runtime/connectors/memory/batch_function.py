@@ -37,6 +37,7 @@ from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.texts import counted
 
 _MOST_DECIDED = 16  # waiting batches at which the stream waits
 _FIRST_LOOK_S = 0.02
@@ -257,7 +258,7 @@ class BatchCaller:
         self.failures += 1
         said = (
             f"for_each_batch {checkpoint.sink!r} of job {checkpoint.job!r}: {function_name(self._function)} raised "
-            f"{type(error).__name__} for checkpoint {checkpoint.number} ({checkpoint.rows} rows): {error}"
+            f"{type(error).__name__} for checkpoint {checkpoint.number} ({counted(checkpoint.rows, 'row')}): {error}"
         )
         if self.failures >= self._attempts:
             raise BatchFunctionFailed(
@@ -309,7 +310,8 @@ class BatchFunctionSink(BatchingSink):
             if self._closing.wait(look_s) or time.monotonic() > until_s:
                 raise Unavailable(
                     f"{self._where}: {self.function or 'the function'} of for_each_batch has not returned for "
-                    f"checkpoint {batch.checkpoint} ({batch.rows} rows) yet: see the log of the program that started "
+                    f"checkpoint {batch.checkpoint} ({counted(batch.rows, 'row')}) yet: see the log of the program "
+                    "that started "
                     "the job"
                 )
             look_s = min(look_s * 1.5, _LONGEST_LOOK_S)

@@ -14,6 +14,7 @@ from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled, SourceSettings, Split, SplitReader
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 
 
 class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +72,7 @@ class GeneratedRows:
         return self._rows is None
 
     def __repr__(self) -> str:
-        return f"rate {self._rows_per_second:g}/s, " + ("endless" if self.endless else f"{self._rows} rows")
+        return f"rate {self._rows_per_second:g}/s, " + ("endless" if self.endless else counted(self._rows, "row"))
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return shares(self._splits or parallelism)

@@ -24,6 +24,7 @@ from barrier_runtime.connectors.postgres.session import digest, load_psycopg
 from barrier_runtime.connectors.sink import SinkContext, committable_format
 from barrier_runtime.connectors.sink_bases.sql.dialect import DeliveryMark, SqlSession
 from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.texts import counted
 from barrier_runtime.state.versioned import VersionedDecoder
 
 EARLIER_LAYOUT = 1
@@ -134,7 +135,8 @@ class EarlierCommits:
             )
         if found.target != self.target.shown:
             raise InvalidJob(
-                f"{where}: checkpoint {found.checkpoint} decided {found.rows} rows for table {found.target}; the "
+                f"{where}: checkpoint {found.checkpoint} decided {counted(found.rows, 'row')} for table "
+                f"{found.target}; the "
                 f"sink now has {self.target.shown}: run the job once more with the old table, then change"
             )
         return found
@@ -206,7 +208,8 @@ class EarlierCommits:
 
     def _gone(self, committable: EarlierCommittable, found: str) -> Corrupt:
         return Corrupt(
-            f"{self.context.where}: the {committable.rows} rows that checkpoint {committable.checkpoint} decided are "
+            f"{self.context.where}: the {counted(committable.rows, 'row')} that checkpoint {committable.checkpoint} "
+            "decided are "
             f"gone: {found}, and nothing says that they are in {committable.target}. Were they aborted, rolled back or "
             "deleted, or was an older backup of the database restored? Put them back; the commit is tried again"
         )

@@ -24,6 +24,7 @@ from barrier_runtime.state.store.multipart import HasMultipart, MultipartUploads
 from barrier_runtime.state.store.object_store import CopiesStaged, ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.open import within
 from barrier_runtime.state.store.paths import too_long
+from barrier_runtime.state.texts import counted
 
 
 def names_of(context: SinkContext, suffix: str, *, folders: bool = False) -> FileNames:
@@ -89,7 +90,8 @@ class Staging:
             show(file.staged, file.final, file.sha256, fresh=fresh)
         except ObjectNotFound as error:
             raise Corrupt(
-                f"{self._where}: a decided file of {file.rows} rows is gone: {self._store.url} has neither the "
+                f"{self._where}: a decided file of {counted(file.rows, 'row')} is gone: {self._store.url} has neither "
+                "the "
                 f"staged {file.staged} nor the final {file.final} (sha256 {file.sha256}). Was it aborted, moved or "
                 "deleted? Put one of them back; the commit is tried again"
             ) from error

@@ -19,6 +19,7 @@ from barrier_runtime.operators.state.stored_type import StoredType
 from barrier_runtime.operators.user_code import said, user_traceback
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
 from barrier_runtime.state.snapshots.snapshot import ONE_VALUE
+from barrier_runtime.state.texts import counted
 
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), datetime.date, datetime.datetime, decimal.Decimal})
 
@@ -56,7 +57,8 @@ class _Calls:
             ) from error
         if len(array) != rows:
             raise InvalidJob(
-                f"{self.where}: {name}.result() returned {len(array)} values for {rows} keys: return one of each"
+                f"{self.where}: {name}.result() returned {counted(len(array), 'value')} for {counted(rows, 'key')}: "
+                "return one of each"
             )
         return array
 

@@ -16,6 +16,7 @@ from barrier_runtime.operators.outputs.failures import Failures, in_parts
 from barrier_runtime.operators.outputs.side_outputs import OnError
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 
 
 class KeptTimes:
@@ -166,7 +167,8 @@ class MapBatchesOperator(Operator):
 
     def _not_one_to_one(self, rows: int, batch: Batch) -> InvalidJob:
         return InvalidJob(
-            f"{function_name(self._function)} of operator {self._name!r} returned {rows} rows for {batch.count}, and "
+            f"{function_name(self._function)} of operator {self._name!r} returned {counted(rows, 'row')} for "
+            f"{batch.count}, and "
             "one_to_one=True says that each row becomes one row: leave one_to_one out"
         )
 

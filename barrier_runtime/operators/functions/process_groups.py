@@ -29,7 +29,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.snapshots.continued_state import COLUMN, described_name
 from barrier_runtime.state.snapshots.snapshot import StateDescription
-from barrier_runtime.state.texts import shortened
+from barrier_runtime.state.texts import counted, shortened
 
 _MANY = 512  # rows from which finding the distinct keys first pays
 
@@ -81,7 +81,8 @@ class BatchKeys:
             numbers.dtype.kind not in "iu" or numbers.ndim != 1 or not 0 <= numbers.min() <= numbers.max() < self._count
         ):
             raise InvalidJob(
-                f"keys.forget({which!r}): give a mask with a boolean for each of the {self._count} keys, or numbers of "
+                f"keys.forget({which!r}): give a mask with a boolean for each of the {counted(self._count, 'key')}, "
+                "or numbers of "
                 "keys, as in keys.forget(state['open'] == 0)"
             )
         self._forgotten.append(numbers)

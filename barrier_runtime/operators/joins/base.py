@@ -27,6 +27,7 @@ from barrier_runtime.operators.outputs.late_rows import warn_of_first_late
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import DEFINITION, JOIN_KEYS
+from barrier_runtime.state.texts import counted
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,8 @@ class JoinOperator(KeyedLife):
         if times.null_count:
             column = self._sides[port].event_time
             raise InvalidJob(
-                f"{self.where}: {times.null_count} rows of the {_NAMES[port]} stream have no event time in column "
+                f"{self.where}: {counted(times.null_count, 'row')} of the {_NAMES[port]} stream without event time in "
+                "column "
                 f'{column!r}: filter them before, as in .filter("{column} IS NOT NULL")'
             )
         return rows, event_times_ms(times)

@@ -13,6 +13,7 @@ from barrier_runtime.data.row_class import RowClass, UnfitField, is_instance
 from barrier_runtime.data.rows import RowWriter, cut, refuse_shared
 from barrier_runtime.data.schemas import Duration, as_duration
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 
 _FOR_EVER = float("inf")
 
@@ -90,7 +91,8 @@ class ReplyReader:
         if isinstance(reply, list | tuple):
             if len(reply) != len(keys):
                 raise InvalidJob(
-                    f"{self._where} gave a list of {len(reply)} for {len(keys)} keys: return one row for each key, in "
+                    f"{self._where} gave a list of {len(reply)} for {counted(len(keys), 'key')}: return one row for "
+                    "each key, in "
                     "their order, with None where there is nothing; or a dict by key"
                 )
             return list(reply) if self._are_plain(reply) else list(map(self._result, keys, reply))

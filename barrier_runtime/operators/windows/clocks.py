@@ -22,6 +22,7 @@ from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.operators.keyed.progress import Floors
 from barrier_runtime.operators.keyed.wall_timers import WakeUps, WallClock
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -147,7 +148,8 @@ class _EventTime:
         times = rows.column(self._column)
         if times.null_count:
             raise InvalidJob(
-                f"{self._operator.where}: {times.null_count} rows have no event time in column {self._column!r}: "
+                f"{self._operator.where}: {counted(times.null_count, 'row')} without event time in column "
+                f"{self._column!r}: "
                 f'filter them before, as in .filter(pc.field("{self._column}").is_valid())'
             )
         times_ms = event_times_ms(times)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from barrier_runtime.data.schemas import Duration, as_duration, milliseconds
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 
 
 class WindowTrigger(ABC):
@@ -120,5 +121,5 @@ class Every(WindowTrigger):
         return "early results of " + ("all rows" if self.accumulate else "the rows since the last one")
 
     def __str__(self) -> str:
-        when = f"{self.rows} rows" if self.rows is not None else f"{self.interval} ({self.clock} time)"
+        when = counted(self.rows, "row") if self.rows is not None else f"{self.interval} ({self.clock} time)"
         return f"every {when}" + ("" if self.accumulate else ", only what came since")

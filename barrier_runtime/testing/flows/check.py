@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from barrier_runtime.connectors.argument_types import arguments_checked
 from barrier_runtime.graph.logical import Plan, SourceNode, StepNode
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 from barrier_runtime.testing.flows.given_rows import Difference, GivenInput, difference, tables_of
 from barrier_runtime.testing.flows.outputs import CheckedSink
 from barrier_runtime.testing.flows.phases import PHASES, CrashPoint, FlowScenario, Victim, named
@@ -31,9 +32,11 @@ class Checked:
     seconds: float = field(compare=False)
 
     def __str__(self) -> str:
-        rows = ", ".join(f"{count} rows in {sink!r}" for sink, count in self.rows.items())
+        rows = ", ".join(f"{counted(count, 'row')} in {sink!r}" for sink, count in self.rows.items())
+        crashes = counted(self.crashes, "crash", "crashes")
         return (
-            f"{self.flow}: the same {rows} in {self.runs} runs with {self.crashes} crashes in {len(self.phases)} phases"
+            f"{self.flow}: the same {rows} in {counted(self.runs, 'run')} with {crashes} in "
+            f"{counted(len(self.phases), 'phase')}"
         )
 
 

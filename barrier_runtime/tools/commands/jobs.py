@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 from barrier_runtime.tools.commands.app import USER_MODULE, Target, app, load_flow
 from barrier_runtime.tools.coordinators import Ca, Coordinator, TokenFile, all_jobs, client_of
 
@@ -195,10 +196,11 @@ def rescale(
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     if done.checkpoint is None:
-        print(f"job {job} has {done.parallelism} slots")
+        print(f"job {job} has {counted(done.parallelism, 'slot')}")
     else:
         print(
-            f"job {job}: {done.before} -> {done.parallelism} slots at checkpoint {done.checkpoint}, {done.pause_ms} ms"
+            f"job {job}: {done.before} -> {counted(done.parallelism, 'slot')} at checkpoint {done.checkpoint}, "
+            f"{done.pause_ms} ms"
         )
 
 

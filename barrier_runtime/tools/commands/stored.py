@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.texts import counted
 from barrier_runtime.tools.commands.app import Application, Redact, Target, app, load_flow
 
 savepoints = Application("List savepoints, look at them, delete them.")
@@ -189,7 +190,8 @@ def compact(
         raise typer.Exit(1) from None
     for (of_job, of_sink), each in sorted(done.items()):
         print(
-            f"{of_job}/{of_sink}: {each.merged} files became {each.made}; {each.shown} large files took the place of "
+            f"{of_job}/{of_sink}: {counted(each.merged, 'file')} became {each.made}; "
+            f"{counted(each.shown, 'large file')} took the place of "
             f"their small ones in the folder, {each.waiting} will when {keep:g} s have passed"
         )
         for reason in each.skipped:

@@ -20,6 +20,7 @@ from barrier_runtime.coordinator.log.manifest import MANIFEST_VERSION, DecidedMa
 from barrier_runtime.coordinator.log.records import Complete
 from barrier_runtime.coordinator.wire.codec import too_large_manifest
 from barrier_runtime.coordinator.wire.messages import Ack, ManifestRef, Trigger
+from barrier_runtime.state.texts import counted
 
 
 def trigger_if_due(job: Job, now_ms: int) -> None:
@@ -75,7 +76,7 @@ def persist(job: Job, checkpoint: Checkpoint, now_ms: int) -> tuple[Cause, str] 
     if isinstance(job.retention, Retention):
         gone = job.retention.condemned(job.kept(written).files)
         if gone:
-            reason = f"it refers to {len(gone)} files that were already deleted, e.g. {gone[0]}"
+            reason = f"it refers to {counted(len(gone), 'file')} already deleted, e.g. {gone[0]}"
             return Cause.GENERATION_ENDED, reason
     checkpoint.move(CheckpointPhase.PERSISTING, now_ms)
     job.generation.written = written

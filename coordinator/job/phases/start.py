@@ -43,6 +43,7 @@ from barrier_runtime.coordinator.wire.messages import (
     ToCoordinator,
 )
 from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.texts import counted
 
 MAX_LOST_RACES = 100
 _MAX_ABORTS = 16
@@ -76,7 +77,8 @@ class Loading(Phase):
         if self._attempts.lost_races > MAX_LOST_RACES:
             return EndJob(
                 "failed",
-                f"job {job.spec.job}: other coordinators took the log's head {self._attempts.lost_races} times in a "
+                f"job {job.spec.job}: other coordinators took the log's head "
+                f"{counted(self._attempts.lost_races, 'time')} in a "
                 "row: "
                 "stop the other runs of this job, then start again",
             )

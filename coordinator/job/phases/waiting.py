@@ -30,6 +30,7 @@ from barrier_runtime.coordinator.wire.messages import (
     sink_key,
 )
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.texts import counted
 
 _STARTS = 5  # times the wait for cores: on a busy machine processes start slowly
 
@@ -240,7 +241,8 @@ class WaitingForSlots(Phase):
             missed = missing_slots(job.slots.absences(), job.slots.room.held_by, now_ms, job.slots.room.failing)
             return f"job {job.spec.job}: {missed}. {job.restarts.impatient_for_slots()}"
         missing, needed, waits_ms = job.slots.missing, job.spec.parallelism, job.spec.resource_wait_timeout_ms
-        begins = f"job {job.spec.job} needs {needed} slots; {needed - len(missing)} of {needed} registered within "
+        slots = counted(needed, "slot")
+        begins = f"job {job.spec.job} needs {slots}; {needed - len(missing)} of {needed} registered within "
         which = f"missing: {', '.join(map(str, missing))}"
         if job.slots.room.failing:
             return f"{begins}{waits_ms / 1000:g} s, {which}: {job.slots.room.failing}"

@@ -28,6 +28,7 @@ from statistics import median
 from barrier_runtime.coordinator.status.health import READER_REMEDY, in_seconds
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, SlotDuring, SubtaskPhases
 from barrier_runtime.coordinator.status.why.reason import Reason, line_of
+from barrier_runtime.state.texts import counted
 
 CAUSES = (
     "store",
@@ -298,7 +299,8 @@ class _Look:
             f"{self._took}, because subtask {most.subtask} of {self._chain(most.chain)} got {share:.0%} of the rows.",
             (
                 parts,
-                f"{most.rows:,} of {in_all:,} rows since the last checkpoint, where each of {subtasks} subtasks would "
+                f"{most.rows:,} of {counted(in_all, 'row')} since the last checkpoint, where each of {subtasks} "
+                "subtasks would "
                 f"have {fair:.0%}; it was busy for {_time(most.busy_ms)}",
             ),
             "give the source more splits (files, partitions), or `rebalance()` its rows"

@@ -19,6 +19,7 @@ from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.why.checkpoint import slow_above_ms, why_checkpoint
 from barrier_runtime.coordinator.status.why.reason import Answer, Reason, line_of
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 
 _RECENT_MS = 120_000
 _ROSE = 3.0  # times the median of the hour
@@ -126,7 +127,7 @@ def _waits_for_slots(status: JobStatus, now_ms: int) -> Reason:
     each = f" of {room.cores_per_slot} cores" if room.cores_per_slot > 1 else ""
     if room.cores:
         free = max(0, room.cores - sum(cores for _, cores in held))
-        found = f"needs {needed} slots{each}, free {free} of {room.cores} cores"
+        found = f"needs {counted(needed, 'slot')}{each}, free {free} of {counted(room.cores, 'core')}"
     else:
         found = f"needs {needed} slots{each}, {registered} have come"
     sentence = f"Job {status.job} does not start: it {found}{f', held by {holders}' if holders else ''}."
@@ -157,7 +158,7 @@ def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
             f"Nothing new becomes visible in {trouble.sink.rpartition('/')[0]}, because its commit fails: "
             f"{line_of(trouble.error)}.",
             (
-                f"checkpoint {trouble.checkpoint} was tried {trouble.attempts} times in {trouble.sink}"
+                f"checkpoint {trouble.checkpoint} was tried {counted(trouble.attempts, 'time')} in {trouble.sink}"
                 + (f", for {in_seconds(max(0, now_ms - trouble.since_ms))}" if trouble.since_ms else ""),
             ),
             "cure what the target says; it is tried again until it succeeds, and nothing is lost meanwhile",
@@ -241,7 +242,7 @@ def _slow_commit(status: JobStatus, now_ms: int) -> Reason:
                 for each in slow
             ),
             *(
-                f"{sink} has {pending} completed checkpoints to commit"
+                f"{sink} has {counted(pending, 'completed checkpoint')} to commit"
                 for sink, pending in list(behind.items())[:_HOLDERS]
             ),
             *((status.condition_reason,) if status.condition in TROUBLED else ()),
@@ -367,7 +368,7 @@ def why_latency_rose(status: JobStatus, now_ms: int) -> Reason | None:
     return Reason(
         "unclear",
         f"{what}, and nothing that was recorded says why.",
-        (f"{latency.count:,} rows in the last minute",),
+        (f"{counted(latency.count, 'row')} in the last minute",),
         "look at the slots' machines and at the source: rows that come late there count from the time they were due",
     )
 

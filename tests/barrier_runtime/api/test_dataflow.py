@@ -385,7 +385,7 @@ def test_explain_shows_chains_edges_settings_and_guarantees() -> None:
         warnings.simplefilter("error")
         text = flow.explain(parallelism=3)
     for expected in (
-        "job job: 3 slots, 2 chains, 1 edges",
+        "job job: 3 slots, 2 chains, 1 edge",
         "ticks [source] rate 1000/s, 100 rows, 3 splits",
         "event time intended_at, up to 1000 ms out of order",
         "← chain 0, hash (key), by key: value int64",

@@ -119,7 +119,7 @@ def test_what_another_option_changes_is_shown_as_it_is_in_force() -> None:
 
 def test_what_means_nothing_with_the_other_options_is_shown_so() -> None:
     told = shown(flow(), restart="failure_rate")
-    assert told["restart"] == "failure_rate: 1 failures within 60 s, 1 s before each restart [keyword]"
+    assert told["restart"] == "failure_rate: 1 failure within 60 s, 1 s before each restart [keyword]"
     assert told["restart_delay"] == "1 s [default]"
     assert told["restart_attempts"] == "not used with restart=failure_rate [default]"
     assert told["aligned_timeout"] == "not used with unaligned=False [default]"

@@ -107,7 +107,7 @@ def test_a_decided_file_that_nobody_has_seen_still_stops_the_start(tmp_path: Pat
     shown(tmp_path)[0].unlink()
     out = open_store(str(tmp_path / "out"))
     out.delete([info.key for info in out.list("_commits/")])
-    with pytest.raises(JobFailed, match="a decided file of 1 rows is gone"):
+    with pytest.raises(JobFailed, match="a decided file of 1 row is gone"):
         run(tmp_path, 1)
 
 

@@ -146,7 +146,7 @@ def test_sigterm_ends_a_local_run_after_a_last_checkpoint_and_leaves_no_folder(t
     assert (running.returncode, printed[:11]) == (143, "terminated:")
     assert "stopped after a last checkpoint" in printed
     assert "Traceback" not in printed
-    counted = re.match(r"job from-the-shell stopped: ([0-9,]+) records read, 1 checkpoints completed", told)
+    counted = re.match(r"job from-the-shell stopped: ([0-9,]+) records read, 1 checkpoint completed", told)
     assert counted, told
     written = sorted(row["value"] for row in rows_of(tmp_path / "out"))
     assert int(counted[1].replace(",", "")) >= len(written)
@@ -305,7 +305,7 @@ def test_explain_prints_chains_edges_settings_and_guarantees(app: str) -> None:
     done = run_here("explain", f"{app}:flow", "--parallelism", "3")
     assert done.returncode == 0, done.stderr
     for expected in (
-        "job from-the-shell: 3 slots, 2 chains, 1 edges",
+        "job from-the-shell: 3 slots, 2 chains, 1 edge",
         "hash (key)",
         "parallelism: 3 [--parallelism]",
         "sink out: exactly-once",

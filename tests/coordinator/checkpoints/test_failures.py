@@ -165,12 +165,12 @@ def test_jitter_stays_within_its_part_of_the_pause_and_within_first_and_longest(
         (
             {"strategy": "fixed_delay", "max_attempts": 2},
             3,
-            r"fixed_delay: failed 3 times in this run, 2 restarts are allowed: .* raise restart_attempts",
+            r"fixed_delay: failed 3 times in this run, of 2 allowed restarts: .* raise restart_attempts",
         ),
         (
             {"strategy": "exponential_delay", "max_attempts": 1},
             2,
-            r"exponential_delay: failed 2 times in a row, 1 restarts are allowed: .* raise restart_attempts",
+            r"exponential_delay: failed 2 times in a row, of 1 allowed restart: .* raise restart_attempts",
         ),
         (
             {"strategy": "failure_rate", "max_failures": 2, "interval_ms": 5_000},

@@ -45,6 +45,7 @@ from barrier_runtime.data.values.text_columns import (
     not_utf8_at,
 )
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 
 NULLS = ("NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "#N/A N/A", "null", "NULL", "Null", "None", "\\N")
 _ASCII = "".join(map(chr, range(128)))
@@ -257,7 +258,7 @@ class CsvRows:
             at = begins[min(int(row[1]), len(begins)) - 1]
             return LineError(
                 at,
-                f"a line does not fit: it has {row[2]} values, and the header has {len(self.names)} "
+                f"a line does not fit: it has {counted(row[2], 'value')}, and the header has {len(self.names)} "
                 f"({', '.join(self.names)}): correct the file, or delimiter=",
             )
         if name is not None and "invalid UTF8" in said:

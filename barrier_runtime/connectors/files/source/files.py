@@ -14,6 +14,7 @@ from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.files.source.text import is_compressed
 from barrier_runtime.connectors.source import Remaining, Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.texts import counted
 
 log = logging.getLogger("barrier_runtime.files")
 _CHECKED_IN_DRIVER = 200  # local files; others are checked when opened
@@ -101,7 +102,7 @@ class Files:
 
     def __repr__(self) -> str:
         pace = f", {self._pace:g} rows/s" if self._pace else ""
-        return f"{len(self.files)} {self.kind} files of {self.paths}{self._passed}{pace}"
+        return f"{counted(len(self.files), f'{self.kind} file')} of {self.paths}{self._passed}{pace}"
 
     @property
     def passed_over(self) -> int:

@@ -24,6 +24,7 @@ from barrier_runtime.connectors.source_bases.ranges import NotThere, RangesFile
 from barrier_runtime.data import plain_rows
 from barrier_runtime.data.schemas import Rows, fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.texts import counted
 
 _READ_BYTES = 1 << 16  # of a read of a local column
 _CHUNK_BYTES = 8 << 20
@@ -168,7 +169,8 @@ class ParquetReader(FileReader):
         """Detects a truncated file, of which Arrow reads nothing, without an error."""
         if self._decoded < self._rows:
             raise InvalidJob(
-                f"{self.where}: it had {self._rows} rows and ends after row {self._decoded} now: files must not change "
+                f"{self.where}: it had {counted(self._rows, 'row')} and ends after row {self._decoded} now: files "
+                "must not change "
                 "while they are read; write to a new file and rename it into place"
             )
 

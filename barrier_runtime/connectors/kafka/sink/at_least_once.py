@@ -29,6 +29,7 @@ from barrier_runtime.connectors.kafka.sink.topic_limits import limits_of_chosen,
 from barrier_runtime.connectors.sink import Acknowledgement, SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import DirectSink, Rows
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.texts import counted
 
 
 class Flight:
@@ -131,7 +132,8 @@ class KafkaDirect(DirectSink):
         if not self._wait_for(flights, _FLUSH_S):
             waiting = sum((flight.sent or 0) - flight.acknowledged for flight in flights)
             raise Unavailable(
-                f"{self._where}: Kafka at {self._cluster.bootstrap_servers} has not taken {waiting} rows for "
+                f"{self._where}: Kafka at {self._cluster.bootstrap_servers} has not taken {counted(waiting, 'row')} "
+                "for "
                 f"topic {self._topic!r} within {_FLUSH_S:.0f} s: they go on being sent; are the brokers up?"
             )
         self._cluster.answers()

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from barrier_runtime.connectors.kafka.clients import Asker, answered, client_log, raised
 from barrier_runtime.connectors.kafka.errors import CURABLE, Kind, Refusals, kind_of
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
+from barrier_runtime.state.texts import counted
 
 _SAY_AGAIN_S = 30.0
 
@@ -35,7 +36,7 @@ class LogThrottle:
     def on_commit(self, error: Any, partitions: Any) -> None:
         if error is not None:
             self._commit_failures += 1
-            times = f"{self._commit_failures} times"
+            times = counted(self._commit_failures, "time")
             self.say("commit", f"commits to its group failed ({times}): {error.str()}. No record is lost by that")
 
     def on_error(self, error: Any) -> None:

@@ -20,6 +20,7 @@ from barrier_runtime.connectors.source_bases.payloads import (
     json_row,
 )
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.texts import counted
 
 Deserialiser: TypeAlias = Callable[..., Any]  # (data, SerializationContext) -> dict, Protobuf message or plain value
 FormatName: TypeAlias = Literal["bytes", "string", "json"] | Callable[[], Deserialiser]
@@ -171,7 +172,9 @@ class _Client(Decoder):
         if hasattr(value, "DESCRIPTOR"):
             return tuple(field_of(value, field.name, field.type) for field in self.schema)
         if len(self.schema) != 1:
-            raise ValueError(f"the deserialiser gave {type(value).__name__}, the schema has {len(self.schema)} columns")
+            raise ValueError(
+                f"the deserialiser gave {type(value).__name__}, the schema has {counted(len(self.schema), 'column')}"
+            )
         return (value,)
 
     def _getters_of(self, message: Any) -> list[Getter]:

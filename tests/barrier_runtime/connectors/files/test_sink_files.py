@@ -412,7 +412,7 @@ def test_commit_and_abort_may_be_repeated_and_commit_after_abort_is_an_error(mak
     file = decode_committable(committable, "here").files[0]
     with pytest.raises(Corrupt) as caught:
         sink.commit(committable)
-    for named in (file.staged, file.final, file.sha256, "1 rows", "job 'job', sink 'out', subtask 0"):
+    for named in (file.staged, file.final, file.sha256, "1 row", "job 'job', sink 'out', subtask 0"):
         assert named in str(caught.value)
 
 

@@ -101,7 +101,7 @@ def test_a_function_that_raises_has_changed_nothing_and_is_shown_with_its_batch(
         raise ValueError("enough")
 
     driven = Driven(operator(breaks, state={"n": "int64"}))
-    with pytest.raises(UserCodeError, match=r"breaks\(\) of operator 'op'.*ValueError: enough\n.*batch: 1 rows of k"):
+    with pytest.raises(UserCodeError, match=r"breaks\(\) of operator 'op'.*ValueError: enough\n.*batch: 1 row of k"):
         driven.feed([{"k": 1, "v": 0}], SCHEMA)
     table = driven.operator._table  # type: ignore[attr-defined]
     assert not table.columns["n"].any()
@@ -133,7 +133,7 @@ def one_more(keys: Any, batch: Any, state: Any) -> None:
         (lambda keys, batch, state: {"k": [1.5]}, r"'k' that is not kept as int64 .*its fraction would be cut"),
         (lambda keys, batch, state: {"k": np.array([1.5])}, r"'k' that is not kept as int64 .*truncated"),
         (lambda keys, batch, state: batch, r"returned \(k: int64, v: int64\), but its schema is \(k: int64\)"),
-        (lambda keys, batch, state: keys.forget([3]), r"keys.forget\(\[3\]\): give a mask .* of the 1 keys"),
+        (lambda keys, batch, state: keys.forget([3]), r"keys.forget\(\[3\]\): give a mask .* of the 1 key,"),
     ],
 )
 def test_wrong_use_is_refused_with_the_remedy(function: Any, told: str) -> None:

@@ -357,5 +357,5 @@ def test_rows_after_the_end_of_time_say_what_to_do() -> None:
 
 def test_a_row_without_event_time_is_refused() -> None:
     it = Driven(operator("inner", 0, 10))
-    with pytest.raises(InvalidJob, match="1 rows of the right stream have no event time in column 't': filter them"):
+    with pytest.raises(InvalidJob, match="1 row of the right stream without event time in column 't': filter them"):
         it.feed([{"kk": "k", "t": None, "b": 1}], RIGHT.schema, port=1)

@@ -298,7 +298,7 @@ def test_event_times_of_every_unit_fall_into_the_same_window(unit: str) -> None:
 
 
 def test_a_row_without_event_time_is_an_error_with_the_remedy() -> None:
-    with pytest.raises(InvalidJob, match=r"1 rows have no event time in column 't'.*is_valid"):
+    with pytest.raises(InvalidJob, match=r"1 row without event time in column 't'.*is_valid"):
         Driven(operator()).feed([{**row("x", 1, 40), "t": None}], SCHEMA)
 
 
