@@ -320,6 +320,7 @@ def _stands_still(status: JobStatus) -> Reason | None:
     known = [source for source in status.sources if source.watermark_ms is not None]
     ahead = max(known, key=lambda source: source.watermark_ms or 0, default=None)
     silent = next((each for each in status.sources if each.watermark_ms is None and not each.idle_count), None)
+    silent = silent or _paused(status)
     if ahead is None or ahead.watermark_ms is None or silent is None:
         return None
     reached_ms = status.watermark_ms
@@ -333,6 +334,13 @@ def _stands_still(status: JobStatus) -> Reason | None:
         (f"{silent.source} has nothing to read at present, and no idle_timeout, or a longer one",),
         f"read {silent.source} with idle_timeout= (or a shorter one), after which a silent source holds nothing back",
     )
+
+
+def _paused(status: JobStatus) -> SourceStatus | None:
+    """Source with the lowest watermark, if the source had rows before and has none now."""
+    last = min(status.sources, key=_progress, default=None)
+    resting = {chain.operators[0] for chain in status.chains if chain.is_source and chain.rows_in_per_s == 0}
+    return last if last is not None and last.source in resting else None
 
 
 def why_latency_rose(status: JobStatus, now_ms: int) -> Reason | None:

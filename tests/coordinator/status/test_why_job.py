@@ -6,6 +6,7 @@ from coordinator_world import Coordinator, started
 from test_bottleneck import INPUT_BOUND, SLOW_SINK
 
 from barrier_runtime.coordinator.status.status import (
+    ChainStatus,
     CheckpointsStatus,
     CheckpointStatus,
     CommitsStatus,
@@ -158,6 +159,24 @@ def test_a_source_without_rows_that_holds_another_back_is_named() -> None:
     assert not why_job(running(sources=(folder, clicks), watermark_ms=NOW - 1_000), NOW)
     idle = msgspec.structs.replace(folder, idle_splits=("prices/a.csv",), idle_count=1)
     assert not why_job(running(sources=(idle, clicks), watermark_ms=NOW - 600_500), NOW)
+
+
+def test_a_source_that_paused_after_rows_and_holds_another_back_is_named() -> None:
+    """Also where a window in the chain of the sink reads rows."""
+    begun = NOW - 600_000
+    rules = SourceStatus(source="rules", watermark_ms=begun, lag_ms=600_000, split="all", split_slot=0)
+    clicks = msgspec.structs.replace(rules, source="clicks", watermark_ms=NOW - 500, lag_ms=500)
+    chains = tuple(
+        ChainStatus(chain=number, operators=names, inputs=inputs, sinks=sinks, is_source=not inputs, rows_in_per_s=rate)
+        for number, (names, inputs, sinks, rate) in enumerate(
+            ((("rules",), (), (), 0.0), (("clicks",), (), (), 90.0), (("w", "out"), (0, 1), ("out",), 90.0))
+        )
+    )
+    cause, sentence = first(running(sources=(rules, clicks), watermark_ms=begun, chains=chains))
+    assert cause == "standing_source"
+    assert sentence.startswith("Event time is 600 s behind, because source rules brings no rows")
+    busy = (msgspec.structs.replace(chains[0], rows_in_per_s=1.0), *chains[1:])
+    assert "rules" not in str(why_job(running(sources=(rules, clicks), watermark_ms=begun, chains=busy), NOW)[:1])
 
 
 def test_a_trouble_of_the_job_comes_before_all_that_follows_from_it() -> None:
