@@ -4,12 +4,10 @@ Classes of steps are generic in `S`, the stream of the result, so no file needs 
 """
 
 import difflib
-import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 import pyarrow as pa
@@ -20,6 +18,7 @@ from barrier_runtime.data.row_class import RowClass
 from barrier_runtime.graph.job_graph import Combines
 from barrier_runtime.graph.logical import Input, Plan, StepNode, Within
 from barrier_runtime.graph.updates import Updates, UpdatesOfStep, updates_of
+from barrier_runtime.graph.users_line import users_line
 from barrier_runtime.operators.keyed.progress import keys_said
 from barrier_runtime.operators.outputs.side_outputs import MAIN as MAIN
 from barrier_runtime.operators.retry import Retry
@@ -438,12 +437,3 @@ def need_watermarks(plan: Plan, node: int, where: str, why: str, or_else: str = 
 
 def event_times_of_batches(plan: Plan, node: int, tag: str) -> frozenset[str]:
     return frozenset() if tag else plan.event_times_of_batches(node) or frozenset()
-
-
-def users_line() -> int:
-    """Number of calls up to the user's program, as `warnings` counts them."""
-    package = str(Path(__file__).parents[1])
-    call, level = sys._getframe(1), 1  # `inspect.stack` would read the sources of all calls
-    while call.f_back is not None and call.f_code.co_filename.startswith(package):
-        call, level = call.f_back, level + 1
-    return level

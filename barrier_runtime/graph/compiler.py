@@ -29,6 +29,7 @@ from barrier_runtime.graph.at_most_once import AT_MOST_ONCE, check_at_most_once,
 from barrier_runtime.graph.event_time import StepBehind, divides, followers_of, said_of
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
 from barrier_runtime.graph.logical import BROADCAST, Input, Node, Plan, SourceNode, StepNode, timeless
+from barrier_runtime.graph.users_line import users_line
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
@@ -143,7 +144,7 @@ def _check_ends(flow: str, nodes: list[Node], readers: dict[int, list[Input]]) -
         if not readers[number] and not (isinstance(node, StepNode) and node.is_sink):
             warnings.warn(
                 f"flow {flow!r}: nothing reads the output of {node.name!r}: end it with .sink(…), or remove it",
-                stacklevel=3,
+                stacklevel=users_line(),
             )
 
 
@@ -178,7 +179,8 @@ def _check_circles(nodes: list[Node]) -> None:
             if source.endless:
                 raise InvalidJob(f"{said}, so its rows would come in again for ever: write to another place")
             warnings.warn(
-                f"{said}, so a new start of the flow reads its rows too: write to another place", stacklevel=4
+                f"{said}, so a new start of the flow reads its rows too: write to another place",
+                stacklevel=users_line(),
             )
 
 
@@ -196,7 +198,9 @@ def _check_pauses(nodes: list[Node]) -> None:
         for name, each in above[number].items():
             if name in todo and any(names != {name} for names in before):
                 todo.remove(name)
-                warnings.warn(f"{node.kind} {node.name!r}: {_effect_of_pauses(name, each.source)}", stacklevel=4)
+                warnings.warn(
+                    f"{node.kind} {node.name!r}: {_effect_of_pauses(name, each.source)}", stacklevel=users_line()
+                )
 
 
 def _effect_of_pauses(name: str, source: Source) -> str:

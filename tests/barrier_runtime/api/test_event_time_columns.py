@@ -320,6 +320,7 @@ def test_a_watched_folder_beside_another_input_needs_an_idle_timeout(tmp_path: P
     said = [str(each.message) for each in told if "idle_timeout" in str(each.message)]
     assert len(said) == (watch is not None and idle is None)
     assert all(each.startswith("union 'union-1': between two files of source 'prices'") for each in said)
+    assert {each.filename for each in told} <= {__file__}, "a warning names the user's line"
 
 
 @pytest.mark.filterwarnings("ignore:.*check that source 'history'")
