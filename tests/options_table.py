@@ -145,7 +145,8 @@ def document() -> str:
         "or a `timedelta`. On the command line each option is a flag of `run` and `explain` (`checkpoint_interval`:",
         "`--checkpoint-interval`) or an environment variable (`BARRIER_RUNTIME_CHECKPOINT_INTERVAL`). A keyword or a",
         "flag has priority over the environment, the environment over keywords of `Dataflow(name, …)`, and those over",
-        "the default. `barrier-runtime explain app.py:flow` shows all values and the origin of each.",
+        "the default. `barrier-runtime explain app.py:flow` shows each value that is set and its origin; `--all` shows",
+        "defaults too.",
     ]
     for group, options in GROUPS.items():
         lines += ["", f"## {group}", "", "| option | default | values | |", "|---|---|---|---|"]

@@ -77,7 +77,8 @@ def test_signatures_have_every_option_with_its_type_and_default(method: Any, nam
     keywords = {
         name: parameter
         for name, parameter in inspect.signature(method).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in ("processes", "wire")  # no options
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        and name not in ("processes", "wire", "defaults")  # no options
     }
     assert keywords.keys() == names
     for name, parameter in keywords.items():
@@ -181,7 +182,9 @@ def test_every_option_is_shown_with_where_its_value_comes_from(option: Option) -
 def test_the_command_line_takes_every_option(command: str) -> None:
     parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
     flags = {parameter.name: parameter for parameter in parameters}
-    assert flags.keys() - ON_COMMAND_LINE.keys() == {"target", "local"} | ({"help", "processes"} & flags.keys())
+    assert flags.keys() - ON_COMMAND_LINE.keys() == {"target", "local"} | (
+        {"help", "processes", "defaults"} & flags.keys()
+    )
     assert OPTIONS.keys() - flags.keys() == NO_FLAGS.keys()
     for name, option in ON_COMMAND_LINE.items():
         assert {option.flag, *option.flags} <= set(flags[name].opts)

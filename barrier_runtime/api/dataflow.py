@@ -8,14 +8,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
+from barrier_runtime.api.missing_steps import OF_FLOWS, no_step
 from barrier_runtime.api.readers import Readers
-from barrier_runtime.api.steps import users_line
 from barrier_runtime.api.stream import KeyedStream, Stream
 from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.graph.explain import drawn, name_of
 from barrier_runtime.graph.logical import Plan, StepNode
+from barrier_runtime.graph.users_line import users_line
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.uncopyable import uncopyable
 from barrier_runtime.state.errors import InvalidJob
@@ -64,6 +65,11 @@ class Dataflow(Readers):
         self.plan = Plan(name)
         self.options = _checked(options)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_step(self, name, OF_FLOWS)
+
     @property
     def name(self) -> str:
         """Name of the job: the folder of its checkpoints, and its address in commands and on the page."""
@@ -76,9 +82,11 @@ class Dataflow(Readers):
         return drawn(self.plan)
 
     @takes_options("spark")
-    def explain(self, **options: "Unpack[RunOptions]") -> str:
-        """Describes chains, edges, parallelism, guarantees and all options with their sources, as text."""
-        return explain_flow(self, options, dict.fromkeys(options, "keyword"))
+    def explain(self, *, defaults: bool = False, **options: "Unpack[RunOptions]") -> str:
+        """Describes chains, edges, parallelism, guarantees and options with their sources, as text.
+
+        `defaults`: options that are not set, too."""
+        return explain_flow(self, options, dict.fromkeys(options, "keyword"), defaults=defaults)
 
     @takes_options("spark")
     def run(self, **options: "Unpack[RunOptions]") -> "JobResult":
@@ -182,7 +190,12 @@ def _checked(options: "RunOptions") -> "RunOptions":
 
 
 def explain_flow(
-    flow: Dataflow, options: Mapping[str, object], sources: Mapping[str, str], *, local: bool = False
+    flow: Dataflow,
+    options: Mapping[str, object],
+    sources: Mapping[str, str],
+    *,
+    local: bool = False,
+    defaults: bool = False,
 ) -> str:
     """Text of `Dataflow.explain`. `sources`: where each value of `options` was set."""
     from barrier_runtime.graph.compiler import compile_plan
@@ -193,8 +206,10 @@ def explain_flow(
         _tell_what_stays_here(flow.plan)
     chosen = JobOptions.of_run(options, flow.options, local=local)
     graph = compile_plan(flow.plan, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)
-    settings = effective(chosen, {**dict.fromkeys(flow.options, "Dataflow(…)"), **sources}, local=local)
-    return explain_graph(graph, settings, chosen)
+    places = {**dict.fromkeys(flow.options, "Dataflow(…)"), **sources}
+    settings = effective(chosen, places, local=local)
+    shown = settings if defaults else {name: said for name, said in settings.items() if name in places}
+    return explain_graph(graph, shown, chosen, left_out=len(settings) - len(shown))
 
 
 def preview_of_restore(flow: Dataflow, options: Mapping[str, object], *, local: bool = False) -> tuple[str, bool]:

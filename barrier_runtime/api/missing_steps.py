@@ -178,6 +178,34 @@ OTHER_FRAMEWORKS = {
 }
 
 
+_OWN_ROWS = ".from_iterator(name, lambda part, parts: iter(rows), schema={…}, splits=1) has rows of your own"
+OF_FLOWS = {
+    **dict.fromkeys(
+        ("read_json", "read_ndjson", "from_json", "json"), "JSON lines are read by .read_jsonl(name, path)"
+    ),
+    **dict.fromkeys(("from_kafka", "kafka", "topic", "stream"), "topics are read by .read_kafka(name, servers, topic)"),
+    **dict.fromkeys(
+        (
+            *("from_collection", "from_elements", "from_list", "from_rows", "from_pandas", "from_arrow"),
+            *("createDataFrame", "create_dataframe"),
+        ),
+        _OWN_ROWS,
+    ),
+    **dict.fromkeys(
+        ("read", "readStream", "read_stream", "add_source", "from_source", "input", "connector", "dataframe", "load"),
+        "rows come from .read_kafka(name, …), .read_parquet(name, …), … or .source(name, source)",
+    ),
+    **dict.fromkeys(
+        ("sql", "execute_sql", "sql_query"), "SQL is for expressions: .filter('price > 100'), .select({…})"
+    ),
+    **dict.fromkeys(("execute", "submit", "launch", "start_job"), "a flow runs by .run() on Spark, or .run_local()"),
+    **dict.fromkeys(
+        ("map", "filter", "select", "key_by", "sink", "process", "union", "inspect", "with_columns"),
+        "steps are methods of a stream, which .read_…(name, …) and .source(name, source) return",
+    ),
+}
+
+
 def no_step(stream: object, name: str, hints: Mapping[str, str]) -> AttributeError:
     kind = type(stream).__name__
     answer = hints.get(name) or OTHER_FRAMEWORKS.get(name)

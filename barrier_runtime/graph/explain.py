@@ -100,8 +100,8 @@ _UPSERTS = "; exactly once with after_decision=True, or with stable() before the
 _OVERTAKEN = ("hash", "rebalance")  # edges whose rows an unaligned barrier overtakes
 
 
-def explain_graph(graph: JobGraph, settings: Mapping[str, str], options: OptionValues) -> str:
-    """`settings`: the effective settings, by name."""
+def explain_graph(graph: JobGraph, settings: Mapping[str, str], options: OptionValues, *, left_out: int = 0) -> str:
+    """`settings`: effective settings, by name. `left_out`: number of other settings."""
     lines = [
         f"job {graph.name}: {counted(graph.parallelism, 'slot')}, {counted(len(graph.chains), 'chain')}, "
         f"{counted(len(graph.edges), 'edge')}",
@@ -111,6 +111,8 @@ def explain_graph(graph: JobGraph, settings: Mapping[str, str], options: OptionV
         lines += _chain(chain, graph)
     lines.append("settings")
     lines += [f"  {name}: {value}" for name, value in settings.items()]
+    if left_out:
+        lines.append(f"  {counted(left_out, 'option')} at the default (--all or defaults=True shows all)")
     lines += ["", "delivery"]
     for chain in graph.chains:
         if chain.source is not None:

@@ -113,10 +113,11 @@ def _run_local(flow: "Dataflow", options: dict[str, Any], processes: int | None)
 def explain(
     target: Target,
     local: Annotated[bool, typer.Option("--local", help="as a local run would see it")] = False,
+    defaults: Annotated[bool, typer.Option("--all", help="options at their defaults, too")] = False,
     *,
     given: Given,
 ) -> None:
-    """Print chains, edges, the delivery guarantee of each sink, and all options with where each value comes from.
+    """Print chains, edges, the delivery guarantee of each sink, and options with where each value comes from.
 
     With --restore also what becomes of each operator's state; exits with 2 where `run` would refuse. Writes nothing.
     """
@@ -124,7 +125,8 @@ def explain(
     flow = load_flow(target)
     from barrier_runtime.api.dataflow import explain_flow
 
-    print(explain_flow(flow, options, {name: given.sources[name] for name in options}, local=local))
+    sources = {name: given.sources[name] for name in options}
+    print(explain_flow(flow, options, sources, local=local, defaults=defaults))
     if "restore" in options:
         from barrier_runtime.api.dataflow import preview_of_restore
 

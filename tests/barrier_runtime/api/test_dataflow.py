@@ -383,7 +383,7 @@ def test_explain_shows_chains_edges_settings_and_guarantees() -> None:
     windows.aggregate(n=count(), top=max_("value")).sink("out", CollectSink())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        text = flow.explain(parallelism=3)
+        text = flow.explain(defaults=True, parallelism=3)
     for expected in (
         "job job: 3 slots, 2 chains, 1 edge",
         "ticks [source] rate 1000/s, 100 rows, 3 splits",

@@ -96,6 +96,23 @@ def test_a_method_that_is_nearly_right_is_recognised() -> None:
         stream.xyzzy  # type: ignore[attr-defined]  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("read_json", r"\.read_jsonl\(name, path\)"),
+        ("from_pandas", r"\.from_iterator\(name"),
+        ("readStream", r"\.source\(name, source\)"),
+        ("from_kafka", r"\.read_kafka\(name"),
+        ("execute", r"\.run_local\(\)"),
+        ("filter", "methods of a stream"),
+        ("read_cvs", r"did you mean 'read_csv'\?"),
+    ],
+)
+def test_a_flow_answers_names_of_other_frameworks_with_ours(name: str, told: str) -> None:
+    with pytest.raises(AttributeError, match=told):
+        getattr(Dataflow("first-hour"), name)
+
+
 @pytest.mark.slow
 def test_the_first_rows_of_an_endless_stream_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     flow = Dataflow("first-hour")

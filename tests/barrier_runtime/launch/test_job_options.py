@@ -17,7 +17,7 @@ def flow(**options: Any) -> Dataflow:
 
 def shown(made: Dataflow, **options: Any) -> dict[str, str]:
     """Returns from `explain`: option -> value and origin."""
-    settings = made.explain(**options).partition("settings\n")[2].partition("\n\n")[0]
+    settings = made.explain(defaults=True, **options).partition("settings\n")[2].partition("\n\n")[0]
     return dict(line.strip().split(": ", 1) for line in settings.splitlines())
 
 

@@ -309,8 +309,10 @@ def test_explain_prints_chains_edges_settings_and_guarantees(app: str) -> None:
         "hash (key)",
         "parallelism: 3 [--parallelism]",
         "sink out: exactly-once",
+        " options at the default (--all or defaults=True shows all)",
     ):
         assert expected in done.stdout
+    assert "[default]" not in done.stdout
 
 
 @pytest.mark.slow
@@ -319,7 +321,7 @@ def test_explain_says_where_each_value_comes_from(tmp_path: Path) -> None:
     flow = 'Dataflow("from-the-shell", retained=2, min_pause=3, mode="at_least_once")'
     app = write_app(tmp_path, APP.format(rows=10, out=tmp_path).replace('Dataflow("from-the-shell")', flow))
     variables = {"BARRIER_RUNTIME_RETAINED": "3", "BARRIER_RUNTIME_MIN_PAUSE": "0.5", "BARRIER_RUNTIME_MASTER": "x"}
-    done = run_here("explain", f"{app}:flow", "--local", "--retained", "4", variables=variables)
+    done = run_here("explain", f"{app}:flow", "--local", "--all", "--retained", "4", variables=variables)
     assert done.returncode == 0, done.stderr
     for expected in (
         "retained: 4 [--retained]",
