@@ -96,6 +96,8 @@ class Chain:
 
 
 class Combines(Protocol):
+    takes_more: bool  # larger batches would have a lower share of different keys
+
     def combined(self, batch: Batch) -> Batch:
         """Returns a smaller batch, or `batch`."""
         ...

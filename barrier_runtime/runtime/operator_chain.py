@@ -76,6 +76,11 @@ class OperatorChain:
             operator.has_room for operator in self._bounded if operator is not self.first
         )
 
+    @property
+    def takes_more(self) -> bool:
+        """Returns whether larger batches cost less per row: a combiner is at work."""
+        return any(output.takes_more for output in self._main)
+
     def process(self, batch: Batch, port: int) -> Batch | None:
         """Rows that the first operator gave back, or None."""
         rest = None

@@ -258,6 +258,7 @@ class Subtask:
             self._advance_further()
             return True
         now_ns = self._host.source_ns()
+        source.takes_more = self.chain.takes_more
         batch = self.chain.load.poll(source, now_ns, self._host.source_ns, self._chunk.rows(self._host.starved_ns))
         if batch is not None:
             batch.emit_ns += self._host.now_ns() - self._host.source_ns()  # latencies are of the wall clock

@@ -22,6 +22,7 @@ _SAMPLE = 16_384
 _ON, _OFF = 0.25, 0.35  # shares of different keys at which combining begins and ends
 _PAUSE = 64  # batches between two samples
 _MORE = 4  # a batch with so many times the rows of the last sample is sampled at once
+_NARROW = 64  # bytes per row of batches that may be larger
 
 # batch, key columns -> columns by which rows are combined; None: the batch is not combined
 CombinedBy: TypeAlias = Callable[[Batch, list[pa.Array]], list[pa.Array] | None]
@@ -69,11 +70,13 @@ class Combiner:
         self._aggregates = aggregates
         self._where = where
         self._share = _Share()
+        self.takes_more = False
         self._schema: pa.Schema | None = None
         self._plan: AggregationPlan | None = None  # None: rows of `_schema` are not combined
 
     def combined(self, batch: Batch) -> Batch:
         chosen = self.mode == "chosen"
+        self.takes_more = False
         if self.mode == "off" or not batch.count or (chosen and batch.count < FEWEST):
             return batch
         if chosen and not self._share.looks(batch.count):
@@ -84,7 +87,9 @@ class Combiner:
         last_of, last = last_of_groups(keys)
         if chosen and not self._share.stays_low(batch.count, len(last)):
             return batch
-        return self._partial_rows(batch, last_of, last) or batch
+        partial = self._partial_rows(batch, last_of, last)
+        self.takes_more = partial is not None and batch.rows.nbytes <= _NARROW * batch.count
+        return partial or batch
 
     def _keys_of(self, batch: Batch) -> list[pa.Array] | None:
         if not set(self._keys) <= set(batch.schema.names):

@@ -44,9 +44,11 @@ def merge_columns(
                 raise of_entry(accumulator.column, int(np.argmax(leaves)))
             carry = columns.get(f"carry:{accumulator.column}")
             if carry is not None:
-                more = others[f"carry:{accumulator.column}"][later]
-                carries: Values = carry[into] + more + np.where(leaves, np.where(ours < 0, -1, 1), 0)
-                carry[into] = result[f"carry:{accumulator.column}"] = carries
+                more, carries = others[f"carry:{accumulator.column}"][later], carry[into]
+                if leaves.any() or np.count_nonzero(more):
+                    carries = carries + more + np.where(leaves, np.where(ours < 0, -1, 1), 0)
+                    carry[into] = carries
+                result[f"carry:{accumulator.column}"] = carries
         target[into] = result[accumulator.name] = merged
     for composite in plan.composites:
         names = list(composite.storage())

@@ -29,6 +29,7 @@ Broken = Callable[[ChannelId, str], None]
 
 _CONTROL_BYTES = 64  # per control element
 _FEW_ROWS = 256
+_MOST_ROWS = 65_536  # sent at once of a larger batch for a combiner
 SMALL_ROW_BYTES = 128  # per row of a small batch
 _ANNOUNCED = frozenset({Barrier, CancelBarrier, EndOfInput})
 
@@ -266,11 +267,20 @@ class ResultPartition:
                 return False
         return True
 
+    @property
+    def takes_more(self) -> bool:
+        return self._combiner is not None and self._combiner.takes_more
+
     def emit(self, batch: Batch) -> None:
         batch = self._plain.batch(batch)
         self.rows += batch.count
-        if self._combiner is not None:
-            batch = self._combiner.combined(batch)
+        if self._combiner is None or (batch := self._combiner.combined(batch)).count <= _MOST_ROWS:
+            self._send(batch)
+            return
+        for first in range(0, batch.count, _MOST_ROWS):
+            self._send(batch.slice(first, _MOST_ROWS))
+
+    def _send(self, batch: Batch) -> None:
         partitioning = self._edge.partitioning
         if partitioning == "hash":
             parts = hash_partition(batch, self._edge.keys, len(self._channels), self._max_parallelism)

@@ -69,11 +69,14 @@ _FOLLOWS_NS = 50_000_000  # between looks whether inputs that are read first hav
 _WAITING_AT_ONCE = 256  # splits that wait for bytes; later splits are not polled
 _ENDED_AT_ONCE = 32  # splits that end without rows; each takes a fraction of a millisecond
 _FOUND_AT_ONCE = 256  # discovered splits
+_MORE = 2  # times as many rows of a batch for a combiner, if they take half a chunk's time at most
 _REOPEN_S = 1.0  # after a failure to open a discovered split
 _Place: TypeAlias = tuple[int, int, int, OpenSplit]  # `order` of the split, a unique number, and the split
 
 
 class SourceDriver:
+    takes_more = False  # of the chain: larger batches cost less per row
+
     def __init__(self) -> None:
         self._queue: list[_Place] = []
         self._numbers = itertools.count()
@@ -231,7 +234,9 @@ class SourceDriver:
             return None
         if self._ends is not None:
             self._ends.request()
-        limit = self._spec.max_rows_per_batch if max_rows is None else min(max_rows, self._spec.max_rows_per_batch)
+        limit = most = self._spec.max_rows_per_batch
+        if max_rows is not None:
+            limit = min(max_rows, max(most, min(_MORE * most, max_rows // 2)) if self.takes_more else most)
         if self._bucket is not None:
             limit = min(limit, self._bucket.tokens(now_ns))
             if limit == 0:

@@ -519,6 +519,13 @@ def test_at_most_once_refuses_windows_and_timers() -> None:
         compiled_at_most_once(flow)
 
 
+def test_at_most_once_refuses_stored_rows() -> None:
+    flow, rows = kafka_flow()
+    rows.stable().sink("out", AT_MOST_ONCE)
+    with pytest.raises(InvalidJob, match=r"step 'stable' .* the step would emit rows again"):
+        compiled_at_most_once(flow)
+
+
 @pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
 def test_at_most_once_sink_without_the_mode_is_refused(mode: str) -> None:
     flow, rows = kafka_flow()

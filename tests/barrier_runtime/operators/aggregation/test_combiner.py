@@ -28,6 +28,7 @@ from barrier_runtime import (
 )
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.operators.aggregation import combiner
 from barrier_runtime.operators.aggregation.combiner import Combiner
 from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
@@ -40,6 +41,7 @@ from barrier_runtime.operators.windows.contents import Aggregates
 from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.parts import Repeats, WindowParts
 from barrier_runtime.runtime import in_flight
+from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, ResultPartition
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
@@ -172,6 +174,36 @@ def test_a_sample_of_few_rows_does_not_decide_on_larger_batches() -> None:
 
     assert not any(map(combines, [1_000, 1_500, 5_000, 9_000]))
     assert combines(combiner._SAMPLE)
+
+
+def test_larger_batches_are_requested_while_narrow_rows_are_combined() -> None:
+    chosen = Combiner(["k"], {"n": count()}, "aggregate 'r'")
+
+    def takes_more(batch: Batch) -> bool:
+        chosen.combined(batch)
+        return chosen.takes_more
+
+    assert not chosen.takes_more
+    assert takes_more(keys(10, 1_000))
+    assert not takes_more(keys(1, combiner.FEWEST - 1))
+    wide = keys(10, 1_000).rows.append_column("text", pa.array(["x" * combiner._NARROW] * 1_000))
+    assert not takes_more(Batch(wide, 0))
+    assert not takes_more(keys(900, 1_000))
+
+
+@pytest.mark.parametrize(("different", "sizes"), [(10, [10]), (100_000, [65_536, 34_464])])
+def test_a_larger_batch_that_is_not_combined_is_sent_in_parts(different: int, sizes: list[int]) -> None:
+    channel = InputChannel(0, 0, lambda: None, 1 << 30)
+    channel.chunk.bytes = 1 << 30
+    edge = Edge(0, 0, 1, "hash", ("k",), combiner=lambda: Combiner(["k"], {"n": count()}, "aggregate 'r'"))
+    sender = ResultPartition(edge, [LocalOutput(channel, lambda: None)], 0, 128)
+    sender.emit(keys(different, 100_000))
+    received = []
+    while channel.readable:
+        batch = channel.pop()
+        assert isinstance(batch, Batch)
+        received.append(batch.count)
+    assert received == sizes
 
 
 def test_small_batches_are_sent_unchanged() -> None:

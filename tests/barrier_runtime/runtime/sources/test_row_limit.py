@@ -120,6 +120,18 @@ def test_a_poll_keeps_the_limit_of_the_caller_of_a_batch_and_of_the_rate() -> No
     assert sizes(600.0, (1, 50, 1_000, None)) == [1, 50, 60, 60]
 
 
+def test_a_batch_for_a_combiner_is_larger_if_it_takes_half_a_chunk() -> None:
+    driver = opened(spec_of(Many(1, 10_000), max_rows_per_batch=200), World())
+
+    def size(chunk: int | None) -> int:
+        polled = driver.poll(0, chunk)
+        return 0 if polled is None else polled.count
+
+    assert [size(chunk) for chunk in (None, 150, 9_999)] == [200, 150, 200]
+    driver.takes_more = True
+    assert [size(chunk) for chunk in (None, 150, 300, 500, 700, 9_999)] == [200, 150, 200, 250, 350, 400]
+
+
 @pytest.mark.slow
 def test_the_total_is_the_same_after_a_rescale_and_every_row_is_read_once() -> None:
     source, restored = Many(6, 1_000), ()
