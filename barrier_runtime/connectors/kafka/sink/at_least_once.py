@@ -72,10 +72,13 @@ class Flights:
 _QUEUE_KB = 64 << 10
 _FLUSH_S = 30.0
 _WAIT_S = 0.05
+_LINGER_MS = 50  # longer than a write: `flush` sends a partition's rows of a write in one request
+_LINGERS = {"linger.ms", "queue.buffering.max.ms"}
 
 
 class KafkaDirect(DirectSink):
     guarantee = "at_least_once"
+    write_bytes = 1 << 20
 
     def __init__(self, cluster_of: Mapping[str, Any], topic: str, format: RecordFormat) -> None:
         self._cluster_of = cluster_of
@@ -92,10 +95,11 @@ class KafkaDirect(DirectSink):
         self._serving = threading.Lock()
         self._refused: InvalidJob | Unavailable | None = None
         self._closed = False
+        self._lingers = not _LINGERS.isdisjoint(config)  # True: rows leave when the user's config says
         self._producer = self._cluster.producer(
             {
                 "partitioner": "murmur2_random",  # as Java's clients
-                "linger.ms": context.latency_target_s * 1_000,
+                "linger.ms": _LINGER_MS,
                 **config,
                 "message.max.bytes": limits.message_max_bytes,
                 "enable.idempotence": True,
@@ -112,14 +116,21 @@ class KafkaDirect(DirectSink):
         super().check_rows(schema)
 
     def write_out(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Waits at most `_WAIT_S` for the acknowledgement; later rows gather meanwhile.
+
+        While a partition has five rows in flight, the idempotent client sends none, and spins if rows are due.
+        """
         self._raise_refusal()
         made = self._format.records(batches)
         flight = self._flights.begin()
         with self._cluster.trouble("write rows to"):
             self._send(made, flight)
+        self._arrive((flight,), _WAIT_S)
 
-    def acknowledgement(self) -> Acknowledgement:
+    def acknowledgement(self) -> Acknowledgement | None:
         flights = self._flights.unacknowledged()
+        if not flights:
+            return None
 
         def wait() -> None:
             self._wait_for(flights)
@@ -150,13 +161,18 @@ class KafkaDirect(DirectSink):
 
     def _wait_for(self, flights: Sequence[Flight], timeout_s: float | None = None) -> bool:
         """Returns False after `timeout_s` or `close`; raises the refusal of any row."""
+        arrived = self._arrive(flights, timeout_s)
+        self._raise_refusal()
+        return arrived
+
+    def _arrive(self, flights: Sequence[Flight], timeout_s: float | None) -> bool:
+        """Returns False after `timeout_s`, `close` or a refusal."""
         began = time.monotonic()
         while not all(flight.arrived for flight in flights):
-            self._raise_refusal()
-            if self._closed or (timeout_s is not None and time.monotonic() - began > timeout_s):
+            late = timeout_s is not None and time.monotonic() - began >= timeout_s
+            if late or self._closed or self._refused is not None:
                 return False
             self._serve(_WAIT_S, flights)
-        self._raise_refusal()
         return True
 
     def _serve(self, wait_s: float, flights: Sequence[Flight]) -> None:
@@ -166,7 +182,8 @@ class KafkaDirect(DirectSink):
             producer = self._producer
             if producer is not None:
                 arrived = all(flight.arrived for flight in flights)
-                producer.poll(0 if arrived else wait_s)
+                serve = producer.poll if arrived or self._lingers else producer.flush
+                serve(0 if arrived else wait_s)
         finally:
             self._serving.release()
 
