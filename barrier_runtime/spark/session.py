@@ -145,6 +145,17 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+_OF_CLUSTERS = {  # a lost executor is noticed after 20 to 25 s; its tasks start again on free cores
+    "spark.executor.heartbeatInterval": "2s",
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "20s",
+    "spark.network.timeoutInterval": "5s",
+    "spark.executor.heartbeat.maxFailures": "300",  # of an executor without its driver: ten minutes, as by default
+}
+
+
+def settings_of(master: str) -> dict[str, str]:
+    """A stalled process of a local master must not lose its only executor."""
+    return SETTINGS if _LOCAL.fullmatch(master.strip()) else {**SETTINGS, **_OF_CLUSTERS}
 
 
 def local_master(master: str) -> str:
@@ -181,7 +192,7 @@ def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str 
     }
     if _LOCAL.fullmatch(master.strip()) and sys.stderr is not None and sys.stderr.isatty():
         environment[f"spark.executorEnv.{SILENT}"] = "1"  # a worker's line would spoil the progress display
-    for key, value in {**SETTINGS, **environment, **extra}.items():
+    for key, value in {**settings_of(master), **environment, **extra}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     _quieten(spark)

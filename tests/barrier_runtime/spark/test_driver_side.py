@@ -13,6 +13,7 @@ import pytest
 from barrier_runtime.coordinator.wire.messages import ChainSpec, JobSpec, Shutdown
 from barrier_runtime.launch.coordinator_of_job import CoordinatorOfJob
 from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.spark.session import settings_of
 from barrier_runtime.spark.task import (
     _run_on_new_loop,
     lent_environment,
@@ -208,3 +209,9 @@ def test_endpoint_of_a_job_is_cleared_before_the_next_job_in_the_same_worker(mon
             assert os.environ["AWS_REGION"] == "of-the-worker"
         assert "AWS_ENDPOINT_URL" not in os.environ
     assert os.environ["AWS_REGION"] == "of-the-worker"
+
+
+@pytest.mark.parametrize(("master", "within"), [("spark://node-1:7077", "20s"), ("yarn", "20s"), ("local[4]", None)])
+def test_a_session_of_a_cluster_notices_lost_executors_in_seconds(master, within):
+    """A local master has a single executor, which a stall of the process must not lose."""
+    assert settings_of(master).get("spark.storage.blockManagerHeartbeatTimeoutMs") == within
