@@ -58,6 +58,8 @@ def preflight(
     """Start the slots of a flow without the flow, and print what is wrong with their hosts. Exits with 1 for errors."""
     if local != (processes is not None):
         raise InvalidJob("--local and --processes belong together: give both, or --master for slots on Spark")
+    if processes == 0:
+        raise InvalidJob("--processes 0 starts no slot: a preflight needs at least 1")
     from barrier_runtime.tools.preflight import lines
     from barrier_runtime.tools.preflight import preflight as run_preflight
 

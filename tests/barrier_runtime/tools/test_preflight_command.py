@@ -77,6 +77,12 @@ def test_slots_that_cannot_connect_to_each_other_are_named(tmp_path: Path, monke
     assert "slot_ports=" in done.stdout
 
 
+def test_a_preflight_without_a_slot_is_refused(tmp_path: Path):
+    done = run_here("preflight", "--local", "--processes", "0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "starts no slot" in done.stderr
+
+
 def test_processes_need_local(tmp_path: Path):
     done = run_here("preflight", "--processes", "2", cwd=tmp_path)
     assert done.returncode == 2
