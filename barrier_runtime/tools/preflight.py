@@ -16,7 +16,7 @@ from barrier_runtime.launch.job_handle import JobHandle
 from barrier_runtime.state.store.open import open_store
 
 _LOOK_S = 0.2
-_ANSWERS_S = 120.0  # a registered slot needs 4 s if 16 connections get no answer
+_ANSWERS_S = 120.0  # a registered slot needs 4 s if 64 connections get no answer
 _UNKNOWN = "unknown"
 _OF_THE_JOB = ("restore", "restore_mode", "allow_replay", "allow_non_restored", "allow_drained", "allow_outdated")
 _HEAD = ("host", "address", "slots", "Python", "pyarrow", "clock", "open files", "disk free", "store", "reaches slots")

@@ -8,7 +8,7 @@ from barrier_runtime.coordinator.wire.messages import Peer, Probe, Probed
 from barrier_runtime.state.threads import Threads
 
 LIMIT_S = 4.0
-_AT_ONCE = 16
+_AT_ONCE = 64  # silent slots of a job of that size cost the limit once
 
 
 async def probed(probe: Probe, slot: int, read_store: Callable[[], object], limit_s: float = LIMIT_S) -> Probed:

@@ -1,5 +1,6 @@
 """Answer of a slot to a probe, over real sockets."""
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -44,6 +45,22 @@ async def test_no_exit_waits_for_a_store_that_never_answers():
     found = await probed(Probe(()), 0, lambda: readers.append(threading.current_thread()), limit_s=600)
     assert found.store == ""
     assert [reader.daemon for reader in readers] == [True], "the interpreter joins other threads"
+
+
+async def test_all_slots_of_a_job_of_64_are_tried_at_once(monkeypatch):
+    tried, all_tried = list[int](), asyncio.Event()
+
+    async def refused(host: str, port: int):
+        tried.append(port)
+        if len(tried) == 63:
+            all_tried.set()
+        await all_tried.wait()
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(asyncio, "open_connection", refused)
+    found = await probed(Probe(tuple(peer(slot, slot + 1) for slot in range(64))), 20, lambda: None, limit_s=60)
+    assert set(found.unreached.values()) == {"refused"}
+    assert tried[0] == 22, "the next slot is the first: not all slots connect to slot 0 at once"
 
 
 async def test_silent_store_and_address_end_after_the_limit():
