@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.hosts import bare
 from barrier_runtime.state.libc import libc
 
@@ -37,6 +37,16 @@ def unheard(error: OSError) -> str:
     if not isinstance(error, socket.gaierror):
         return text
     return f"{text}, and the interfaces of this host are {', '.join(_names()) or 'not known'}"
+
+
+def check_known(host: str, said: str, remedy: str) -> None:
+    """Raises `InvalidJob` for a name that this host does not know, `Unavailable` without a name service."""
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        raise (Unavailable if error.errno == socket.EAI_AGAIN else InvalidJob)(
+            f"nobody can listen on {said}={host!r} ({unheard(error)}): name one of these or an address, or {remedy}"
+        ) from error
 
 
 def _is_address(host: str) -> bool:

@@ -25,7 +25,7 @@ from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.spark.closure import fingerprint
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.hosts import bare, is_every_interface, is_loopback
-from barrier_runtime.state.interfaces import address_of
+from barrier_runtime.state.interfaces import address_of, check_known
 from barrier_runtime.state.ports import port_range
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
@@ -95,7 +95,9 @@ def place_of_coordinator(options: OptionValues, master: str, conf: Mapping[str, 
 def check_before_session(options: OptionValues, master: str) -> None:
     given = "spark.driver.host" in options.spark_conf
     if options.coordinator_host is not None or given or is_local(master):
-        place_of_coordinator(options, master, options.spark_conf)
+        place = place_of_coordinator(options, master, options.spark_conf)
+        said = "spark.driver.host" if options.coordinator_host is None else "coordinator_host"
+        check_known(place.bind, said, "give coordinator_bind= if only the executors know this name")
 
 
 def check_daemon(url: str, control_host: str, master: str) -> None:

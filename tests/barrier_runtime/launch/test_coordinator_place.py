@@ -18,6 +18,7 @@ from barrier_runtime.launch.coordinator_of_job import (
     place_of_coordinator,
 )
 from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.ports import PortRange
 
 FAR = "spark://far:7077"
@@ -25,11 +26,11 @@ NEAR = "spark://localhost:7077"
 DRIVER = {"spark.driver.host": "10.0.0.7"}
 
 
-def refused(tmp_path: Path, **options: Any) -> str:
+def refused(tmp_path: Path, kind: type[Exception] = InvalidJob, **options: Any) -> str:
     """The error of a run; no Spark session was made, because Spark would not find these masters."""
     flow = Dataflow("placed")
     flow.rate("numbers", 1e6, 10).sink("out", CollectSink())
-    with pytest.raises(InvalidJob) as error:
+    with pytest.raises(kind) as error:
         flow.run(**{"master": FAR, "checkpoints": str(tmp_path / "checkpoints")} | options)
     return str(error.value)
 
@@ -58,6 +59,20 @@ def test_every_interface_is_no_address_to_connect_to(tmp_path: Path, host: str, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("number", "kind"), [(socket.EAI_NONAME, InvalidJob), (socket.EAI_AGAIN, Unavailable)])
+def test_a_name_that_this_host_does_not_know_is_refused_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(number, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    said = refused(tmp_path, kind, coordinator_host="eth7")
+    assert said.startswith("nobody can listen on coordinator_host='eth7' (")
+    assert "interfaces of this host are" in said
+    assert "coordinator_bind=" in said
+
+
 def test_coordinator_takes_a_free_port_of_its_range(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
