@@ -21,14 +21,21 @@ class Carrier(Protocol):
     A group names the slots of one `submit`; the names of a job's groups begin with the same text.
     """
 
-    def submit(self, settings: SlotSettings, slots: Sequence[int], group: str) -> None:
-        """Runs `slots` until each has left, and replaces dead slots. Raises if that becomes impossible."""
+    def submit(self, settings: SlotSettings, slots: Sequence[int], group: str, hosts: Sequence[str] = ()) -> None:
+        """Runs `slots` until each has left, and replaces dead slots. Raises if that becomes impossible.
+
+        `hosts`: preferred.
+        """
 
     def cancel(self, group: str) -> None:
         """Ends the slots of `group` without waiting, also of a submission that has not begun."""
 
     def kill(self, attempt: int, reason: str) -> bool:
         """Ends a slot; a replacement starts. False: no such slot runs."""
+        ...
+
+    def elsewhere(self, attempt: int) -> Sequence[str]:
+        """Hosts with room for a slot, except that of `attempt`."""
         ...
 
     def trouble(self) -> Exception | None:

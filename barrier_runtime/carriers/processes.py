@@ -50,7 +50,7 @@ class ProcessCarrier:
         self._closed = False
         self._last_end = ""
 
-    def submit(self, settings: SlotSettings, slots: Sequence[int], group: str) -> None:
+    def submit(self, settings: SlotSettings, slots: Sequence[int], group: str, hosts: Sequence[str] = ()) -> None:
         graph = settings.graph if isinstance(settings.graph, bytes) else pickled(settings.graph)
         orders = [_order(settings, graph, slot) for slot in slots]
         with ThreadPoolExecutor(max(1, len(orders)), thread_name_prefix="barrier-slot-process") as pool:
@@ -70,6 +70,9 @@ class ProcessCarrier:
             if found is not None:
                 found.process.kill()
         return found is not None
+
+    def elsewhere(self, attempt: int) -> tuple[str, ...]:
+        return ()
 
     def pids(self) -> list[int]:
         with self._lock:

@@ -29,8 +29,10 @@ class Submission:
         slots: Sequence[int],
         wanted: Callable[[], Sequence[int]],
         group: str = "",
+        hosts: Sequence[str] = (),
     ) -> None:
         self._carrier = carrier
+        self._hosts = hosts
         self._settings = settings
         self._slots = tuple(slots)
         self._wanted = wanted
@@ -85,7 +87,7 @@ class Submission:
 
     def _submit(self) -> None:
         self.submissions += 1
-        self._carrier.submit(self._settings, self._slots, self._group)
+        self._carrier.submit(self._settings, self._slots, self._group, self._hosts)
 
 
 class AllSlots:
@@ -108,6 +110,7 @@ class AllSlots:
         self._awaited: set[_Place] = set()  # slots of that request that are not started
         self._joined: set[Submission] = set()  # their slots were in the job: the coordinator ends them
         self._started = 0
+        self._before: dict[int, Submission] = {}  # by task attempt: of slots that start elsewhere
 
     def start(self) -> None:
         self._first.start()
@@ -173,6 +176,23 @@ class AllSlots:
     def kill(self, attempt: int, reason: str) -> bool:
         return self._carrier.kill(attempt, reason)
 
+    def move(self, slot: int, attempt: int, reason: str) -> None:
+        """Starts the slot on another host, where it replaces `attempt`; if none has room, ends `attempt`."""
+        hosts, place = self._carrier.elsewhere(attempt), (self._program, slot)
+        if hosts and place in self._carried_by:
+            self._before[attempt] = self._carried_by[place]
+            self._carry(place, hosts)
+        else:
+            self.kill(attempt, reason)
+
+    def stay(self, slot: int, attempt: int, reason: str) -> None:
+        """Ends `attempt`, which the process elsewhere has not replaced."""
+        before, place = self._before.pop(attempt, None), (self._program, slot)
+        if before is not None and place in self._carried_by:
+            self._carried_by[place].give_up()
+            self._carried_by[place] = before
+            self.kill(attempt, reason)
+
     @property
     def last_failure(self) -> str:
         return next((each.last_failure for each in self._all if each.last_failure), "")
@@ -195,12 +215,12 @@ class AllSlots:
     def _all(self) -> tuple[Submission, ...]:
         return tuple(dict.fromkeys((self._first, *self._carried_by.values())))
 
-    def _carry(self, place: "_Place") -> None:
+    def _carry(self, place: "_Place", hosts: Sequence[str] = ()) -> None:
         program, slot = place
         self._started += 1
         group = f"-{slot}-{self._started}"
         settings = self._programs[program]
-        submission = Submission(self._carrier, settings, [slot], lambda: self._wanted_of(submission), group)
+        submission = Submission(self._carrier, settings, [slot], lambda: self._wanted_of(submission), group, hosts)
         self._carried_by[place] = submission
         submission.start()
 

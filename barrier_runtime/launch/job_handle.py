@@ -16,7 +16,7 @@ from typing import Literal
 from barrier_runtime.carriers.carrier import Carrier
 from barrier_runtime.carriers.slots import AllSlots
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked
-from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.status import JobStatus, KillRequest
 from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.launch.coordinator_of_job import CoordinatorOfJob
@@ -55,6 +55,7 @@ _WHOLE_S = 10.0  # between statuses with the figures of all slots, which nobody 
 _NEWS_WITHIN_S = 1.0  # also the interval of looking at the carrier
 _ROOM_S = 3.0  # time with missing slots before the carrier is asked for room, and again
 _LEAVE_S = 15.0
+_MOVE_S = 30.0  # for the start of a slot on another host
 
 
 @plain_errors
@@ -273,7 +274,7 @@ class JobHandle(Steered):
         self._ended.set()
 
     def _follow(self) -> None:
-        killed: set[int] = set()
+        ordered: dict[int, float] = {}  # task attempt -> time of the order
         status: JobStatus | None = None
         whole_s = 0.0  # when a status with all figures came
         while not self._ended.is_set():
@@ -294,13 +295,23 @@ class JobHandle(Steered):
                 self._tell_progress(status)
                 self._look_for_room(status)
                 for order in status.kill:
-                    if order.task_attempt not in killed:
-                        killed.add(order.task_attempt)
-                        self._slots.kill(order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up")
+                    self._carry_out(order, ordered)
                 if status.outcome is not None:
                     return
                 self._repeat_stop(status)
             self._ended.wait(max(0.0, asked_s + _POLL_S - time.monotonic()))
+
+    def _carry_out(self, order: KillRequest, ordered: dict[int, float]) -> None:
+        attempt, reason = order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up"
+        if attempt in ordered:
+            if time.monotonic() - ordered[attempt] >= _MOVE_S:
+                self._slots.stay(order.slot, attempt, reason)
+            return
+        ordered[attempt] = time.monotonic()
+        if order.avoid:
+            self._slots.move(order.slot, attempt, reason)
+        else:
+            self._slots.kill(attempt, reason)
 
     def _tell_progress(self, status: JobStatus) -> None:
         if self.show is not None:

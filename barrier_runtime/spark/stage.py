@@ -51,18 +51,40 @@ class SparkCarrier:
         self._spark = spark
         self._own_session = own_session
 
-    def submit(self, settings: SlotSettings, slots: Sequence[int], group: str) -> None:
+    def submit(self, settings: SlotSettings, slots: Sequence[int], group: str, hosts: Sequence[str] = ()) -> None:
         context = self._spark.sparkContext
         context.setLocalProperty("spark.jobGroup.id", group)
         context.setLocalProperty("spark.job.description", f"barrier-runtime {settings.name}")
         context.setLocalProperty("spark.job.interruptOnCancel", "true")
-        context.parallelize(slots, len(slots)).mapPartitions(_slot_partition(settings)).collect()
+        self._slots_on(slots, hosts).mapPartitions(_slot_partition(settings)).collect()
+
+    def _slots_on(self, slots: Sequence[int], hosts: Sequence[str]) -> Any:
+        """A partition per slot. PySpark alone cannot name preferred hosts."""
+        context = self._spark.sparkContext
+        if not hosts:
+            return context.parallelize(slots, len(slots))
+        from pyspark import RDD
+        from pyspark.serializers import CPickleSerializer
+
+        jvm, serializer = context._jvm, CPickleSerializer()
+        scala = jvm.scala.jdk.javaapi.CollectionConverters
+        places = scala.asScala(list(hosts)).toSeq()
+        placed = [jvm.scala.Tuple2(bytearray(serializer.dumps(slot)), places) for slot in slots]
+        tag = getattr(getattr(jvm.scala.reflect, "ClassTag$"), "MODULE$").AnyRef()
+        made = context._jsc.sc().makeRDD(scala.asScala(placed).toSeq(), tag)
+        return RDD(made.toJavaRDD(), context, serializer)
 
     def cancel(self, group: str) -> None:
         self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
     def kill(self, attempt: int, reason: str) -> bool:
         return bool(self._spark.sparkContext._jsc.sc().killTaskAttempt(attempt, True, reason))
+
+    def elsewhere(self, attempt: int) -> tuple[str, ...]:
+        per_slot = int(self._spark.sparkContext.getConf().get("spark.task.cpus", "1"))
+        tasks = (task for job in _jobs(self._spark) for task in _tasks(self._spark, job))
+        own = {task.host() for task in tasks if task.taskId() == attempt}
+        return tuple(sorted(hosts_with_room(_executors(self._spark), per_slot) - own)) if own else ()
 
     def trouble(self) -> Exception | None:
         return jvm_trouble(self._spark)
@@ -168,11 +190,23 @@ def room(spark: Any, group: str) -> Room:
 
 
 def cores_of_application(spark: Any) -> int:
+    return sum(int(each.totalCores()) for each in _executors(spark))
+
+
+def hosts_with_room(executors: Iterable[Any], per_slot: int) -> set[str]:
+    return {
+        each.hostPort().rpartition(":")[0]
+        for each in executors
+        if int(each.totalCores()) - int(each.activeTasks()) * per_slot >= per_slot
+    }
+
+
+def _executors(spark: Any) -> list[Any]:
     context = spark.sparkContext
     executors = context._jsc.sc().statusStore().executorList(True)
     found = [executors.apply(index) for index in range(executors.size())]
     local = context.master.startswith("local") and not context.master.startswith("local-cluster")
-    return sum(int(each.totalCores()) for each in found if (each.id() == "driver") == local)
+    return [each for each in found if (each.id() == "driver") == local]
 
 
 def held_in_application(spark: Any, group: str, per_task: int) -> "Counter[str]":
@@ -190,6 +224,13 @@ def _jobs(spark: Any) -> Iterator[Any]:
 
 
 def _failed_tasks(spark: Any, job: Any) -> Iterator[FailedTask]:
+    for task in _tasks(spark, job):
+        if task.status() == "FAILED" and task.errorMessage().isDefined():
+            yield FailedTask(task.host(), int(task.launchTime().getTime()), task.errorMessage().get())
+
+
+def _tasks(spark: Any, job: Any) -> Iterator[Any]:
+    """Newest tasks of a job."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
     store = spark.sparkContext._jsc.sc().statusStore()
@@ -202,9 +243,7 @@ def _failed_tasks(spark: Any, job: Any) -> Iterator[FailedTask]:
                 raise
             continue
         tasks = store.taskList(number, attempt, _NEWEST_TASKS)  # newest first
-        for task in (tasks.apply(index) for index in range(tasks.size())):
-            if task.status() == "FAILED" and task.errorMessage().isDefined():
-                yield FailedTask(task.host(), int(task.launchTime().getTime()), task.errorMessage().get())
+        yield from (tasks.apply(index) for index in range(tasks.size()))
 
 
 def _group_of(job: Any) -> str:

@@ -391,7 +391,7 @@ class JobProtocol:
             reason = f"slot {register.slot} is held by task attempt {register.task_attempt} now"
             # Spark must not restart the task of a slot that moves, or that two Spark jobs carry after a return to full
             # width: the processes would replace each other for ever.
-            moved = job.slots.is_moving(register.slot) or job.spec.at_least is not None
+            moved = job.slots.was_to_move(registration.replaced) or job.spec.at_least is not None
             job.outbox.put(SendTo(registration.replaced.link, Shutdown("left" if moved else "replaced", reason)))
             job.outbox.put(CloseLink(registration.replaced.link))
         if job.slots.stands_by(registration.slot):

@@ -53,6 +53,7 @@ class SlotTable:
         self._given_up: dict[str, str] = {}  # uuid -> reason
         self._kills: dict[int, KillSlotTask] = {}
         self._moves: dict[int, KillSlotTask] = {}  # of living slots
+        self._asked_away: set[str] = set()  # uuids; outlives `_moves`
         self._known: tuple[KnownSlot, ...] | None = None
         self._answered: dict[_Place, str] = {}  # process and link of the answered Register
         self.room = Room()
@@ -315,13 +316,15 @@ class SlotTable:
     def want_moved(self, slot: RegisteredSlot) -> KillSlotTask:
         move = KillSlotTask(slot.index, slot.register.task_attempt, slot.uuid, slot.register.host)
         self._moves[slot.index] = move
+        self._asked_away.add(slot.uuid)
         return move
 
     def stay(self) -> None:
         self._moves.clear()
 
-    def is_moving(self, index: int) -> bool:
-        return index in self._moves
+    def was_to_move(self, slot: RegisteredSlot) -> bool:
+        """The replacement may come when the request was withdrawn."""
+        return slot.uuid in self._asked_away
 
     def want_killed(self, slot: RegisteredSlot) -> KillSlotTask:
         kill = KillSlotTask(slot.index, slot.register.task_attempt, slot.uuid)

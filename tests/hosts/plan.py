@@ -19,6 +19,7 @@ class Fault:
     seconds: float
     apply: Callable[[World], AbstractContextManager[None]]
     until_noticed: bool = False  # lasts until the coordinator has noticed as well
+    until_output: bool = False  # lasts until rows that are due during the fault are visible
 
     def __str__(self) -> str:
         return f"{self.name}, {self.seconds:g} s"
@@ -70,6 +71,7 @@ SHORT = (
 )
 
 
+_WHOLE_S = 2.0  # rows that are due later are not on their way when a fault begins
 _ARTICLES = {"slot": "a", "executor": "an"}
 
 
@@ -81,11 +83,18 @@ def _killed(what: str) -> Fault:
     return Fault(f"SIGKILL of {_ARTICLES[what]} {what}", 0, apply)
 
 
+def _workers_apart() -> Fault:
+    """Only a slot on another host brings output: each worker has cores for both slots."""
+    name = "workers apart until output"
+    return Fault(name, _WHOLE_S, lambda world: world.network.apart(*WORKERS), until_output=True)
+
+
 SPARK = (
     _killed("slot"),
     _killed("executor"),
     _off(WORKERS[0], 5),
     _cut(WORKERS[1], 5),
+    _workers_apart(),
     _off(DAEMONS[0], 2),
     _off(DRIVER, 1),
     _cut(WORKERS[0], 15),

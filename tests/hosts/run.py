@@ -105,7 +105,11 @@ class Run:
         began, began_ns = time.monotonic(), time.time_ns()
         noticed_s: float | None = None
         with fault.apply(self._world):
-            while time.monotonic() < began + fault.seconds or (fault.until_noticed and noticed_s is None):
+            while (
+                time.monotonic() < began + fault.seconds
+                or (fault.until_noticed and noticed_s is None)
+                or (fault.until_output and not self._reader.committed_after(began_ns + round(fault.seconds * 1e9)))
+            ):
                 self._check(fault)
                 status = self._world.status()
                 changed = status is not None and (

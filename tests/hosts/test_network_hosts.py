@@ -84,6 +84,7 @@ def test_spark_form_kills_each_kind_of_process() -> None:
     assert {"SIGKILL of a slot", "SIGKILL of an executor"} < names
     assert {f"{host}'s host loses power" for host in ("worker-0", "daemon", "standby", "driver")} < names
     assert {f"{host}'s host cut off" for host in WORKERS} < names
+    assert "workers apart until output" in names
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from harness import counting_flow, verdict
 from test_operating import COMMAND, running_daemon
 
+from barrier_runtime.spark.stage import SparkCarrier
 from tests.waiting import until
 
 pytestmark = pytest.mark.spark
@@ -70,3 +71,10 @@ def job_tasks(store) -> list[int]:
 def said(daemon, *command: str) -> str:
     address = ["--coordinator", daemon.url, "--token-file", str(daemon.token_file)]
     return subprocess.run([COMMAND, *command, *address], capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_a_slot_prefers_the_hosts_that_it_is_submitted_for(spark) -> None:
+    placed = SparkCarrier(spark, own_session=False)._slots_on([3, 4], ["worker-b"])
+    assert placed.map(lambda slot: 2 * slot).collect() == [6, 8]
+    of_spark = placed._jrdd.rdd()
+    assert [of_spark.preferredLocations(each).mkString() for each in of_spark.partitions()] == ["worker-b"] * 2

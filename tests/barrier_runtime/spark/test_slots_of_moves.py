@@ -1,7 +1,7 @@
 """Spark jobs submitted for the slots of a rescaled job, on a context that runs nothing."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ class Context:
 
     def __init__(self) -> None:
         self.submitted: list[tuple[int, ...]] = []
+        self.ended: list[int] = []  # task attempts that were killed
         self.left: dict[int, threading.Event] = {}  # by number of the job
         self.before: Callable[[], None] = lambda: None  # a job is submitted
         self.sparkContext = self._jsc = self
@@ -40,6 +41,10 @@ class Context:
     def cancelJobGroupAndFutureJobs(self, group: str) -> None:
         self._cancelled.add(group)
         self.cancelJobGroup(group)
+
+    def killTaskAttempt(self, attempt: int, _: bool, reason: str) -> bool:
+        self.ended.append(attempt)
+        return True
 
     def kill(self, number: int) -> None:
         """Ends a job, as a user can on Spark's page, or Spark itself when a task fails too often."""
@@ -66,11 +71,16 @@ class Context:
         return []
 
 
-def slots_of(context: Context, parallelism: int, runs: Callable[[], bool] = lambda: True) -> AllSlots:
+def slots_of(
+    context: Context,
+    parallelism: int,
+    runs: Callable[[], bool] = lambda: True,
+    carrier: SparkCarrier | None = None,
+) -> AllSlots:
     settings: Any = SlotSettings(
         graph=b"", options=SlotOptions(run_id="run"), secret=b"", control_addresses=(), storage_url=""
     )  # fmt: skip
-    slots = AllSlots(SparkCarrier(context, own_session=False), settings, range(parallelism), runs)
+    slots = AllSlots(carrier or SparkCarrier(context, own_session=False), settings, range(parallelism), runs)
     slots.start()
     until(lambda: context.submitted == [tuple(range(parallelism))])
     return slots
@@ -164,6 +174,45 @@ def test_a_slot_that_gets_its_own_spark_job_leaves_the_first() -> None:
     followed.set()
     until(lambda: len(context.submitted) == 3)
     assert sorted(context.submitted[1:]) == [(0,), (1,)]
+    slots.cancel()
+
+
+class OnHosts(SparkCarrier):
+    """Spark's view of its hosts is fixed; the rest is the carrier of Spark."""
+
+    def __init__(self, context: Context, free: list[str]) -> None:
+        super().__init__(context, own_session=False)
+        self.free = free
+        self.wished: list[tuple[str, ...]] = []
+
+    def elsewhere(self, attempt: int) -> tuple[str, ...]:
+        return tuple(self.free)
+
+    def _slots_on(self, slots: Sequence[int], hosts: Sequence[str]) -> Any:
+        self.wished.append(tuple(hosts))
+        return super()._slots_on(slots, ())
+
+
+def test_a_slot_apart_from_another_starts_on_another_host_before_it_ends() -> None:
+    context = Context()
+    carrier = OnHosts(context, ["worker-b"])
+    slots = slots_of(context, 2, carrier=carrier)
+    slots.move(1, attempt=7, reason="apart")
+    until(lambda: context.submitted == [(0, 1), (1,)])
+    assert carrier.wished == [(), ("worker-b",)]
+    assert context.ended == []
+    slots.stay(1, attempt=7, reason="apart")  # it did not register in time
+    assert context.ended == [7]
+    until(lambda: len(context._running) == 1, "the other host's slot was given up")
+    slots.cancel()
+
+
+def test_a_slot_apart_from_another_ends_where_no_other_host_has_a_core() -> None:
+    context = Context()
+    slots = slots_of(context, 2, carrier=OnHosts(context, []))
+    slots.move(1, attempt=7, reason="apart")
+    assert context.ended == [7]
+    assert context.submitted == [(0, 1)]
     slots.cancel()
 
 

@@ -63,6 +63,18 @@ def test_a_slot_of_a_pair_that_fails_again_is_requested_elsewhere_without_a_fenc
     assert coordinator.status.kill == ()
 
 
+def test_a_replacement_that_comes_after_the_link_healed_ends_the_duel_of_two_spark_jobs():
+    coordinator, first, second = started(MemoryStore())
+    beats(coordinator, 12, first, second, unheard={1: {0: 0}})
+    beats(coordinator, 60, first, second, unheard={1: {0: 0}})
+    beats(coordinator, 2, first, second, unheard={})
+    for slot in (first, second):
+        slot.restored()
+    assert coordinator.status.kill == ()
+    coordinator.slot(1, attempt=5).connect()
+    assert second.last(Shutdown).outcome == "left", "Spark must not start the replaced slot again"
+
+
 def test_processes_without_another_host_are_not_replaced_when_their_link_fails_again():
     coordinator, first, second = started(MemoryStore(), spec(carrier="processes"))
     beats(coordinator, 12, first, second, unheard={1: {0: 0}})
