@@ -54,6 +54,11 @@ def _narrow(host: str, rate: str, seconds: float) -> Fault:
     return Fault(f"{rate} for {_described(host)}", seconds, lambda world: world.network.narrow(host, rate))
 
 
+def _skewed(host: str, by_s: float, seconds: float) -> Fault:
+    name = f"clock of {_described(host)} {abs(by_s):g} s {'ahead' if by_s > 0 else 'behind'}"
+    return Fault(name, seconds, lambda world: world.skewed(host, by_s))
+
+
 def _slow_store(milliseconds: float, seconds: float) -> Fault:
     return Fault(f"store slower by {milliseconds:g} ms", seconds, lambda world: world.delayed(milliseconds))
 
@@ -119,5 +124,7 @@ def every(seconds: Sequence[float]) -> Iterator[Fault]:
         yield _narrow(STORE, "2mbit", each)
         yield _slow_store(30, each)
         yield _slow_store(300, each)
+        yield _skewed(_OTHER, -30, each)
+        yield _skewed(_OTHER, 30, each)
         yield _off(_OTHER, each)
         yield _off(DAEMON, each)

@@ -79,6 +79,22 @@ def test_every_fault_of_the_short_form_is_in_the_long_form() -> None:
     assert {fault.seconds for fault in every([5, 60, 300])} == {5, 60, 300}
 
 
+@pytest.mark.slow
+def test_clock_of_a_host_follows_the_injected_skew(tmp_path: Path) -> None:
+    skew = tmp_path / "skew"
+    told = "import time, sys; print(time.time_ns()); sys.stdin.readline(); time.sleep(0.1); print(time.time_ns())"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).with_name("skewed")), "HOSTS_SKEW": str(skew)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", told], env=env, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        true_ns = int(process.stdout.readline())
+        skew.write_text("-86400")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert int(process.stdout.readline()) < true_ns
+
+
 def test_spark_form_kills_each_kind_of_process() -> None:
     names = {fault.name for fault in SPARK}
     assert {"SIGKILL of a slot", "SIGKILL of an executor"} < names

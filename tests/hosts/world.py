@@ -106,6 +106,15 @@ class World:
             self._delay().unlink()
 
     @contextlib.contextmanager
+    def skewed(self, host: str, seconds: float) -> Iterator[None]:
+        """Steps the wall clock of all processes of a host, and steps it back."""
+        self._skew(host).write_text(str(seconds))
+        try:
+            yield
+        finally:
+            self._skew(host).unlink()
+
+    @contextlib.contextmanager
     def switched_off(self, host: str) -> Iterator[None]:
         """Kills all processes of a host, as a power cut does; the end starts them again."""
         os.killpg(self.processes.pop(host).process.pid, signal.SIGKILL)
@@ -195,7 +204,13 @@ class World:
         with log.open("ab") as output:
             process = subprocess.Popen(
                 self.network.command(host, command),
-                env={**os.environ, **self._environment(), "SPARK_LOCAL_DIRS": str(local), _HOST: host},
+                env={
+                    **os.environ,
+                    **self._environment(),
+                    "SPARK_LOCAL_DIRS": str(local),
+                    "HOSTS_SKEW": str(self._skew(host)),
+                    _HOST: host,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -210,7 +225,7 @@ class World:
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_DEFAULT_REGION": "us-east-1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).with_name("skewed")), str(ROOT)]),
             "HOSTS_TARGET": str(self.target),
             "HOSTS_RATE": str(self.chosen.rows_per_second),
         }
@@ -247,6 +262,9 @@ class World:
 
     def _token(self) -> Path:
         return PRIVATE / "token"
+
+    def _skew(self, host: str) -> Path:
+        return PRIVATE / f"skew-{host}"
 
     def _delay(self) -> Path:
         return PRIVATE / "delay"

@@ -1,0 +1,27 @@
+"""Injected wall clock: adds the seconds in the file `HOSTS_SKEW`. Python imports this module at its start."""
+
+import os
+import time
+
+_LOOK_S = 0.05
+_given = os.environ.get("HOSTS_SKEW", "")
+_true_ns = time.time_ns
+_skew_ns, _next_look_s = 0, 0.0
+
+
+def _skewed_ns() -> int:
+    global _skew_ns, _next_look_s
+    now_s = time.monotonic()
+    if now_s >= _next_look_s:
+        _next_look_s = now_s + _LOOK_S
+        try:
+            with open(_given) as file:
+                _skew_ns = round(float(file.read() or 0) * 1e9)
+        except FileNotFoundError:
+            _skew_ns = 0
+    return _true_ns() + _skew_ns
+
+
+if _given:
+    time.time_ns = _skewed_ns
+    time.time = lambda: _skewed_ns() / 1e9
