@@ -55,7 +55,7 @@ _WHOLE_S = 10.0  # between statuses with the figures of all slots, which nobody 
 _NEWS_WITHIN_S = 1.0  # also the interval of looking at the carrier
 _ROOM_S = 3.0  # time with missing slots before the carrier is asked for room, and again
 _LEAVE_S = 15.0
-_MOVE_S = 30.0  # for the start of a slot on another host
+_MOVE_S = 90.0  # for the start of a slot on another host
 
 
 @plain_errors
