@@ -12,6 +12,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.source_bases.packed import PackedColumns, Unpacked
 from barrier_runtime.data.few_rows import values_as_stored
 from barrier_runtime.data.values.into_columns import SPECIAL_FLOATS, UnkeptValue, column_of_json, column_of_records
 from barrier_runtime.data.values.stored_times import is_time_kind, numbers_of_texts, times_of_texts
@@ -215,6 +216,17 @@ class JsonPayloads(Decoder):
         self._floats = [at for at, kind in enumerate(schema.types) if pa.types.is_floating(kind)]
         kinds = enumerate(schema.types)
         self._times = [(at, kind) for at, kind in kinds if is_time_kind(kind) and not pa.types.is_date(kind)]
+        self._packed = PackedColumns(schema)
+
+    def arrays(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[pa.Array]:
+        if self._packed.useful:
+            decode, absent = self._decode, self._absent
+            rows = (decode(payload or b"") if payload is not None or absent is None else absent for payload in payloads)
+            try:
+                return self._packed.arrays(map(msgspec.structs.astuple, rows))
+            except Unpacked:
+                pass
+        return super().arrays(payloads, records)
 
     def rows(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[Any]:
         decode, absent = self._decode, self._absent

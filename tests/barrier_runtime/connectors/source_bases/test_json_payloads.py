@@ -1,12 +1,16 @@
 """JSON payloads as columns: sink output is read back equal, and no digit is lost silently."""
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.connectors.sink_bases import encoders
-from barrier_runtime.connectors.source_bases.payloads import JsonPayloads, decoded
+from barrier_runtime.connectors.source_bases.payloads import Decoder, JsonPayloads, decoded
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of
 from barrier_runtime.state.errors import InvalidJob
 from tests.barrier_runtime.connectors.round_trips import KINDS, Kind, assert_same, column_of
@@ -116,3 +120,64 @@ def test_nine_digits_of_a_second_are_kept_where_the_column_has_them() -> None:
 def test_a_value_of_json_that_would_change_is_named(kind: pa.DataType, text: str, why: str) -> None:
     told = _bad(b'{"x": ' + text.encode("latin-1") + b"}", kind)
     assert why in told
+
+
+# ---------------------------------------------------------------- wide rows
+
+_NUMBERS = (pa.int64(), pa.float64(), pa.int8(), pa.uint64(), pa.uint16(), pa.int32())
+_WIDE = pa.schema(
+    [
+        *((f"n{at}", _NUMBERS[at % len(_NUMBERS)]) for at in range(30)),
+        ("text", pa.string()),
+        ("list", pa.list_(pa.float64())),
+        ("narrow", pa.float32()),
+        ("flag", pa.bool_()),
+        ("at", pa.timestamp("us")),
+    ]
+)
+_NUMBER = st.one_of(
+    st.integers(0, 100),
+    st.sampled_from([-1, 2**53 + 1, 2**53, 2**63, 2**64 - 1, 10**400, -129, 127, 65_536, 1.5, 1e22, -0.0]),
+    st.sampled_from([None, None, "NaN", "-Infinity", "x", True, [1]]),
+)
+_ODD = st.dictionaries(st.sampled_from([f"n{at}" for at in range(30)]), _NUMBER, max_size=4)
+_OTHERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": st.one_of(st.none(), st.text(max_size=5), st.just("\ud800")),
+        "list": st.lists(st.sampled_from([1, 2.5, None, "NaN"]), max_size=3),
+        "narrow": st.sampled_from([1, 0.1, 1e300, "Infinity"]),
+        "flag": st.sampled_from([True, None, 1]),
+        "at": st.sampled_from(["2024-02-29T23:59:59.123456Z", "yesterday", None]),
+    },
+)
+_PAYLOAD = st.one_of(
+    st.builds(lambda odd, others: json.dumps({**odd, **others}).encode(), _ODD, _OTHERS),
+    st.sampled_from([None, b"", b"null", b"[]", b"{", b'{"n0":1}{"n0":2}', b'{"n0":1,"n0":2}']),
+)
+
+
+class _ByColumn(JsonPayloads):
+    def arrays(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[pa.Array]:
+        return Decoder.arrays(self, payloads, records)
+
+
+@examples(300)
+@given(st.lists(_PAYLOAD, min_size=1, max_size=12), st.booleans())
+def test_wide_rows_have_the_values_and_errors_of_single_columns(payloads: list[Any], nullable: bool) -> None:
+    schema = _WIDE if nullable else _WIDE.set(0, _WIDE.field(0).with_nullable(False))
+    found, bad = decoded(JsonPayloads(schema, "source 'in'"), payloads, payloads)
+    expected, also_bad = decoded(_ByColumn(schema, "source 'in'"), payloads, payloads)
+    assert bad == also_bad
+    for one, other in zip(found, expected, strict=True):
+        one.validate(full=True)
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("kind", READ, ids=str)
+def test_special_values_in_wide_rows_are_read_back_equal(kind: Kind) -> None:
+    names = [f"c{at}" for at in range(20)]
+    batch = pa.RecordBatch.from_arrays([kind.special()] * len(names), names)
+    payloads = encoders.jsonl([batch]).split(b"\n")[:-1]
+    for column in JsonPayloads(batch.schema, "source 'in'").arrays(payloads, payloads):
+        assert_same(column, kind.special())
