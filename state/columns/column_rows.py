@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from barrier_runtime.state.columns.entry_keys import EntryKeys
 from barrier_runtime.state.columns.frozen_rows import tuples_of
+from barrier_runtime.state.columns.recent_texts import RecentTexts
 from barrier_runtime.state.columns.segment import Keys, Segment, count
 from barrier_runtime.state.columns.wide_columns import EMPTY, CellBytes, is_wide
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys, int_key_batch, tuple_keys
@@ -127,6 +128,7 @@ class ColumnRows:
         self.keys: IntKeys | TupleKeys = IntKeys(key_width)
         self.removed = RemovedKeys(IntKeys(key_width))  # keys to delete from stored entries
         self.recent: dict[int, int] = {}  # single int key -> row id, of keys used in small batches
+        self.texts = RecentTexts()
         self._cells = CellBytes()
         self._capacity = 0
         self.columns: dict[str, npt.NDArray[Any]] = {name: np.empty(0, kind) for name, (kind, _) in columns.items()}
@@ -146,7 +148,7 @@ class ColumnRows:
             if key_batch is not None or not keys:
                 return key_batch if key_batch is not None else np.empty((self.keys.fields, 0), np.int64)
             self.keys, self.removed = tuple_keys(self.keys), self.removed.with_tuples()
-            self.recent.clear()
+            self._forget_recent()
         return keys
 
     def fits(self, fields: int) -> bool:
@@ -222,11 +224,15 @@ class ColumnRows:
         self.dirty[row_ids] = False
         self.stored[row_ids] = False
         self.used[row_ids] = GONE
-        self.recent.clear()
+        self._forget_recent()
         if self.wide:
             self._cells.gone(row_ids)
             for column in self.wide:
                 self.columns[column][row_ids] = EMPTY
+
+    def _forget_recent(self) -> None:
+        self.recent.clear()
+        self.texts.clear()
 
     def grow(self, needed: int) -> None:
         if needed <= self._capacity:

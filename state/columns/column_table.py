@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from barrier_runtime.state.columns.column_rows import GONE, NO_ROWS, ColumnRows, Victims
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment
@@ -133,6 +134,15 @@ class ColumnTable:
         if len(fields) == 1 and len(fields[0]) < _FEW_ROWS:
             return self._remembered(fields[0])
         return self._placed(np.array(fields, np.int64))
+
+    def row_ids_of_texts(self, texts: pa.Array) -> RowIds:
+        """As `row_ids`, of each row, whose key is a single text or null."""
+        self._begin_call()
+        self.made = NO_ROWS
+        row_ids = self._rows.texts.row_ids(texts, lambda keys: self._placed(self._rows.key_batch(keys)))
+        if self._tracks:
+            self._rows.used[row_ids] = self._calls
+        return row_ids
 
     def new_row_ids_int64(self, *fields: Ints) -> RowIds:
         """As `row_ids_int64`, for distinct keys without entries."""

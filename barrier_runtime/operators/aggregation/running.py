@@ -211,6 +211,8 @@ class RunningAggregateOperator(KeyedOperator):
     def _order(self, rows: pa.RecordBatch) -> RunningOrder:
         keys = self.codec.arrays(rows)
         ints = self.codec.int64(keys)
+        if ints is None and len(keys) == 1 and len(rows) >= _MANY and pa.types.is_string(keys[0].type):
+            return RunningOrder.of(self._table.row_ids_of_texts(keys[0]))
         if ints is None:
             groups = group_rows(keys)
             return RunningOrder.of(groups.of_row, self._table.row_ids(groups.keys))

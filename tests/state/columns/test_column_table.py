@@ -1,6 +1,7 @@
 """Column tables against dicts: row ids, snapshots, removal, eviction."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from backend_bench import Bench, checkpoint, drain, of_operator
 
@@ -57,6 +58,31 @@ def test_both_ways_of_asking_mix_whichever_comes_first(bench: Bench) -> None:
     again = table.row_ids_int64(np.array([1, 3]))
     assert again[0] == first[0]
     assert set(table.keys_of(table.load_all())) == {("x",), (1,), (2,), (3,)}
+
+
+@pytest.mark.parametrize("evictable", [False, True])
+def test_columns_of_texts_find_the_rows_of_their_keys(bench: Bench, evictable: bool) -> None:
+    backend = bench.open()
+    table = dense(backend, evictable=evictable)
+    table.limit_cache(200_000 if evictable else 1 << 30)
+    drawn, expected = np.random.default_rng(5), dict[str | None, int]()
+    for turn in range(120):
+        spread = (30, 900, 5_000)[turn // 10 % 3]
+        texts = [None if number == 3 else f"key-{number}" for number in drawn.integers(0, spread, 800).tolist()]
+        row_ids = table.row_ids_of_texts(pa.array(texts, pa.string()))
+        assert table.keys_of(row_ids) == [(text,) for text in texts]
+        np.add.at(table.columns["count"], row_ids, 1)
+        table.mark_dirty(row_ids)
+        for text in texts:
+            expected[text] = expected.get(text, 0) + 1
+        if turn % 7 == 0:
+            gone = list(dict.fromkeys(texts))[:5]
+            table.remove(table.row_ids([(text,) for text in gone]))
+            for text in gone:
+                del expected[text]
+        if turn % 25 == 0:
+            checkpoint(backend, turn + 1)
+    assert {key: count for (key,), (count, *_) in content(table).items()} == expected
 
 
 def test_more_keys_than_the_first_capacity_grow_the_columns(bench: Bench) -> None:

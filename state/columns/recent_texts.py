@@ -1,0 +1,63 @@
+"""Row ids of texts that recent batches had as keys, found by Arrow for a whole batch at once."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.state.keys.row_index import Key, RowIds
+
+Place = Callable[[Sequence[Key]], RowIds]
+
+_BATCHES = 16  # after which the texts of a batch are counted, and without search after a batch of new texts
+_UNUSED = 4  # times the texts of a batch: the rest costs more than it saves
+_MOST_BYTES = 4 << 20
+
+
+class RecentTexts:
+    """Arrow makes a table of the known texts in each search, so only texts of recent batches are known."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """The row ids are no longer valid."""
+        self._texts: pa.Array | None = None
+        self._row_ids: RowIds = np.empty(0, np.int64)
+        self._searches = 0
+        self._rests = 0
+
+    def row_ids(self, column: pa.Array, place: Place) -> RowIds:
+        """Row id of each row. `place` returns those of keys, and may make them; nulls are equal."""
+        if self._texts is None or not self._searches:
+            return self._learnt(column, place)
+        self._searches -= 1
+        found = pc.index_in(column, value_set=self._texts)
+        if found.null_count:
+            more = column.filter(pc.is_null(found)).unique()
+            if 4 * len(more) > 3 * len(column):
+                self.clear()
+                self._rests = _BATCHES
+                return self._learnt(column, place)
+            self._row_ids = np.concatenate([self._row_ids, place(_keys(more))])
+            self._texts = pa.concat_arrays([self._texts, more])
+            found = pc.index_in(column, value_set=self._texts)
+        row_ids: RowIds = self._row_ids[found.to_numpy()]
+        return row_ids
+
+    def _learnt(self, column: pa.Array, place: Place) -> RowIds:
+        encoded = column.dictionary_encode(null_encoding="encode")
+        texts = encoded.dictionary
+        of_texts = place(_keys(texts))
+        if self._rests:
+            self._rests -= 1
+        elif self._texts is None or self._texts.nbytes > _MOST_BYTES or len(self._texts) > _UNUSED * len(texts):
+            self._texts, self._row_ids = (texts, of_texts) if texts.nbytes <= _MOST_BYTES else (None, of_texts)
+        self._searches = _BATCHES
+        row_ids: RowIds = of_texts[encoded.indices.to_numpy()]
+        return row_ids
+
+
+def _keys(texts: pa.Array) -> list[Key]:
+    return [(text,) for text in texts.to_pylist()]
