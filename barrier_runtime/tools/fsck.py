@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from barrier_runtime.coordinator.maintenance.fsck import FsckReport, JobReport, UnreferencedObject
+from barrier_runtime.connectors.files.sink.commit_check import CommitLogReport, check_commit_logs
+from barrier_runtime.coordinator.maintenance.fsck import Damage, FsckReport, JobReport, UnreferencedObject
 from barrier_runtime.coordinator.maintenance.fsck_store import (
     CheckProgress,
     check_store,
@@ -30,24 +31,39 @@ def fsck(url: str, job: str | None, *, delete: bool, min_age_s: float, form: str
     if not 0 <= min_age_s <= 10 * 365 * 24 * 3600:
         raise InvalidJob(f"--min-age {min_age_s}: give seconds, 0 or more")
     store = open_existing_store(url)
+    logs = check_commit_logs(store, job)
     with _progress() as progress:
-        checked = check_store(store, job, round(min_age_s * 1000), time.time_ns() // 1_000_000, progress)
+        try:
+            checked = check_store(store, job, round(min_age_s * 1000), time.time_ns() // 1_000_000, progress)
+        except InvalidJob:
+            if not logs:
+                raise
+            checked = []
         if delete:
             checked = delete_orphans(store, checked)
     report = report_of(store, checked)
+    exit_code = 2 if any(each.damage for each in logs) else report.exit_code
     if form == "json":
-        document = {**msgspec.to_builtins(report), "exit_code": report.exit_code}
+        document = {
+            **msgspec.to_builtins(report),
+            "commit_logs": msgspec.to_builtins(logs),
+            "exit_code": exit_code,
+        }
         print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
     else:
-        print("\n".join(_lines(report)))
-    return report.exit_code
+        print("\n".join(_lines(report, logs)))
+    return exit_code
 
 
-def _lines(report: FsckReport) -> Iterator[str]:
+def _lines(report: FsckReport, logs: Sequence[CommitLogReport]) -> Iterator[str]:
     yield report.url
     for job in report.jobs:
         yield from _job_lines(job)
-    damaged = sum(len(job.damage) for job in report.jobs)
+    for each in logs:
+        size = f"{counted(each.records, 'record')}, {counted(each.blocks, 'block')}"
+        yield f"commit log of job {each.job}, sink {each.sink}: {size}"
+        yield from _damage_lines(each.damage)
+    damaged = sum(len(each.damage) for each in (*report.jobs, *logs))
     orphans = [each for job in report.jobs for each in job.unreferenced if each.state == "orphan"]
     if damaged:
         yield f"{damaged} damaged"
@@ -68,15 +84,19 @@ def _job_lines(job: JobReport) -> Iterator[str]:
     yield f"job {job.job}: {counted(job.records, 'log record')}, generation {job.generation}, {newest}"
     ids = ", ".join(map(str, job.verified)) or "none"
     yield f"  verified checkpoints: {ids} ({counted(job.files, 'file')}, {decimal(job.bytes)})"
-    for harm in job.damage:
-        yield f"  damage   {harm.object}"
-        yield f"           expected: {harm.expected}"
-        yield f"           found:    {harm.found}"
-        yield f"           remedy:   {harm.remedy}"
+    yield from _damage_lines(job.damage)
     for left in job.unreferenced:
         yield f"  {left.state:8} {left.key} ({decimal(left.size)}): {left.reason}"
     for note in job.notes:
         yield f"  note     {note}"
+
+
+def _damage_lines(damage: Sequence[Damage]) -> Iterator[str]:
+    for harm in damage:
+        yield f"  damage   {harm.object}"
+        yield f"           expected: {harm.expected}"
+        yield f"           found:    {harm.found}"
+        yield f"           remedy:   {harm.remedy}"
 
 
 def _sized(objects: list[UnreferencedObject]) -> str:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from barrier_runtime.connectors.files.sink.commit_log import commits_prefix
+from barrier_runtime.connectors.files.sink.block_writer import BlockWriter
+from barrier_runtime.connectors.files.sink.commit_blocks import RECORDS
+from barrier_runtime.connectors.files.sink.commit_reader import StoredRecords, commits_prefix
 from barrier_runtime.connectors.files.sink.commit_record import (
-    RECORDS,
-    CommitRecord,
-    Summaries,
     decode_commit_record,
     encode_commit_record,
+    version_at,
 )
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, decode_record, encode_record
@@ -56,27 +56,30 @@ def decision_log(folder: Path, records: int) -> dict[str, bytes]:
 
 
 def commit_log(folder: Path, records: int) -> dict[str, bytes]:
-    """Records and their summaries, by key relative to the sink's folder."""
+    """Records and their blocks, by key relative to the sink's folder."""
     prefix = commits_prefix(NAME, _SINK)
     first = folder / prefix / f"{1:020d}.json"
     sample = decode_commit_record(first.read_bytes(), str(first), NAME, _SINK)
-    known: dict[int, CommitRecord] = {}
-    made = {}
+    store = MemoryStore()
+    stored = StoredRecords(store, NAME, _SINK)
+    writer = BlockWriter(store, stored.blocks, NAME, _SINK, stored.record, stored.key)
     for checkpoint in range(1, records + 1):
         files = tuple(
             msgspec.structs.replace(file, name=_NUMBER.sub(rf"\g<1>{checkpoint:08d}", file.name))
             for file in sample.files
         )
         record = msgspec.structs.replace(
-            sample, checkpoint=checkpoint, highest_checkpoint=checkpoint, files=files, check=""
+            sample,
+            version=version_at(checkpoint),
+            checkpoint=checkpoint,
+            highest_checkpoint=checkpoint,
+            files=files,
+            check="",
         )
-        data = made[f"{prefix}{checkpoint:020d}.json"] = encode_commit_record(record)
-        known[checkpoint] = decode_commit_record(data, "made", NAME, _SINK)
-    store = MemoryStore()
-    summaries = Summaries(store, prefix, NAME, _SINK, known.get)
-    for many in range(RECORDS, records + 1, RECORDS):
-        summaries.follow(many)
-    made.update({each.key: store.get(each.key) for each in store.list(prefix)})
+        store.put(stored.key(checkpoint), encode_commit_record(record))
+        if checkpoint % RECORDS == 0:
+            writer.follow(checkpoint)
+    made = {each.key: store.get(each.key) for each in store.list(prefix)}
     made.update(_hint(f"{prefix}hint.json", records))
     return made
 

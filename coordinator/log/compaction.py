@@ -11,12 +11,14 @@ from barrier_runtime.coordinator.log.records import FIRST_POSITION, Fence, Lead,
 STEP = 1_024  # a power of two; between STEP and 2 STEP records are in reach, more while sinks have not committed
 
 
-def is_milestone(position: int) -> bool:
-    return position % STEP == 0 or position & (position - 1) == 0
+def is_milestone(position: int, step: int = 0) -> bool:
+    """`step` of another log: a power of two."""
+    return position % (step or STEP) == 0 or position & (position - 1) == 0
 
 
-def milestone_after(position: int) -> int:
-    return (position // STEP + 1) * STEP
+def milestone_after(position: int, step: int = 0) -> int:
+    step = step or STEP
+    return (position // step + 1) * step
 
 
 def base_of(record: Record | None) -> int:

@@ -69,14 +69,15 @@ def find_head(
     hint: int = NO_RECORD,
     at_once: int = READ_AHEAD,
     exists_now: Callable[[int], bool] | None = None,
+    step: int = 0,
 ) -> int:
     """Highest existing position, or `NO_RECORD`.
 
     `known`: certainly existed. `hint`: may exist; the positions from there on are read, at most `at_once` in parallel.
     `exists_now`: a new read of the next milestone; if missing, the position after the head was never written (else
-    perhaps compacted).
+    perhaps compacted). `step`: between milestones of another log.
     """
-    head = known
+    step, head = step or compaction.STEP, known
     if hint > known:
         found = in_parallel(exists, range(hint, hint + READ_AHEAD), at_once)
         if found[0]:
@@ -84,19 +85,19 @@ def find_head(
     if head == NO_RECORD:
         if not exists(FIRST_POSITION):
             return NO_RECORD
-        head = _from_the_beginning(exists)
+        head = _from_the_beginning(exists, step)
     elif head == known or head - hint == READ_AHEAD - 1:
         head = _gallop(exists, head)
-    while (exists_now or exists)(milestone := milestone_after(head)):
-        head = _gallop(exists, _gallop(exists, milestone, compaction.STEP))
+    while (exists_now or exists)(milestone := milestone_after(head, step)):
+        head = _gallop(exists, _gallop(exists, milestone, step))
     return head
 
 
-def _from_the_beginning(exists: Callable[[int], bool]) -> int:
+def _from_the_beginning(exists: Callable[[int], bool], step: int) -> int:
     low = FIRST_POSITION
     while exists(2 * low):
         low *= 2
-    high, step = 2 * low, compaction.STEP
+    high = 2 * low
     if low >= step:
         low = _bisect(exists, low, high, step)
         high = min(high, low + step)

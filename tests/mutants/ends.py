@@ -381,7 +381,7 @@ MUTANTS = (
     Mutant(
         "damaged-summaries-are-read",
         "a summary of a commit log that is damaged is as good as none",
-        "barrier_runtime/connectors/files/sink/commit_record.py",
+        "barrier_runtime/connectors/files/sink/summaries.py",
         "return summary if summary.check == stamp_of(data, summary.check) else None",
         "return summary",
         ("tests/barrier_runtime/connectors/files/test_commit_log.py",),
@@ -389,14 +389,14 @@ MUTANTS = (
     Mutant(
         "summaries-of-other-records-are-read",
         "a summary counts only for the records that are there",
-        "barrier_runtime/connectors/files/sink/commit_record.py",
-        "return summary if summary.records[-1] == self._record_at(number * RECORDS) else None",
+        "barrier_runtime/connectors/files/sink/summaries.py",
+        "return summary if last == record_at(number * SUMMARISED) else None",
         "return summary",
         ("tests/barrier_runtime/connectors/files/test_commit_log.py",),
     ),
     Mutant(
-        "summaries-forget-what-was-before",
-        "a summary knows of the files that all records before it name",
+        "blocks-forget-what-was-before",
+        "a block knows of the files that all records before it name",
         "barrier_runtime/connectors/files/sink/commit_record.py",
         "highest = dict(before)",
         "highest: Origins = {}",

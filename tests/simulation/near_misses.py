@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog
+from barrier_runtime.connectors.files.sink.commit_reader import StoredRecords
 from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, PendingCheckpoints
 from barrier_runtime.coordinator.checkpoints.retention import Retention, RetentionVerdict
 from barrier_runtime.coordinator.job.facts import Job
@@ -169,6 +170,16 @@ def _find(original: Any, note: Note) -> Any:
     return find
 
 
+def _in_a_gap(original: Any, note: Note) -> Any:
+    def goes_on(self: Any, sequence: int) -> bool:
+        found: bool = original(self, sequence)
+        if found:
+            note("a commit log went on behind a record that was read or put")
+        return found
+
+    return goes_on
+
+
 def _append(original: Any, note: Note) -> Any:
     def append(self: Any, checkpoint: int, token: int, files: Any, origin_of: Any) -> None:
         original(self, checkpoint, token, files, origin_of)
@@ -319,6 +330,7 @@ _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (Rescales, "move", _moved),
     (Rescales, "fail", _not_moved),
     (CommitLog, "append", _append),
+    (StoredRecords, "goes_on", _in_a_gap),
     (in_flight, "_decoded", _read_in_flight),
     (WindowOperator, "give_late", _late),
     (JoinOperator, "_give_late", _late_of_join),

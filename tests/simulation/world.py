@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -46,7 +47,9 @@ from upsert_checkers import STABLE_CHECKERS, UPSERT_CHECKERS, LastValues, Stable
 from workload import ROW, RULED, Row, Workload
 from zombie_checkers import ZOMBIE_CHECKERS
 
+from barrier_runtime.connectors.files.sink import commit_blocks, commit_record
 from barrier_runtime.connectors.files.sink.commit_log import CommitRecord
+from barrier_runtime.connectors.files.sink.commit_reader import Reading, StoredRecords, commits_prefix
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
@@ -91,7 +94,7 @@ from barrier_runtime.state.backend import backend_snapshots
 from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.state.columns import column_table, stored_entries
 from barrier_runtime.state.columns.column_table import ColumnTable
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob
 from barrier_runtime.state.store import open as open_module
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import PutOutcome
@@ -171,6 +174,8 @@ class World(SimCluster):
         )
         self._when_in_flight: list[Action] = []  # aimed at the next checkpoints with a batch of several rows in flight
         self._named_files: dict[str, bytes] = {}
+        self._committed: dict[str, CommitRecord] = {}  # by key of the target
+        self._moved_away: set[str] = set()  # keys of commit records that are in blocks
         self._staged_by: dict[str, World] = {}  # file of the target -> world of the job that staged the file
         self.facts = Facts(self.paths)
         self.target = WatchedStore("target", self.now_ms, self._target_wrote, self._target_dropped)
@@ -449,7 +454,12 @@ class World(SimCluster):
         if random.Random(f"compaction {self.schedule.seed}").random() < 0.5:
             yield
             return
-        with patch.object(compaction, "STEP", 4):
+        with (
+            patch.object(compaction, "STEP", 4),
+            patch.object(commit_blocks, "RECORDS", 4),
+            patch.object(commit_blocks, "FAN", 2),
+            patch.object(commit_record, "FIRST_RECORDS", 2),
+        ):
             yield
 
     @contextlib.contextmanager
@@ -568,8 +578,23 @@ class World(SimCluster):
             self._wrong("Liveness", f"the job ended as {outcome}: {self._current().reason}")
             return
         self._expect_last_savepoint(outcome)
+        self._expect_commit_logs()
         for checker in self.checkers:
             checker.at_end(outcome == "finished" and self.schedule.drained_ms is None)
+
+    def _expect_commit_logs(self) -> None:
+        """Readers of a commit log see each record once, in order, also those that are in blocks."""
+        for job, sink in {(record.job, record.sink) for record in self._committed.values()}:
+            prefix = commits_prefix(job, sink)
+            wanted = [self._committed[key].files for key in sorted(self._committed) if key.startswith(prefix)]
+            try:
+                reading = Reading(StoredRecords(self.target, job, sink), SimpleNamespace(map=map), 0)
+                found = [record.files for record in reading.all()]
+            except Corrupt as error:
+                self._wrong("CommitLogs", str(error))
+                return
+            if found != wanted:
+                self._wrong("CommitLogs", f"the log of {sink} has {len(found)} records, {len(wanted)} were put")
 
     def _expect_last_savepoint(self, outcome: str) -> None:
         """A job that was stopped with a savepoint has the savepoint, of its very last checkpoint."""
@@ -1216,6 +1241,11 @@ class World(SimCluster):
 
     def _target_wrote(self, actor: str, key: str, data: bytes) -> None:
         world = self._of(actor)
+        if key.startswith("_commits/"):
+            name = key.split("/", 3)[3].removesuffix(".json")
+            if not name.isdigit() or key in self._moved_away:  # blocks and hints; gaps, which nobody reads
+                return
+            self._committed[key] = msgspec.json.decode(data, type=CommitRecord)
         if key.startswith("_staging/"):
             self._staged_by[key] = world
         else:
@@ -1223,6 +1253,9 @@ class World(SimCluster):
 
     def _target_dropped(self, actor: str, key: str) -> None:
         """Checks that neither of two jobs drops staged rows of the other, which may be decided."""
+        if key in self._committed:
+            self._moved_away.add(key)
+            self._note("a commit record moved into a block")
         owner = self._staged_by.pop(key, None)
         if owner is not None and owner is not self._of(actor):
             decided = any(key.encode() in each for each in owner.facts.committables)

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from barrier_runtime.connectors.files.sink import commit_log, commit_record
+from barrier_runtime.connectors.files.sink import block_writer, commit_log, commit_reader
 from barrier_runtime.coordinator import savepoint_files
 from barrier_runtime.coordinator.log.lease import Holder
 from barrier_runtime.coordinator.option_types import SlotOptions
@@ -480,7 +480,8 @@ def in_one_thread() -> Iterator[None]:
     """Makes requests sequential, because jobs share a thread, and the memory constant."""
     with (
         patch.object(commit_log, "READS_AT_ONCE", 1),
-        patch.object(commit_record, "READS_AT_ONCE", 1),
+        patch.object(commit_reader, "READS_AT_ONCE", 1),
+        patch.object(block_writer, "READS_AT_ONCE", 1),
         patch.object(savepoint_files, "COPIES_AT_ONCE", 1),
         patch.object(process, "_rss_bytes", lambda: 1 << 26),
     ):

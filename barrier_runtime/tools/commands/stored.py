@@ -148,7 +148,7 @@ def state_export(
 
 @app.command()
 def fsck(
-    url: Annotated[str, typer.Argument(help="folder or URL of the checkpoints, as in checkpoints=")],
+    url: Annotated[str, typer.Argument(help="folder or URL of checkpoints, as in checkpoints=, or of file sinks")],
     job: Annotated[str | None, typer.Option(help="only this job; default: every job there")] = None,
     delete: Annotated[bool, typer.Option("--delete", help="delete orphans, as the jobs' own sweeps would")] = False,
     min_age: Annotated[float, typer.Option(help="seconds; younger objects are never orphans")] = 600.0,

@@ -3,6 +3,7 @@
     <url>/_commits/<job>/<sink>/<sequence, 20 digits>.json        1, 2, 3, … without gaps; immutable
 
 Only readers of the log see whole checkpoints. A record is put, if absent, when all files of the record are in place.
+Blocks replace old records (`commit_blocks`).
 
 A file is in exactly one record: `CommitLog.append` omits files that the log names, and loses the put if another process
 was faster. File names never repeat.
@@ -11,71 +12,36 @@ was faster. File names never repeat.
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
 
+from barrier_runtime.connectors.files.sink import commit_blocks
+from barrier_runtime.connectors.files.sink.block_writer import BlockWriter
+from barrier_runtime.connectors.files.sink.commit_reader import READS_AT_ONCE, StoredRecords
+from barrier_runtime.connectors.files.sink.commit_reader import commits_prefix as commits_prefix
+from barrier_runtime.connectors.files.sink.commit_reader import read_commit_log as read_commit_log
+from barrier_runtime.connectors.files.sink.commit_record import CommitRecord as CommitRecord
+from barrier_runtime.connectors.files.sink.commit_record import CommittedFile as CommittedFile
 from barrier_runtime.connectors.files.sink.commit_record import (
-    COMMIT_RECORD_VERSION,
-    PLAIN_VERSION,
-    READS_AT_ONCE,
-    RECORDS,
-    Summaries,
-    Summary,
-    decode_commit_record,
     encode_commit_record,
     live_files,
     log_of,
+    may_name,
+    version_at,
 )
-from barrier_runtime.connectors.files.sink.commit_record import CommitRecord as CommitRecord
-from barrier_runtime.connectors.files.sink.commit_record import CommittedFile as CommittedFile
 from barrier_runtime.coordinator.log.reader import READ_AHEAD, HeadHint, find_head
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.transfer import in_parallel
-from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, folders_in, get_or_none, side_by_side
+from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, folders_in, side_by_side
 from barrier_runtime.state.store.open import open_existing_store
 
-T = TypeVar("T")
-
 _ONE_BY_ONE = 16
-_MOST_SUMMARIES = 64
 
 
-def commits_prefix(job: str, sink: str) -> str:
-    return f"_commits/{job}/{sink}/"
-
-
-def read_commit_log(store: ObjectStore, job: str, sink: str, after: int = 0) -> tuple[CommitRecord, ...]:
-    """Records after the first `after` records, oldest first, read in growing batches."""
-    log = CommitLog(store, job, sink)
-    records: list[CommitRecord] = []
-    count = summaries = 1
-    with ThreadPoolExecutor(READS_AT_ONCE) as reading:
-        while True:
-            block, over = divmod(after + len(records), RECORDS)
-            if not over:
-                wanted = range(block + 1, block + 1 + summaries)
-                found = list(_until_none(reading.map(log.summary, wanted)))
-                records += [record for summary in found for record in summary.records]
-                summaries = min(2 * summaries, _MOST_SUMMARIES) if found else 1
-                if found:
-                    continue
-            first, asked = after + len(records) + 1, min(count, RECORDS - over)
-            read = list(_until_none(reading.map(log.record, range(first, first + asked))))
-            records += read
-            if len(read) < asked:
-                return tuple(records)
-            count = min(2 * count, RECORDS)
-
-
-def _until_none(found: Iterable[T | None]) -> Iterator[T]:
-    for each in found:
-        if each is None:
-            return
-        yield each
+class _Deleted(Exception):
+    """Records were moved into a block while they were read."""
 
 
 class CommitLog:
@@ -92,26 +58,23 @@ class CommitLog:
         self._job = job
         self._sink = sink
         self._later = later
-        self._summaries = Summaries(store, commits_prefix(job, sink), job, sink, self.record)
+        self._stored = StoredRecords(store, job, sink)
+        self._blocks = self._stored.blocks
+        self._writer = BlockWriter(store, self._blocks, job, sink, self.record, self._stored.key)
         self._hint = HeadHint(store, f"{commits_prefix(job, sink)}hint.json")
         self._head: int | None = None
+        self._own = 0  # number of an answered record of this process, behind which nothing is in doubt
         self._looking = threading.Lock()
         self._read: dict[int, CommitRecord] = {}  # during the search all records read; then the head
         self._read_head: int | None = None
+        self._unproven = False  # records were read since the proof that none was deleted
         self._durable = 0  # records up to this number are durable
         self._highest = (0, 0)  # checkpoint and token of the head and all earlier records
         # Files that a later call may repeat, with the checkpoint of the record.
         self._named: dict[str, int] = {}
 
     def record(self, sequence: int) -> CommitRecord | None:
-        key = self._key(sequence)
-        data = get_or_none(self._store, key)
-        if data is None:
-            return None
-        return decode_commit_record(data, f"{self._store.url}/{key}", self._job, self._sink)
-
-    def summary(self, number: int) -> Summary | None:
-        return self._summaries.read(number)
+        return self._stored.record(sequence)
 
     def look_ahead(self) -> None:
         """Searches the head before the first `append`, in any thread."""
@@ -134,21 +97,23 @@ class CommitLog:
         """
         if not files:
             return
-        self._look(_lowest(files, origin_of))
         while True:
+            if self._head is None:
+                self._look(_lowest(files, origin_of))
             new = tuple(file for file in files if file.name not in self._named)
             if not new:
                 break
             assert self._head is not None
             highest = max(checkpoint, self._highest[0]), max(token, self._highest[1])
-            record = CommitRecord(PLAIN_VERSION, self._job, self._sink, checkpoint, token, *highest, new)
-            if self._put(self._head + 1, record):  # the head is the newest record, so no record names `new`
-                self._advance_to(record)
-                self._later(partial(self._hint.follow, self._head))
-            else:
+            sequence = self._head + 1
+            record = CommitRecord(version_at(sequence), self._job, self._sink, checkpoint, token, *highest, new)
+            if not self._put_next(sequence, record):  # the head is the newest record, so no record names `new`
                 self._catch_up()
+            elif self._head is not None:
+                self._advance_to(record)
+                self._later(partial(self._hint.follow, sequence))
         self._make_durable()
-        self._later(partial(self._summaries.follow, self._head or 0))
+        self._later(partial(self._writer.follow, self._head or 0))
         asked = {file.name for file in files}
         self._named = {name: of for name, of in self._named.items() if name in asked or of > checkpoint}
 
@@ -159,21 +124,41 @@ class CommitLog:
         records are appended.
         """
         while True:
-            known += read_commit_log(self._store, self._job, self._sink, len(known))
+            before = len(known)
+            known += read_commit_log(self._store, self._job, self._sink, before)
+            if any(new in record.files for record in known[before:]):
+                return True  # put by an earlier round, whose answer was in doubt
             if not set(old) <= {file.name for file in live_files(known)}:
                 return False
+            sequence = len(known) + 1
             record = msgspec.structs.replace(
-                known[-1], version=COMMIT_RECORD_VERSION, files=(new,), replaces=tuple(old), wall_ms=wall_ms
+                known[-1],
+                version=version_at(sequence, of_compaction=True),
+                files=(new,),
+                replaces=tuple(old),
+                wall_ms=wall_ms,
+                turn=False,
             )
-            key = self._key(len(known) + 1)
-            outcome = self._store.put_if_absent(key, encode_commit_record(record))
-            if outcome is PutOutcome.UNKNOWN:
-                raise Unavailable(f"nobody knows if {self._store.url}/{key} is written: start the compaction again")
-            if outcome is PutOutcome.CREATED:
+            self._head = sequence - 1
+            if self._put_next(sequence, record) and self._head is not None:
                 return True
 
+    def _put_next(self, sequence: int, record: CommitRecord) -> bool:
+        """Returns whether the put created the record. If perhaps in a gap, the log is to be read again: no head."""
+        behind_own = self._own == sequence - 1 > 0
+        if record.version >= 3:
+            record = msgspec.structs.replace(record, turn=not behind_own)
+        self._own = 0
+        if not self._put(sequence, record):
+            return False
+        if not behind_own and self._stored.goes_on(sequence):
+            self._forget()
+            return True
+        self._own = sequence
+        return True
+
     def _put(self, sequence: int, record: CommitRecord) -> bool:
-        key = self._key(sequence)
+        key = self._stored.key(sequence)
         outcome = self._store.put_if_absent(key, encode_commit_record(record))
         if outcome is PutOutcome.UNKNOWN:
             raise Unavailable(f"nobody knows whether {self._store.url}/{key} was written: it is tried again")
@@ -183,32 +168,32 @@ class CommitLog:
     def _make_durable(self) -> None:
         """Puts a head again that was only read: the writer may have died before the record was durable.
 
-        A durable head proves all records durable.
+        A durable head proves all records durable, and so does a deleted head: a block has it.
         """
         assert self._head is not None
         if self._durable < self._head:
-            self._put(self._head, self._existing(self._head))
+            with contextlib.suppress(_Deleted):
+                self._put(self._head, self._existing(self._head))
 
     def _existing(self, sequence: int) -> CommitRecord:
-        record = self._read.get(sequence) or self.record(sequence)
+        record = self._read.get(sequence)
         if record is None:
-            raise Corrupt(
-                f"commit record {self._store.url}/{self._key(sequence)} is gone, later ones are there: restore it "
-                "from a backup"
-            )
+            record = self.record(sequence)
+            self._unproven = True
+        if record is None:
+            if self._blocks.cover(sequence) or self._stored.goes_on(sequence):
+                raise _Deleted
+            raise self._stored.gone(sequence)
         return record
 
     def names(self, file: str, token: int, checkpoint: int) -> bool:
         """True if a record names this file, written under `token` and closed by `checkpoint` or later."""
-        records = self._newest_first(self._find_head(), {log_of(file): (token, checkpoint)})
+        _, records = self._search({log_of(file): (token, checkpoint)})
         return any(each.name == file for record in records for each in record.files)
 
     def _look(self, lowest: Mapping[str, tuple[int, int]]) -> None:
-        if self._head is not None:
-            return  # a newer record makes the next put fail
         with self._looking:
-            head = self._find_head() if self._read_head is None else self._read_head
-            records = list(self._newest_first(head, lowest))
+            head, records = self._search(lowest)
             if head:
                 newest = self._existing(head)
                 self._highest = newest.highest_checkpoint, newest.highest_token
@@ -216,9 +201,28 @@ class CommitLog:
             self._named = {file.name: record.checkpoint for record in records for file in record.files}
             self._head = head
 
+    def _search(self, lowest: Mapping[str, tuple[int, int]]) -> tuple[int, list[CommitRecord]]:
+        """The head, and the records that may name a file of `lowest`. All of them are in the log."""
+        while True:
+            head = self._find_head() if self._read_head is None else self._read_head
+            without_block: set[int] = set()
+            with contextlib.suppress(_Deleted):
+                records = list(self._newest_first(head, lowest, without_block))
+                deleted = self._unproven and self._stored.goes_on(head)
+                if not deleted and not any(map(self._blocks.cover, without_block)):
+                    return head, records
+            self._forget()
+
+    def _forget(self) -> None:
+        self._head = self._read_head = None
+        self._own, self._read = 0, {}
+
     def _find_head(self) -> int:
         at_once = side_by_side(self._store, READ_AHEAD)
-        return max(0, find_head(self._exists, hint=self._hint.read(), at_once=at_once))
+        hint, step = self._hint.read(), commit_blocks.RECORDS
+        head = max(0, find_head(self._exists, hint=hint, at_once=at_once, exists_now=self._exists_now, step=step))
+        self._unproven = False
+        return head
 
     def _exists(self, sequence: int) -> bool:
         record = self.record(sequence)
@@ -226,20 +230,33 @@ class CommitLog:
             self._read[sequence] = record
         return record is not None
 
-    def _newest_first(self, head: int, lowest: Mapping[str, tuple[int, int]]) -> Iterator[CommitRecord]:
-        """Yields records while they may name a file of `lowest`: (token, checkpoint) per decision log."""
+    def _exists_now(self, milestone: int) -> bool:
+        if not self._exists(milestone):
+            return False
+        self._read = {milestone: self._read[milestone]}  # earlier ones may have been read in gaps
+        return True
+
+    def _newest_first(
+        self, head: int, lowest: Mapping[str, tuple[int, int]], without_block: set[int]
+    ) -> Iterator[CommitRecord]:
+        """Yields records while they may name a file of `lowest`: (token, checkpoint) per decision log.
+
+        `without_block` gets the last positions of whole blocks whose records were read one by one.
+        """
         token, checkpoint = (min(each) for each in zip(*lowest.values(), strict=True))
         sequence = head
         while sequence:
-            block, over = divmod(sequence, RECORDS)
-            summary = None if over else self._summaries.read(block)
-            if summary is not None and not summary.may_name(lowest):
+            over = sequence % commit_blocks.RECORDS
+            block = None if over else self._blocks.covering(sequence)
+            if block is not None and not may_name(block.head.origins, lowest):
                 return
-            if summary is not None:
-                records: Sequence[CommitRecord] = summary.records
+            if block is not None:
+                records: Sequence[CommitRecord] = block.records(last=sequence)
             else:
-                count = 1 if head - sequence < _ONE_BY_ONE else over or RECORDS
+                count = 1 if head - sequence < _ONE_BY_ONE else over or commit_blocks.RECORDS
                 records = in_parallel(self._existing, range(sequence - count + 1, sequence + 1), READS_AT_ONCE)
+                if not over:
+                    without_block.add(sequence)
             for record in reversed(records):
                 yield record
                 if record.highest_token < token or record.highest_checkpoint < checkpoint:
@@ -247,18 +264,18 @@ class CommitLog:
             sequence -= len(records)
 
     def _catch_up(self) -> None:
+        """Reads on behind a record of another process."""
         assert self._head is not None
         while (record := self.record(self._head + 1)) is not None:
             self._advance_to(record)
+        if self._stored.goes_on(self._head):
+            self._forget()
 
     def _advance_to(self, record: CommitRecord) -> None:
         assert self._head is not None
         self._head += 1
         self._highest = record.highest_checkpoint, record.highest_token
         self._named.update((file.name, record.checkpoint) for file in record.files)
-
-    def _key(self, sequence: int) -> str:
-        return f"{commits_prefix(self._job, self._sink)}{sequence:020d}.json"
 
 
 def _lowest(

@@ -13,7 +13,13 @@ import pytest
 
 from barrier_runtime import CollectSink, Dataflow
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, committed_files, jobs_and_sinks, read_commit_log
-from barrier_runtime.connectors.files.sink.commit_record import CommitRecord, CommittedFile, encode_commit_record
+from barrier_runtime.connectors.files.sink.commit_record import (
+    CommitRecord,
+    CommittedFile,
+    encode_commit_record,
+    log_of,
+)
+from barrier_runtime.connectors.files.sink.summaries import Summary
 from barrier_runtime.connectors.sink_bases.file_committable import log_tag, origin_of_name
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.local import LocalStore
@@ -342,11 +348,17 @@ def summaries(store: MemoryStore) -> list[str]:
 
 
 def summarised(records: int) -> MemoryStore:
-    """Returns a log written record by record by one process."""
+    """Returns a log of a release with summaries."""
     store = MemoryStore()
-    log = log_on(store)
-    for number in range(1, records + 1):
-        commit(log, name("a", 1, number))
+    old_log(store, records)
+    for number in range(1, records // 250 + 1):
+        found = [log_on(store).record(at) for at in range(250 * number - 249, 250 * number + 1)]
+        held = tuple(record for record in found if record is not None)
+        origins = {log_of(name("a", 1, 1)): (1, 250 * number)}
+        plain = msgspec.json.encode(Summary(1, "job", "out", number, held, origins))
+        check = hashlib.sha256(plain).hexdigest()
+        stamped = plain.replace(b'"check":""}', f'"check":"{check}"}}'.encode())
+        store.put(f"_commits/job/out/summaries/{number:020d}.json", stamped)
     return store
 
 
@@ -357,81 +369,17 @@ def gets(store: MemoryStore, work: Callable[[], object]) -> int:
 
 
 @pytest.mark.slow
-def test_a_log_is_read_with_few_requests_and_names_what_its_records_name() -> None:
+def test_a_summarised_log_is_read_with_few_requests_and_names_what_its_records_name() -> None:
     """1,123 records: two requests per summary (4), one for each of the last 123 records, and few
     for missing objects.
     """
     store = summarised(1_123)
-    assert len(summaries(store)) == 4
     assert gets(store, lambda: read_commit_log(store, "job", "out")) < 2 * 4 + 123 + 140
     records = read_commit_log(store, "job", "out")
     for after in (1, 249, 250, 251, 1_122):
         assert read_commit_log(store, "job", "out", after) == records[after:]
     store.delete(summaries(store))
     assert records == read_commit_log(store, "job", "out"), "with and without summaries"
-
-
-@pytest.mark.slow
-def test_a_job_begun_anew_in_the_folder_does_not_read_what_was_there_before() -> None:
-    """The checkpoints were deleted: tokens and checkpoint ids restart, so only the decision log distinguishes the
-    jobs.
-    """
-    store = summarised(1_010)
-    assert gets(store, lambda: commit(log_on(store), name("b", 1, 1))) < 60
-    assert logged(store)[-2:] == [[name("a", 1, 1_010)], [name("b", 1, 1)]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("old", [1, 400, 700, 755])
-def test_what_any_summary_names_is_not_named_again(old: int) -> None:
-    """A zombie, or a job restored from an old checkpoint: its files are below the newest summary."""
-    store = summarised(760)
-    commit(log_on(store), name("a", 1, old), name("b", 1, 1))
-    assert logged(store)[-1] == [name("b", 1, 1)]
-    commit(log_on(store), name("b", 1, 1))
-    assert len(logged(store)) == 761
-
-
-def test_nor_is_what_only_the_oldest_summary_names(store: MemoryStore) -> None:
-    """A job whose checkpoints were moved away and back: another decision log has written all newer records."""
-    first, second = log_on(store), log_on(store)
-    commit(first, name("c", 1, 1))
-    for number in range(1, 520):
-        commit(second, name("a", 1, number))
-    commit(log_on(store), name("c", 1, 1))
-    assert len(logged(store)) == 520
-
-
-@pytest.mark.slow
-def test_a_file_that_a_summary_names_was_visible() -> None:
-    store = summarised(1_000)
-    assert log_on(store).names(name("a", 1, 3), 1, 3)
-    assert not log_on(store).names(name("a", 2, 3), 2, 3)
-    assert not log_on(store).names(name("b", 1, 3), 1, 3)
-
-
-@pytest.mark.slow
-def test_an_old_log_gets_its_summaries_one_per_commit(store: MemoryStore) -> None:
-    old_log(store, 1_000)
-    log = log_on(store)
-    for number in range(1, 5):
-        commit(log, name("a", 1, 1_000 + number))
-        assert len(summaries(store)) == number
-    assert gets(store, lambda: commit(log, name("a", 1, 1_005))) < 5
-    again = log_on(store)
-    assert gets(store, lambda: commit(again, name("a", 1, 1_006))) < 40, "and a successor finds them"
-
-
-def test_a_zombie_and_its_successor_write_the_same_summary(store: MemoryStore) -> None:
-    zombie = log_on(store)
-    for number in range(1, 250):
-        commit(zombie, name("a", 1, number))
-    commit(log_on(store), name("a", 1, 250))
-    [key] = summaries(store)
-    written = store.get(key)
-    store.delete([key])
-    commit(zombie, name("a", 1, 251))
-    assert store.get(key) == written
 
 
 @pytest.mark.slow
@@ -454,34 +402,113 @@ def test_a_summary_is_never_the_truth(damage: str) -> None:
         old_log(store, 760, "z")  # the log was deleted by hand except its summaries, and written anew
         records = tuple(record for n in range(1, 761) if (record := log_on(store).record(n)) is not None)
     assert read_commit_log(store, "job", "out") == records
-    commit(log_on(store), *[each.name for each in records[400].files])
-    assert len(read_commit_log(store, "job", "out")) == 760
 
 
-def test_records_that_are_gone_or_damaged_are_not_summarised_and_stop_no_commit(store: MemoryStore) -> None:
-    old_log(store, 249)
+# ---------------------------------------------------------------- blocks; more: test_commit_blocks.py
+
+
+def blocks(store: MemoryStore) -> list[str]:
+    return [info.key for info in store.list("_commits/job/out/blocks/")]
+
+
+def written(records: int) -> MemoryStore:
+    """Returns a log written record by record by one process."""
+    store = MemoryStore()
+    log = log_on(store)
+    for number in range(1, records + 1):
+        commit(log, name("a", 1, number))
+    return store
+
+
+@pytest.mark.slow
+def test_a_job_begun_anew_in_the_folder_does_not_read_what_was_there_before() -> None:
+    """The checkpoints were deleted: tokens and checkpoint ids restart, so only the decision log distinguishes the
+    jobs.
+    """
+    store = written(1_040)
+    assert gets(store, lambda: commit(log_on(store), name("b", 1, 1))) < 60
+    assert logged(store)[-2:] == [[name("a", 1, 1_040)], [name("b", 1, 1)]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old", [1, 400, 700, 767])
+def test_what_any_block_names_is_not_named_again(old: int) -> None:
+    """A zombie, or a job restored from an old checkpoint: its files are below the newest block."""
+    store = written(770)
+    commit(log_on(store), name("a", 1, old), name("b", 1, 1))
+    assert logged(store)[-1] == [name("b", 1, 1)]
+    commit(log_on(store), name("b", 1, 1))
+    assert len(logged(store)) == 771
+
+
+def test_nor_is_what_only_the_oldest_block_names(store: MemoryStore) -> None:
+    """A job whose checkpoints were moved away and back: another decision log has written all newer records."""
+    first, second = log_on(store), log_on(store)
+    commit(first, name("c", 1, 1))
+    for number in range(1, 520):
+        commit(second, name("a", 1, number))
+    commit(log_on(store), name("c", 1, 1))
+    assert len(logged(store)) == 520
+
+
+@pytest.mark.slow
+def test_a_file_that_a_block_names_was_visible() -> None:
+    store = written(1_000)
+    assert log_on(store).names(name("a", 1, 3), 1, 3)
+    assert not log_on(store).names(name("a", 2, 3), 2, 3)
+    assert not log_on(store).names(name("b", 1, 3), 1, 3)
+
+
+@pytest.mark.slow
+def test_an_old_log_gets_its_blocks_one_per_commit(store: MemoryStore) -> None:
+    old_log(store, 1_200)
+    records = store.keys()
+    log = log_on(store)
+    for number in range(1, 5):
+        commit(log, name("a", 1, 1_200 + number))
+        assert len(blocks(store)) == number
+    assert gets(store, lambda: commit(log, name("a", 1, 1_205))) < 5
+    again = log_on(store)
+    assert gets(store, lambda: commit(again, name("a", 1, 1_206))) < 40, "and a successor finds them"
+    assert set(records) <= set(store.keys()), "records of earlier releases stay"
+
+
+def test_a_zombie_and_its_successor_write_the_same_block(store: MemoryStore) -> None:
+    zombie = log_on(store)
+    for number in range(1, 256):
+        commit(zombie, name("a", 1, number))
+    commit(log_on(store), name("a", 1, 256))
+    [key] = blocks(store)
+    written = store.get(key)
+    store.delete([key])
+    commit(zombie, name("a", 1, 257))
+    assert store.get(key) == written
+
+
+def test_records_that_are_gone_or_damaged_enter_no_block_and_stop_no_commit(store: MemoryStore) -> None:
+    old_log(store, 255)
     store.damage(key_of(100), b"?")
     log = log_on(store)
-    for number in range(250, 253):
+    for number in range(256, 259):
         commit(log, name("a", 1, number))
-    assert summaries(store) == []
+    assert blocks(store) == []
     with pytest.raises(Corrupt, match="restore"):
         read_commit_log(store, "job", "out")
 
 
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.APPLY_THEN_FAIL])
-def test_a_summary_that_cannot_be_written_is_written_by_the_repetition(fault: Fault) -> None:
+def test_a_block_that_cannot_be_written_is_written_by_the_repetition(fault: Fault) -> None:
     """O2: also by a successor's repetition. The record exists once."""
     for successor in (False, True):
-        store = summarised(249)
+        store = written(255)
         log = log_on(store)
-        store.inject(fault, "put", "/summaries/")
+        store.inject(fault, "put_if_absent", "/blocks/")
         with pytest.raises(Unavailable):
-            commit(log, name("a", 1, 250))
-        commit(log_on(store) if successor else log, name("a", 1, 250))
-        assert len(summaries(store)) == 1
-        assert logged(store)[-1] == [name("a", 1, 250)]
-        assert len(logged(store)) == 250
+            commit(log, name("a", 1, 256))
+        commit(log_on(store) if successor else log, name("a", 1, 256))
+        assert len(blocks(store)) == 1
+        assert logged(store)[-1] == [name("a", 1, 256)]
+        assert len(logged(store)) == 256
 
 
 def test_writers_are_found_without_listing_their_records(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""Moves records of a commit log into blocks. Blocks.
+
+The step of block n, of level 1, is, in this order:
+
+1. delete what the step of n - 1 covered: records of block n - 1, and blocks below those that the step merged;
+2. merge blocks up to n - 1, if a group is complete;
+3. put block n.
+
+So block n proves that all of this is done up to n - 1. A crash leaves a step that is repeated as a whole.
+"""
+
+from collections.abc import Callable
+
+from barrier_runtime.connectors.files.sink import commit_blocks, commit_record
+from barrier_runtime.connectors.files.sink.commit_blocks import LEVELS, Block, Blocks, block_of, merged, span
+from barrier_runtime.connectors.files.sink.commit_record import COMMIT_RECORD_VERSION, CommitRecord
+from barrier_runtime.coordinator.log.compaction import is_milestone
+from barrier_runtime.coordinator.log.reader import find_head
+from barrier_runtime.state.errors import Corrupt, Unavailable
+from barrier_runtime.state.snapshots.transfer import in_parallel
+from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
+
+READS_AT_ONCE = 32
+
+
+def may_go(position: int, record: CommitRecord) -> bool:
+    """True if the record may be deleted once a block has it."""
+    if position <= commit_record.FIRST_RECORDS or record.version < COMMIT_RECORD_VERSION:
+        return False
+    return not record.turn and not is_milestone(position, commit_blocks.RECORDS)
+
+
+class BlockWriter:
+    def __init__(
+        self,
+        store: ObjectStore,
+        blocks: Blocks,
+        job: str,
+        sink: str,
+        record_at: Callable[[int], CommitRecord | None],
+        key_of: Callable[[int], str],
+    ) -> None:
+        self._store = store
+        self._blocks = blocks
+        self._job = job
+        self._sink = sink
+        self._record_at = record_at
+        self._key_of = key_of
+        self._through = -1  # the newest block; -1: unknown
+        self._durable: set[tuple[int, int]] = set()  # level and number of blocks put by this process
+
+    def follow(self, head: int) -> None:
+        """Makes a block, if one is due. `head`: a durable record."""
+        wanted = head // commit_blocks.RECORDS
+        if wanted <= max(self._through, 0):
+            return
+        if self._through < 0:
+            self._through = self._found(wanted)
+        if self._through < wanted:
+            self._through = self._through + 1 if self._make(self._through + 1) else wanted
+
+    def _found(self, wanted: int) -> int:
+        for number in (wanted, wanted - 1):
+            if number == 0 or self._covers(number):
+                return number
+        return max(0, find_head(self._covers))
+
+    def _covers(self, number: int) -> bool:
+        return self._blocks.cover(number * commit_blocks.RECORDS)
+
+    def _make(self, number: int) -> bool:
+        before = None
+        if number > 1:
+            before = self._blocks.covering((number - 1) * commit_blocks.RECORDS)
+            if before is None:
+                return False
+            self._drop(number, before)
+            self._merge(number - 1)
+        first = (number - 1) * commit_blocks.RECORDS + 1
+        found = in_parallel(self._intact, range(first, first + commit_blocks.RECORDS), READS_AT_ONCE)
+        records = [record for record in found if record is not None]
+        if self._covers(number):  # another process was faster, and may have deleted records that were read
+            return True
+        if len(records) < commit_blocks.RECORDS:
+            return False
+        self._put(1, number, block_of(self._job, self._sink, number, records, before.head.origins if before else {}))
+        return True
+
+    def _drop(self, number: int, before: Block) -> None:
+        self._keep(before)
+        first = (number - 2) * commit_blocks.RECORDS + 1
+        records = before.records(first, first + commit_blocks.RECORDS - 1)
+        gone = [self._key_of(at) for at, record in enumerate(records, first) if may_go(at, record)]
+        for level in range(2, LEVELS + 1):
+            upper, over = divmod(number - 2, span(level) // commit_blocks.RECORDS)
+            block = None if over or not upper else self._blocks.read(level, upper)
+            if block is not None:
+                self._keep(block)
+                last = upper * commit_blocks.FAN
+                gone += [self._blocks.key(level - 1, each) for each in range(last - commit_blocks.FAN + 1, last + 1)]
+        if gone:
+            self._store.delete(gone)
+
+    def _merge(self, number: int) -> None:
+        for level in range(2, LEVELS + 1):
+            number, over = divmod(number, commit_blocks.FAN)
+            if over:
+                return
+            if self._blocks.exists(level, number):
+                continue
+            last = number * commit_blocks.FAN
+            parts = [self._blocks.read(level - 1, each) for each in range(last - commit_blocks.FAN + 1, last + 1)]
+            blocks = [block for block in parts if block is not None]
+            if len(blocks) < len(parts) or sum(len(block.data) for block in blocks) > commit_blocks.MOST_BYTES:
+                return
+            self._put(level, number, merged(blocks))
+
+    def _keep(self, block: Block) -> None:
+        """Puts a block again that was only read: the writer may have died before the block was durable."""
+        if (block.head.level, block.head.number) not in self._durable:
+            self._put(block.head.level, block.head.number, block.data)
+
+    def _put(self, level: int, number: int, data: bytes) -> None:
+        key = self._blocks.key(level, number)
+        if self._store.put_if_absent(key, data) is PutOutcome.UNKNOWN:
+            raise Unavailable(f"nobody knows whether {self._store.url}/{key} was written: it is tried again")
+        self._durable = {each for each in self._durable if each[0] != level} | {(level, number)}
+
+    def _intact(self, sequence: int) -> CommitRecord | None:
+        try:
+            return self._record_at(sequence)
+        except Corrupt:
+            return None
