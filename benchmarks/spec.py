@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 Source = Literal["generator", "kafka", "parquet", "csv", "jsonl"]
-Sink = Literal["measure", "kafka", "discard", "answer"]
+Sink = Literal["measure", "kafka", "discard", "answer", "delta", "iceberg"]
 Storage = Literal["file", "s3"]
 Measure = Literal["latency", "visible", "throughput"]
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
@@ -38,6 +38,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     storage: Storage = "file"  # of this runtime's checkpoints
     storage_url: str = ""
     input: str = ""  # folder of files
+    target: str = ""  # folder of a Delta table, or of the Iceberg tables
+    compact: str | None = None  # size to which this runtime joins the files of a table
     bootstrap: str = ""
     topic_in: str = ""  # "": a new topic
     topic_out: str = ""

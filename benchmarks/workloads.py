@@ -41,7 +41,7 @@ class Workload:
     mode: Literal["append", "update"]
     group: tuple[str, ...] = ()
     windowed: bool = False
-    input: Literal["events", "nexmark", "records", "backlog"] = "events"
+    input: Literal["events", "nexmark", "records", "backlog", "tables"] = "events"  # tables: events for a table
     spark_streams: bool = True  # Spark's streaming can run the SQL
     answer: tuple[str, ...] = ()  # columns to compare; () = all
     summed: str = ""  # the column whose values of a `group` are added: of windows that begin anywhere
@@ -213,6 +213,16 @@ INTERVAL_JOIN = Workload(
     per_key=0.2,
 )
 
+COPY = Workload(
+    "copy",
+    "rows as they are",
+    "SELECT key, value, at, emitted FROM events",
+    "SELECT `key`, `value`, `at`, emitted FROM events",
+    lambda events: events,
+    "append",
+    input="tables",
+)
+
 ROWWISE = ("python-count", "wide-state")
 """Workloads in which a Python function sees every row."""
 
@@ -222,7 +232,7 @@ def _all() -> dict[str, Workload]:
     from benchmarks.nexmark_queries import QUERIES
     from benchmarks.real_time_workloads import WORKLOADS
 
-    mine = (KEYED_COUNT, PYTHON_COUNT, WIDE_STATE, MAP_FILTER, TUMBLING, SLIDING, TWO_SHUFFLES, INTERVAL_JOIN)
+    mine = (KEYED_COUNT, PYTHON_COUNT, WIDE_STATE, MAP_FILTER, TUMBLING, SLIDING, TWO_SHUFFLES, INTERVAL_JOIN, COPY)
     return {workload.name: workload for workload in (*mine, *QUERIES, *WORKLOADS, *BACKLOGS)}
 
 
@@ -237,6 +247,6 @@ def workload(name: str) -> Workload:
 def names(input: Literal["events", "nexmark"] | None = None) -> list[str]:
     """All names, or those that read `input`. Nexmark exists as a bounded input only.
 
-    Workloads over `records` and `backlog` have commands of their own and are not listed."""
+    Workloads over `records`, `backlog` and `tables` have commands of their own and are not listed."""
     inputs = ("events", "nexmark") if input is None else (input,)
     return [name for name, known in _all().items() if known.input in inputs]

@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
+from examples.older_spark import VERSION, older_spark
 from examples.servers.base import ServerError
 from examples.servers.maven import fetched_once
-from tests.older_spark import VERSION, older_spark
 from tests.spark_jvm import LIGHT
 
 _WITHOUT_MODULE = """#!/bin/sh

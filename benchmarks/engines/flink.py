@@ -132,7 +132,9 @@ def java_command(
         "sink_ddl": _sink_ddl(spec),
         **{f"conf.{name}": value for name, value in chosen.items()},
     }
-    path = [*jars, classes("flink"), *flink_jars(), *connectors("flink"), *spark_jars().glob("hadoop-client-*.jar")]
+    tables = connectors("flink-tables") if spec.sink == "iceberg" else []
+    path = [*jars, *tables, classes("flink"), *flink_jars(), *connectors("flink")]
+    path.extend(spark_jars().glob("hadoop-client-*.jar"))
     return [
         find_program("java", "openjdk-17-jre-headless"),
         "-Xmx4g",
@@ -211,6 +213,12 @@ def _source_ddl(spec: RunSpec) -> str:
 
 
 def _sink_ddl(spec: RunSpec) -> str:
+    if spec.sink == "iceberg":
+        return (
+            "CREATE TEMPORARY TABLE results (`key` BIGINT, `value` BIGINT, `at` BIGINT, emitted BIGINT) WITH ("
+            "'connector' = 'iceberg', 'catalog-name' = 'lake', 'catalog-type' = 'hadoop', 'catalog-database' = 'db', "
+            f"'catalog-table' = 'rows', 'warehouse' = '{Path(spec.target).as_uri()}')"
+        )
     if workload(spec.workload).input == "records":
         return (
             f"CREATE TEMPORARY TABLE results (`key` STRING, `value` STRING) WITH ('connector' = 'kafka', "

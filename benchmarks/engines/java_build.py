@@ -16,7 +16,7 @@ from examples.servers.base import ServerError, find_program, run_as
 HERE = Path(__file__).with_name("java")
 FLINK_VERSION = "2.3.0"
 
-Family = Literal["spark", "flink", "flink-s3", "jet", "kafka-streams"]
+Family = Literal["spark", "spark-tables", "flink", "flink-s3", "flink-tables", "jet", "kafka-streams"]
 
 
 def cache() -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime import Dataflow, KafkaSink, TwoPhaseCommitSink
+from barrier_runtime import Dataflow, DeltaSink, IcebergSink, KafkaSink, TwoPhaseCommitSink
 from barrier_runtime.api.dataflow import Stream
 from barrier_runtime.connectors.memory.callable import CallableSink
 from barrier_runtime.coordinator.status.status import CheckpointStatus
@@ -129,6 +129,11 @@ def sink(spec: RunSpec) -> TwoPhaseCommitSink:
         return KafkaSink(spec.bootstrap, spec.topic_out, key="key", value="value", guarantee=spec.guarantee)
     if spec.sink == "kafka":
         return KafkaSink(spec.bootstrap, spec.topic_out)
+    if spec.sink == "delta":
+        return DeltaSink(spec.target, commit_every=0, compact=spec.compact)
+    if spec.sink == "iceberg":
+        catalog = {"type": "sql", "uri": f"sqlite:///{spec.target}/catalog.db", "warehouse": f"file://{spec.target}"}
+        return IcebergSink("db.rows", properties=catalog, commit_every=0, compact=spec.compact)
     return CallableSink(_discard)
 
 

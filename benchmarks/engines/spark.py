@@ -35,6 +35,14 @@ def settings(spec: RunSpec) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.streaming.numRecentProgressUpdates": "1000",
     }
+    if spec.sink in ("delta", "iceberg"):
+        common |= {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+            "spark.sql.catalog.lake.type": "hadoop",
+            "spark.sql.catalog.lake.warehouse": spec.target,
+        }
     if spec.engine == "spark":
         return common
     return {
@@ -82,7 +90,9 @@ def session(spec: RunSpec) -> Any:
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     path = [str(classes("spark"))]
-    if "kafka" in (spec.source, spec.sink):
+    if spec.sink in ("delta", "iceberg"):
+        path.extend(map(str, connectors("spark-tables")))
+    elif "kafka" in (spec.source, spec.sink):
         path.extend(map(str, connectors("spark")))
     cores = (
         spec.parallelism * 2 if spec.engine == "spark-real-time" else spec.parallelism
@@ -142,6 +152,11 @@ def start(spark: Any, spec: RunSpec, known: Workload, result: Any) -> Any:
         return writer.option("topic", spec.topic_out).start()
     if spec.sink == "discard":
         return writer.format("noop").start()
+    if spec.sink == "delta":
+        return writer.format("delta").start(spec.target)
+    if spec.sink == "iceberg":
+        spark.sql("CREATE TABLE lake.db.rows (key BIGINT, value BIGINT, at BIGINT, emitted BIGINT) USING iceberg")
+        return writer.toTable("lake.db.rows")
     stamp = spark._jvm.bench.spark.MeasuringWriter(spec.folder, result.columns.index("emitted"))
     writer._jwrite.foreach(stamp)
     return writer.start()

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from tests.integration.test_pages import placed, programs_of
-from tests.older_spark import VERSION, older_spark
+from examples.older_spark import VERSION, older_spark
 from tests.test_documents import ROOT
 
 pytestmark = pytest.mark.spark

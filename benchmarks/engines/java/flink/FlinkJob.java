@@ -93,6 +93,9 @@ public final class FlinkJob {
             if (options.get("sink").equals("discard")) {
                 tables.executeSql("CREATE TEMPORARY TABLE nowhere (" + columnsOf(result) + ") WITH ('connector' = 'blackhole')");
                 job = result.executeInsert("nowhere").getJobClient().orElseThrow();
+            } else if (options.get("sink").equals("iceberg")) {
+                tables.executeSql(options.get("sink_ddl"));
+                job = result.executeInsert("results").getJobClient().orElseThrow();
             } else {
                 Schema schema = Schema.newBuilder().fromResolvedSchema(result.getResolvedSchema()).build();
                 DataStream<Row> changes = options.get("sink").equals("answer")
