@@ -29,7 +29,7 @@ from benchmarks.broker import LoadedKafka, broker
 from benchmarks.engines import ENGINES
 from benchmarks.machine import describe
 from benchmarks.runner import Engine, EngineFailed, Feeder, prepared
-from benchmarks.spec import RunSpec
+from benchmarks.spec import RunSpec, Sink
 from benchmarks.stamps import Stamps, held
 from benchmarks.usage import Usage
 from benchmarks.workloads import COPY
@@ -111,7 +111,7 @@ class Iceberg(Table):
         return StaticTable.from_metadata(str(newest))
 
 
-_TABLES: Mapping[str, type[Table]] = {"delta": Delta, "iceberg": Iceberg}
+_TABLES: Mapping[Sink, type[Table]] = {"delta": Delta, "iceberg": Iceberg}
 
 
 class Watched:

@@ -72,7 +72,7 @@ class GeneratedRows:
         return self._rows is None
 
     def __repr__(self) -> str:
-        return f"rate {self._rows_per_second:g}/s, " + ("endless" if self.endless else counted(self._rows, "row"))
+        return f"rate {self._rows_per_second:g}/s, " + ("endless" if self._rows is None else counted(self._rows, "row"))
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return shares(self._splits or parallelism)

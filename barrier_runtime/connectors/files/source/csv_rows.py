@@ -258,7 +258,7 @@ class CsvRows:
             at = begins[min(int(row[1]), len(begins)) - 1]
             return LineError(
                 at,
-                f"a line does not fit: it has {counted(row[2], 'value')}, and the header has {len(self.names)} "
+                f"a line does not fit: it has {counted(int(row[2]), 'value')}, and the header has {len(self.names)} "
                 f"({', '.join(self.names)}): correct the file, or delimiter=",
             )
         if name is not None and "invalid UTF8" in said:
