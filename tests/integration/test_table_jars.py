@@ -13,8 +13,8 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from tests.integration.test_pages import placed, programs_of
 from examples.older_spark import VERSION, older_spark
+from tests.integration.test_pages import placed, programs_of
 from tests.test_documents import ROOT
 
 pytestmark = pytest.mark.spark
