@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from barrier_runtime import Tumbling, count, sum_
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.base import Emit, Operator
@@ -81,8 +81,8 @@ def _combiner(kind: str, mode: str) -> Any:
     """`mode`: of the combiner, or "before" for rows that are not combined."""
     if mode == "before":
         return _NoCombiner()
-    from barrier_runtime.operators.aggregation.combiner import Combiner
-    from barrier_runtime.operators.windows.parts import WindowParts
+    from barrier_runtime.operators.aggregation.partials import Combiner
+    from barrier_runtime.operators.windows.contents import WindowParts
 
     combiner: Any = Combiner(
         ["k"], _AGGREGATES, "the benchmark", WindowParts(_WINDOW, "t") if kind == "tumbling" else None

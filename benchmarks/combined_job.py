@@ -47,7 +47,7 @@ class Keys:
 
     def reader(self, split: Split) -> "KeysReader":
         if self._mode != "before":
-            from barrier_runtime.operators.aggregation.combiner import Combiner
+            from barrier_runtime.operators.aggregation.partials import Combiner
 
             Combiner.mode = self._mode  # type: ignore[assignment]
         keys = np.load(Path(self._folder, f"keys-{split.id}.npy"))

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from barrier_runtime import Dataflow, Session, Sliding, Tumbling, ValueState, count, sum_
 from barrier_runtime.connectors.memory.collect import CollectSink
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.base import Emit, Operator

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from barrier_runtime.state.masked_text import masked_text
+from barrier_runtime.state.texts import masked_text
 
 FIELDS = (
     "job",

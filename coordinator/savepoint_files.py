@@ -24,7 +24,7 @@ from barrier_runtime.coordinator.log.savepoint import (
 )
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.snapshot import FileRef
-from barrier_runtime.state.snapshots.verified import verify_parts
+from barrier_runtime.state.snapshots.transfer import verify_parts
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, copy_object, get_or_none
 from barrier_runtime.state.store.open import open_existing_store, open_store
 from barrier_runtime.state.store.urls import shown

@@ -23,10 +23,9 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.coordinator.log.decided import packed
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
+from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest, packed
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Record

@@ -4,11 +4,19 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 
-from barrier_runtime.coordinator.log.compaction import is_milestone, may_go
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, Permit, ReadBack, Repeat
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import is_behind
-from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, Fence, Lead, Record, decode_record
+from barrier_runtime.coordinator.log.records import (
+    FIRST_POSITION,
+    NO_RECORD,
+    Fence,
+    Lead,
+    Record,
+    decode_record,
+    is_milestone,
+    may_go,
+)
 from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none, side_by_side
@@ -124,7 +132,7 @@ def compact_log(
     known: set[int],
     ended: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Deletes records below `base` that nobody needs (`log/compaction`), perhaps for minutes.
+    """Deletes records below `base` that nobody needs (`log/records`), perhaps for minutes.
 
     `kept`: positions that the record with that base, or a later one, lists as kept. `first_sha256`: of the log's first
     record; raises `Fenced` if the store has another, because a new log reuses positions. `known`: records that stay

@@ -145,7 +145,7 @@ def s3_url(s3_endpoint: str, make_bucket: Callable[[str], None]) -> Callable[[st
 @pytest.fixture
 def manifests_are_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """No manifest is small enough for the log record: each is a separate object, stored before the decision."""
-    monkeypatch.setattr("barrier_runtime.coordinator.log.decided.INLINE_BYTES", 0)
+    monkeypatch.setattr("barrier_runtime.coordinator.log.manifest.INLINE_BYTES", 0)
 
 
 @pytest.fixture(params=[pytest.param(False, marks=pytest.mark.slow), True], ids=["by reference", "over the wire"])

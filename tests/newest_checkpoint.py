@@ -2,9 +2,8 @@
 of two files may be equal, or go back with the clock, and the text "9-1" sorts after "10-1".
 """
 
-from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import Manifest
+from barrier_runtime.coordinator.log.manifest import Manifest, load_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths

@@ -131,10 +131,9 @@ class StatefulSteps(KeyedSteps[S]):
         >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
         """
 
-        from barrier_runtime.operators.aggregation.combiner import Combiner
         from barrier_runtime.operators.aggregation.described import described_aggregates
         from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
-        from barrier_runtime.operators.aggregation.partials import combined_said, why_not_partial
+        from barrier_runtime.operators.aggregation.partials import Combiner, combined_said, why_not_partial
         from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
 
         where = f"aggregate {name!r}"

@@ -103,8 +103,7 @@ class LookupSteps(UnkeyedSteps[S]):
         """
 
         from barrier_runtime.operators.joins.broadcast import enriched_schema
-        from barrier_runtime.operators.lookups.arguments import lookup_settings
-        from barrier_runtime.operators.lookups.operator import MISSES, LookupOperator
+        from barrier_runtime.operators.lookups.operator import MISSES, LookupOperator, lookup_settings
 
         where = f"lookup {name!r}"
         settings = lookup_settings(

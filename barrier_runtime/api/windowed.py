@@ -33,23 +33,20 @@ from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, requ
 from barrier_runtime.graph.logical import Within
 from barrier_runtime.graph.updates import UpdatesOfStep, counted_updates, ranked_updates
 from barrier_runtime.launch.outcome import plain_errors
-from barrier_runtime.operators.aggregation.combiner import Combiner
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
-from barrier_runtime.operators.aggregation.partials import combined_said, why_not_partial
+from barrier_runtime.operators.aggregation.partials import Combiner, combined_said, why_not_partial
 from barrier_runtime.operators.functions.given_rows import given_rows
 from barrier_runtime.operators.outputs.side_outputs import ERRORS, OnError, side_schemas
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
 from barrier_runtime.operators.windows.clocks import EventTime, WallTime
-from barrier_runtime.operators.windows.contents import Aggregates
+from barrier_runtime.operators.windows.contents import Aggregates, Repeats, WindowParts
 from barrier_runtime.operators.windows.firing import SPAN, told_of_windows, window_schema
 from barrier_runtime.operators.windows.operator import LATE, Content, WindowOperator
-from barrier_runtime.operators.windows.parts import Repeats, WindowParts
 from barrier_runtime.operators.windows.triggers import WindowTrigger
-from barrier_runtime.operators.windows.whole.applied_aggregates import OfAggregates
-from barrier_runtime.operators.windows.whole.apply import ONE_KEY, Applied, OfAllRows, TimeWindow
+from barrier_runtime.operators.windows.whole.apply import ONE_KEY, Applied, OfAggregates, OfAllRows, TimeWindow
 from barrier_runtime.operators.windows.whole.top import Top, top_schema
 from barrier_runtime.state.errors import InvalidJob
 

@@ -38,7 +38,7 @@ from barrier_runtime.operators.run_alone import OperatorAlone, snapshot_of
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.scratch import scratch_folder
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
-from barrier_runtime.state.snapshots.stored_values import with_values
+from barrier_runtime.state.snapshots.transfer import with_values
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_existing_store

@@ -17,10 +17,8 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of, values_as_stored
 from barrier_runtime.data.row_class import RowClass, UnfitField, is_instance
 from barrier_runtime.data.values.doors import UNFIT
-from barrier_runtime.data.values.into_columns import UnkeptValue, column_of
-from barrier_runtime.data.values.references import ALONE, HELD_ONCE, references
-from barrier_runtime.data.values.repeated_rows import refuse_repeated, repeated, times_in
-from barrier_runtime.data.values.settled_types import settled_type
+from barrier_runtime.data.values.into_columns import UnkeptValue, column_of, settled_type
+from barrier_runtime.data.values.references import ALONE, HELD_ONCE, references, refuse_repeated, repeated, times_in
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import microseconds_of
 from barrier_runtime.state.texts import shortened

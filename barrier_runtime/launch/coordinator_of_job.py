@@ -25,8 +25,7 @@ from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.spark.closure import fingerprint
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.hosts import bare, is_every_interface, is_loopback
-from barrier_runtime.state.interfaces import address_of, check_known
-from barrier_runtime.state.ports import port_range
+from barrier_runtime.state.sockets import address_of, check_known, port_range
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.tls import peer_tls

@@ -43,7 +43,7 @@ from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
-from barrier_runtime.state.ports import port_range
+from barrier_runtime.state.sockets import port_range
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.urls import shown, without_credentials

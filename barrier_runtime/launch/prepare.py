@@ -17,9 +17,8 @@ from functools import partial
 from barrier_runtime.connectors.memory.batch_function import MakeFrame
 from barrier_runtime.connectors.source import MeasuringSource, Source, Split, StagedSource
 from barrier_runtime.coordinator.checkpoints.failures import RestartPolicy
-from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import Manifest
+from barrier_runtime.coordinator.log.manifest import Manifest, load_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import FIRST_POSITION
 from barrier_runtime.coordinator.log.restore_choice import Import, Lineage, not_kept, start_run
@@ -42,7 +41,7 @@ from barrier_runtime.runtime.sources.progress import (
 )
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
-from barrier_runtime.state.snapshots.stored_values import with_values
+from barrier_runtime.state.snapshots.transfer import with_values
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.store.open import open_as_found, open_existing_store
 from barrier_runtime.state.store.paths import Paths

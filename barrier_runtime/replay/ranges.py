@@ -16,7 +16,7 @@ from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.runtime.sources.progress import RestoredSource
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
-from barrier_runtime.state.snapshots.stored_values import with_values
+from barrier_runtime.state.snapshots.transfer import with_values
 from barrier_runtime.state_tables.finding import StoredCheckpoint
 
 _READS_AT_ONCE = 8

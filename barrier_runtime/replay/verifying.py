@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import msgspec
 
 from barrier_runtime.connectors.sink import ReadsBack
-from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import Manifest
+from barrier_runtime.coordinator.log.manifest import Manifest, load_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import JobGraph

@@ -25,7 +25,7 @@ from barrier_runtime.state.backend.backend_snapshots import BackendSnapshots, Sn
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.outside_errors import must_be_mended, of_operator
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot, SnapshotTimes
-from barrier_runtime.state.snapshots.stored_values import store_values
+from barrier_runtime.state.snapshots.transfer import store_values
 
 WriteInFlight: TypeAlias = Callable[[InFlightData, Callable[[], None]], tuple[InFlight, ...]]
 _DRAIN_ENTRIES = 256  # about 0.3 ms of work

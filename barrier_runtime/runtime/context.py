@@ -10,13 +10,13 @@ from barrier_runtime.coordinator.wire.messages import Deploy
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.base import CommitReport, OperatorContext, SplitPosition
 from barrier_runtime.operators.metrics import MetricRegistry
-from barrier_runtime.runtime.host.generation_timers import GenerationTimers
+from barrier_runtime.runtime.host.clock import GenerationTimers
 from barrier_runtime.runtime.host.workers import WorkerExecutor, WorkerPool
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
-from barrier_runtime.state.snapshots.stored_values import with_values
+from barrier_runtime.state.snapshots.transfer import with_values
 
 
 class GenerationExecutors:

@@ -14,8 +14,8 @@ from barrier_runtime.connectors.source import Source
 from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.user_code import user_traceback
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
-from barrier_runtime.state.masked_text import both_ends
 from barrier_runtime.state.outside_errors import must_be_mended, told
+from barrier_runtime.state.texts import both_ends
 
 _MAX_TEXT = 100_000  # characters
 _REMEDY = "Correct what is read there, or the source's arguments (schema=, format, credentials)"

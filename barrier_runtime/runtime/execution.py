@@ -45,15 +45,15 @@ from barrier_runtime.runtime.barrier_tracker import BarrierTracker
 from barrier_runtime.runtime.checkpointing import Checkpointing, CommitReporter, ExecutionEvents
 from barrier_runtime.runtime.context import GenerationExecutors, OperatorContexts
 from barrier_runtime.runtime.error_reports import NO_KEY, replay_command
-from barrier_runtime.runtime.host.generation_timers import GenerationTimers
+from barrier_runtime.runtime.host.clock import GenerationTimers
 from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.in_flight import InFlightData
 from barrier_runtime.runtime.load import LoadSince
 from barrier_runtime.runtime.network.channels import ChannelId, DataPlane, PeerLost
 from barrier_runtime.runtime.network.wiring import Wiring, connect_followers
 from barrier_runtime.runtime.opening import POLL_S, Closing, OpenChains
+from barrier_runtime.runtime.prefetching import committables, restored_in
 from barrier_runtime.runtime.resources import SlotResources
-from barrier_runtime.runtime.restored_snapshots import committables, restored_in
 from barrier_runtime.runtime.scheduler import Scheduler
 from barrier_runtime.runtime.sources.progress_reports import LOOK_S, EventTimeTelling, held_back
 from barrier_runtime.runtime.subtask import Subtask

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch, within
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.operators.aggregation.partial_schema import partial_names
 from barrier_runtime.runtime.network.channels import InputChannel
@@ -22,7 +22,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.keys.key_groups import key_group_range
 from barrier_runtime.state.snapshots.plan import in_flight_file
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot
-from barrier_runtime.state.snapshots.verified import describe, read_verified
+from barrier_runtime.state.snapshots.transfer import describe, read_verified
 from barrier_runtime.state.store.object_store import ObjectStore
 
 InFlightData: TypeAlias = dict[int, list[Batch]]  # port of the first operator -> batches in their order

@@ -56,11 +56,10 @@ from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.metrics import MetricRegistry
 from barrier_runtime.runtime.error_reports import shortened
 from barrier_runtime.runtime.execution import Execution
-from barrier_runtime.runtime.host.inspection import Answers
+from barrier_runtime.runtime.host.inspection import Answers, probed
 from barrier_runtime.runtime.host.process import process_figures
 from barrier_runtime.runtime.network.channels import DataPlane, PeerLost
 from barrier_runtime.runtime.network.control_link import ControlLink
-from barrier_runtime.runtime.network.probing import probed
 from barrier_runtime.runtime.prefetching import Preparing
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.descriptors import remedy_if_exhausted

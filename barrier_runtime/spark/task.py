@@ -48,12 +48,10 @@ from barrier_runtime.state.descriptors import open_files, raise_limit
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
 from barrier_runtime.state.hosts import is_every_interface
 from barrier_runtime.state.ids import check_job_id
-from barrier_runtime.state.interfaces import address_of
 from barrier_runtime.state.kv.rocksdb import SlotMemory
-from barrier_runtime.state.kv.small_files import remove_all
-from barrier_runtime.state.ports import PortRange, port_range
+from barrier_runtime.state.kv.rocksdb_files import remove_all
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
-from barrier_runtime.state.sockets import own_address_towards
+from barrier_runtime.state.sockets import PortRange, address_of, own_address_towards, port_range
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.tls import peer_tls

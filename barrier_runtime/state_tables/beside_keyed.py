@@ -16,7 +16,7 @@ from barrier_runtime.runtime.in_flight import rows_in_flight
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, decode_pending
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, StateDescription
 from barrier_runtime.state.snapshots.state_kinds import BROADCAST
-from barrier_runtime.state.snapshots.stored_values import with_values
+from barrier_runtime.state.snapshots.transfer import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state_tables.arrow_columns import column_of, decoded, without_marks
 

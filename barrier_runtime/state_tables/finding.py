@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from barrier_runtime.coordinator.log.compaction import base_of
-from barrier_runtime.coordinator.log.decided import is_kept, load_manifest
 from barrier_runtime.coordinator.log.decision_log import LogEntry, LogView, complete_of
-from barrier_runtime.coordinator.log.manifest import Manifest
+from barrier_runtime.coordinator.log.manifest import Manifest, is_kept, load_manifest
 from barrier_runtime.coordinator.log.reader import read_log
-from barrier_runtime.coordinator.log.records import FIRST_POSITION, Complete
+from barrier_runtime.coordinator.log.records import FIRST_POSITION, Complete, base_of
 from barrier_runtime.coordinator.log.restore_choice import shown_kept
 from barrier_runtime.coordinator.pins import CheckpointPin, pins_of
 from barrier_runtime.coordinator.savepoint_files import find_savepoint

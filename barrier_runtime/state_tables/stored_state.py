@@ -30,7 +30,7 @@ from barrier_runtime.state.kv.shard import PREFIX_BYTES
 from barrier_runtime.state.scratch import scratch_folder, segment_number
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, OperatorSnapshot, StateDescription
 from barrier_runtime.state.snapshots.state_kinds import COLUMNS
-from barrier_runtime.state.snapshots.stored_values import with_values
+from barrier_runtime.state.snapshots.transfer import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.values.entry_table import is_number
 from barrier_runtime.state_tables.arrow_columns import (

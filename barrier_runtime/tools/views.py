@@ -21,8 +21,7 @@ from barrier_runtime.coordinator.page.charts import backlog_in_words
 from barrier_runtime.coordinator.page.figures import duration, lag
 from barrier_runtime.coordinator.page.job_view import events
 from barrier_runtime.coordinator.status.health import TROUBLED, described, ended_in_words, in_seconds
-from barrier_runtime.coordinator.status.history import decode_history
-from barrier_runtime.coordinator.status.past_run import past_status
+from barrier_runtime.coordinator.status.history import decode_history, past_status
 from barrier_runtime.coordinator.status.statistics import late_rows_in_words
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck

@@ -27,9 +27,7 @@ from barrier_runtime.coordinator.client.trust import Trust, given_certificate
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.hosts import shown
-from barrier_runtime.state.interfaces import unheard
-from barrier_runtime.state.ports import ANY_PORT, PortRange
-from barrier_runtime.state.sockets import listening_on
+from barrier_runtime.state.sockets import ANY_PORT, PortRange, listening_on, unheard
 from barrier_runtime.state.tls import CertificateFiles
 
 log = logging.getLogger("coordinator.embedded")

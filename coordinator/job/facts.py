@@ -33,8 +33,7 @@ from barrier_runtime.coordinator.log.decision_log import (
 from barrier_runtime.coordinator.log.manifest import DecidedManifest, Manifest
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Fence, Finish, Record, StopWish
-from barrier_runtime.coordinator.status.history import decode_history
-from barrier_runtime.coordinator.status.past_run import with_last_savepoint
+from barrier_runtime.coordinator.status.history import decode_history, with_last_savepoint
 from barrier_runtime.coordinator.status.statistics import JobRecord
 from barrier_runtime.coordinator.status.status import CommitsStatus
 from barrier_runtime.coordinator.status.trend import TrendPoint, trend_point

@@ -5,7 +5,7 @@ from barrier_runtime.coordinator.checkpoints.slowness import REPORT_AFTER_MS, Ch
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.links import silence_of
-from barrier_runtime.coordinator.job.phases.width import shown
+from barrier_runtime.coordinator.job.rescaling import shown
 from barrier_runtime.coordinator.job.slot import RegisteredSlot, SlotState
 from barrier_runtime.coordinator.job.stop import Drain
 from barrier_runtime.coordinator.status.health import (

@@ -12,7 +12,6 @@ import msgspec
 from barrier_runtime.coordinator.checkpoints.retention import SweepPlan
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload
-from barrier_runtime.coordinator.job.decisions import Attempts, Decision, EndJob
 from barrier_runtime.coordinator.job.effects import CloseLink, Effect, Outcome, ReadRecord, SendTo
 from barrier_runtime.coordinator.job.events import (
     AppendResult,
@@ -48,7 +47,7 @@ from barrier_runtime.coordinator.job.events import (
 from barrier_runtime.coordinator.job.facts import Job, NotLeading, Origin
 from barrier_runtime.coordinator.job.health_facts import progress_facts
 from barrier_runtime.coordinator.job.phases.ending import Ended
-from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.phases.phase import Attempts, Decision, EndJob, Phase
 from barrier_runtime.coordinator.job.phases.start import Loading
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest, RescaleState, unlike
 from barrier_runtime.coordinator.job.slot import Reconnected, Refused

@@ -5,8 +5,7 @@ from dataclasses import astuple
 from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
-from barrier_runtime.coordinator.job.phases.width import full_width
-from barrier_runtime.coordinator.job.rescaling import RescaleState
+from barrier_runtime.coordinator.job.rescaling import RescaleState, full_width
 from barrier_runtime.coordinator.metric_table import RECORDS, WATERMARK_MS
 from barrier_runtime.coordinator.options import effective
 from barrier_runtime.coordinator.status import latency

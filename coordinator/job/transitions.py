@@ -17,14 +17,16 @@
 Where two phases are named, the restart policy (`Restart`) or the option `on_cancel` (`Cancel`) chooses. A job begins in
 Loading. `EndJob` in Ended: damage found later. Until a program after a replace has run, WaitingForSlots falls back to
 the previous program (`HandOver`) instead of restarting or failing. With `at_least`, WaitingForSlots continues with
-fewer slots (`HandOver`, see `phases/width`).
+fewer slots (`HandOver`, see `job/rescaling`).
 """
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import NoReturn, TypeAlias
 
-from barrier_runtime.coordinator.job.decisions import (
+from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.phases.ending import Ended, Failing, Finishing
+from barrier_runtime.coordinator.job.phases.phase import (
     BeginGeneration,
     Cancel,
     Decision,
@@ -35,13 +37,11 @@ from barrier_runtime.coordinator.job.decisions import (
     Gather,
     HandOver,
     LoadLog,
+    Phase,
     Restart,
     Run,
     TakeOver,
 )
-from barrier_runtime.coordinator.job.facts import Job
-from barrier_runtime.coordinator.job.phases.ending import Ended, Failing, Finishing
-from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.running import Running
 from barrier_runtime.coordinator.job.phases.start import Fencing, Loading, Resuming
 from barrier_runtime.coordinator.job.phases.waiting import WaitingForSlots

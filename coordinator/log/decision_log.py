@@ -10,10 +10,9 @@ reads the log again.
 
 from dataclasses import dataclass
 
-from barrier_runtime.coordinator.log.compaction import base_after, base_of, is_due
-from barrier_runtime.coordinator.log.decided import is_discarded, kept_after, kept_by_complete, kept_by_fence
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.laws import Before, broken_laws
+from barrier_runtime.coordinator.log.manifest import is_discarded, kept_after, kept_by_complete, kept_by_fence
 from barrier_runtime.coordinator.log.records import (
     FIRST_POSITION,
     NO_RECORD,
@@ -22,7 +21,10 @@ from barrier_runtime.coordinator.log.records import (
     Finish,
     Record,
     StopWish,
+    base_after,
+    base_of,
     decode_record,
+    is_due,
     stamped,
 )
 from barrier_runtime.state.errors import Corrupt, ProtocolViolation

@@ -7,8 +7,7 @@ is checked elsewhere.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from barrier_runtime.coordinator.log.compaction import base_of
-from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, Complete, Fence, Finish, Record
+from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, Complete, Fence, Finish, Record, base_of
 from barrier_runtime.state.store.paths import Paths
 
 

@@ -13,12 +13,19 @@ from itertools import islice
 
 import msgspec
 
-from barrier_runtime.coordinator.log import compaction
-from barrier_runtime.coordinator.log.compaction import base_of, milestone_after
-from barrier_runtime.coordinator.log.decided import is_discarded, kept_after
+from barrier_runtime.coordinator.log import records
 from barrier_runtime.coordinator.log.decision_log import LogEntry, LogView, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, Complete, Fence, decode_record
+from barrier_runtime.coordinator.log.manifest import is_discarded, kept_after
+from barrier_runtime.coordinator.log.records import (
+    FIRST_POSITION,
+    NO_RECORD,
+    Complete,
+    Fence,
+    base_of,
+    decode_record,
+    milestone_after,
+)
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none, side_by_side
@@ -77,7 +84,7 @@ def find_head(
     `exists_now`: a new read of the next milestone; if missing, the position after the head was never written (else
     perhaps compacted). `step`: between milestones of another log.
     """
-    step, head = step or compaction.STEP, known
+    step, head = step or records.STEP, known
     if hint > known:
         found = in_parallel(exists, range(hint, hint + READ_AHEAD), at_once)
         if found[0]:

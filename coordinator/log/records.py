@@ -8,6 +8,7 @@ record's hash yet.
 While a job is to stop with a savepoint, every record says so (`stop`); a record without `stop` revokes the request.
 """
 
+from collections.abc import Container
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -152,3 +153,41 @@ def _check_stamp(name: str, data: bytes, stamp: str) -> None:
             f"log record {name} is damaged: its bytes should hash to {stamp or 'what it says'}, they hash to "
             f"{check}: read it again, or restore the object from a backup of the store"
         )
+
+
+# Deletable records of the decision log. Pure.
+#
+# A new log after a deleted job uses the positions again, so the first record is compared before each deletion. Design:
+# docs/design/log-compaction.md.
+
+STEP = 1_024  # a power of two; between STEP and 2 STEP records are in reach, more while sinks have not committed
+
+
+def is_milestone(position: int, step: int = 0) -> bool:
+    """`step` of another log: a power of two."""
+    return position % (step or STEP) == 0 or position & (position - 1) == 0
+
+
+def milestone_after(position: int, step: int = 0) -> int:
+    step = step or STEP
+    return (position // step + 1) * step
+
+
+def base_of(record: Record | None) -> int:
+    """Lowest position in reach after `record`."""
+    return FIRST_POSITION if record is None else record.base or FIRST_POSITION
+
+
+def is_due(base: int, position: int) -> bool:
+    return position - base >= 2 * STEP
+
+
+def base_after(base: int, position: int, committed: int) -> int:
+    """`committed`: position of the last decision that all sinks have committed. Sinks read later decisions."""
+    return max(base, min(position - STEP, committed) // STEP * STEP)
+
+
+def may_go(position: int, record: Record, base: int, kept: Container[int]) -> bool:
+    if position >= base or is_milestone(position) or position in kept:
+        return False
+    return not isinstance(record, Fence | Lead)

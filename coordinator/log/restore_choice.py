@@ -23,11 +23,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barrier_runtime.coordinator.log.decided import is_kept
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogEntry, LogView, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.kinds import changed_column, changed_kind
-from barrier_runtime.coordinator.log.manifest import Manifest, check_files
+from barrier_runtime.coordinator.log.manifest import Manifest, check_files, is_kept
 from barrier_runtime.coordinator.log.records import Complete, Fence, Finish
 from barrier_runtime.coordinator.log.savepoint import Savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec

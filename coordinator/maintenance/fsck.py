@@ -13,11 +13,9 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.coordinator.log.compaction import base_of
-from barrier_runtime.coordinator.log.decided import inline_data
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.laws import Before, broken_laws, next_prior_complete
-from barrier_runtime.coordinator.log.manifest import Manifest, check_files, decode_manifest
+from barrier_runtime.coordinator.log.manifest import Manifest, check_files, decode_manifest, inline_data
 from barrier_runtime.coordinator.log.records import (
     FIRST_POSITION,
     NO_RECORD,
@@ -26,6 +24,7 @@ from barrier_runtime.coordinator.log.records import (
     Finish,
     Lead,
     Record,
+    base_of,
     decode_record,
 )
 from barrier_runtime.state.errors import Corrupt, InvalidJob

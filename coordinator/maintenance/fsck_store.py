@@ -16,9 +16,8 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, RetentionVerdict, SweepPlan
-from barrier_runtime.coordinator.log.decided import decided_data
 from barrier_runtime.coordinator.log.lease import decode_lease
-from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest, own_files
+from barrier_runtime.coordinator.log.manifest import Manifest, decided_data, decode_manifest, own_files
 from barrier_runtime.coordinator.log.reader import is_behind
 from barrier_runtime.coordinator.maintenance.fsck import (
     Damage,

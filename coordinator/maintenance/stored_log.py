@@ -3,9 +3,8 @@
 import contextlib
 from collections.abc import Callable, Iterable
 
-from barrier_runtime.coordinator.log.compaction import base_of, milestone_after
 from barrier_runtime.coordinator.log.reader import find_head
-from barrier_runtime.coordinator.log.records import FIRST_POSITION, decode_record
+from barrier_runtime.coordinator.log.records import FIRST_POSITION, base_of, decode_record, milestone_after
 from barrier_runtime.coordinator.maintenance.fsck import BACKUP, Damage, LogWalk
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none

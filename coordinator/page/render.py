@@ -17,21 +17,21 @@ from markupsafe import Markup
 
 from barrier_runtime.coordinator.client.rest_types import JobSummary, SlotLines
 from barrier_runtime.coordinator.page import charts, checkpoint_chart, figures, job_view
+from barrier_runtime.coordinator.page.charts import hour_charts
 from barrier_runtime.coordinator.page.checkpoint_chart import timeline
-from barrier_runtime.coordinator.page.job_list import job_list
-from barrier_runtime.coordinator.page.trend_chart import hour_charts
+from barrier_runtime.coordinator.page.job_view import job_list
 from barrier_runtime.coordinator.status.figure_table import TILES
+from barrier_runtime.coordinator.status.history import all_subtasks
 from barrier_runtime.coordinator.status.shares import SubtaskWork
 from barrier_runtime.coordinator.status.statistics import shortened
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, JobStatus, SlotStatus
-from barrier_runtime.coordinator.status.subtask_durations import all_subtasks
 from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.coordinator.status.trend import TrendPoint
 from barrier_runtime.coordinator.status.why.checkpoint import SLOW_MS, why_checkpoint
 from barrier_runtime.coordinator.status.why.job import why_job
 from barrier_runtime.coordinator.status.why.reason import Reason
 from barrier_runtime.coordinator.wire.messages import Subject
-from barrier_runtime.state.masked_text import masked_text
+from barrier_runtime.state.texts import masked_text
 
 HERE = Path(__file__).parent
 _CODE = re.compile("`([^`\n]+)`")

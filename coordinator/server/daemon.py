@@ -43,9 +43,7 @@ from barrier_runtime.coordinator.wire.peers import across_hosts, never
 from barrier_runtime.state.descriptors import raise_limit
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.hosts import is_every_interface, is_loopback, shown, split
-from barrier_runtime.state.interfaces import address_of, unheard
-from barrier_runtime.state.ports import ANY_PORT, PortRange, port_range
-from barrier_runtime.state.sockets import listening_on
+from barrier_runtime.state.sockets import ANY_PORT, PortRange, address_of, listening_on, port_range, unheard
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import lies_within, open_store
 from barrier_runtime.state.store.urls import without_credentials

@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from barrier_runtime.coordinator.job.facts import Origin
-from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView, complete_of
 from barrier_runtime.coordinator.log.lease import Judgement, Lease, LeaseState
+from barrier_runtime.coordinator.log.manifest import load_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Predecessor
 from barrier_runtime.coordinator.log.records import Fence
 from barrier_runtime.coordinator.options import validated_spec
 from barrier_runtime.coordinator.server.leases import Leases, LedElsewhere, held
 from barrier_runtime.coordinator.server.runner import JobRunner
-from barrier_runtime.coordinator.status.history import History, decode_history
-from barrier_runtime.coordinator.status.past_run import led_elsewhere, past_status
+from barrier_runtime.coordinator.status.history import History, decode_history, led_elsewhere, past_status
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.handshake import job_secret
 from barrier_runtime.coordinator.wire.messages import JobSpec

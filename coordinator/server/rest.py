@@ -39,7 +39,7 @@ from barrier_runtime.coordinator.client.rest_types import (
 )
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.job.status_view import news_version
-from barrier_runtime.coordinator.server import inspection
+from barrier_runtime.coordinator.server import rest_calls
 from barrier_runtime.coordinator.server.guard import CALLER, HEADERS, Caller, Guard
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import LedElsewhere
@@ -50,7 +50,7 @@ from barrier_runtime.coordinator.server.telemetry.prometheus import CONTENT_TYPE
 from barrier_runtime.coordinator.server.web.front import PagesOrRest, now_ms
 from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
 from barrier_runtime.coordinator.status.health import ended_in_words
-from barrier_runtime.coordinator.status.past_run import STANDBY
+from barrier_runtime.coordinator.status.history import STANDBY
 from barrier_runtime.coordinator.status.status import JobStatus, Room, bounded, with_holders, without_subtasks
 from barrier_runtime.coordinator.status.why.job import answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -104,7 +104,7 @@ class Api:
         self._links = links
         self._savepoint_roots = tuple(savepoint_roots)
         self._answered: OrderedDict[str, Response] = OrderedDict()
-        self._inspection = inspection.Inspection(self._runner)
+        self._inspection = rest_calls.Inspection(self._runner)
 
     def routes(self) -> list[Route]:
         return [
@@ -182,7 +182,7 @@ class Api:
         from barrier_runtime.coordinator.server.web.pages import report_of
 
         status = await self.status(*job_and_run(request))
-        return await report_of(status, inspection.trend_of_run(self._directory, status.job, status.run_id))
+        return await report_of(status, rest_calls.trend_of_run(self._directory, status.job, status.run_id))
 
     async def login_link(self, request: Request) -> Response:
         if self._links is None:
@@ -405,10 +405,10 @@ def application(
             api.status,
             directory.stored,
             api.known,
-            partial(inspection.trend_of_run, directory),
-            partial(inspection.steps_of_run, directory),
-            partial(inspection.lines_of_run, directory),
-            partial(inspection.rows_of_run, directory),
+            partial(rest_calls.trend_of_run, directory),
+            partial(rest_calls.steps_of_run, directory),
+            partial(rest_calls.lines_of_run, directory),
+            partial(rest_calls.rows_of_run, directory),
             directory.store,
         )
         return pages_for(source, token, sessions, links, page.url, page.token_file)

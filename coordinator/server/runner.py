@@ -38,11 +38,10 @@ from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
 from barrier_runtime.coordinator.server.clock import DeadlineTimer, SteadyClock
-from barrier_runtime.coordinator.server.failure_record import write_end
 from barrier_runtime.coordinator.server.history_writer import HistoryWriter
 from barrier_runtime.coordinator.server.logs import JobLog, NewFailures, SlowLines
 from barrier_runtime.coordinator.server.slot_links import SlotLink, SlotQuestions
-from barrier_runtime.coordinator.server.store_effects import StoreEffect, StoreEffects, StoreThreads
+from barrier_runtime.coordinator.server.store_effects import StoreEffect, StoreEffects, StoreThreads, write_end
 from barrier_runtime.coordinator.status.health import TROUBLED, Condition
 from barrier_runtime.coordinator.status.history import History
 from barrier_runtime.coordinator.status.status import JobStatus, Room, StandbysWanted

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from barrier_runtime.coordinator.status.history import History
+from barrier_runtime.coordinator.status.history import History, all_subtasks
 from barrier_runtime.coordinator.status.statistics import SUBTASKS
 from barrier_runtime.coordinator.status.status import CheckpointStatus, RecoveryStatus, RescaleStatus, SubtaskPhases
-from barrier_runtime.coordinator.status.subtask_durations import all_subtasks
 
 Attribute = str | int | float
 MOST_SUBTASKS = 160  # per look: five spans each, 25 µs a span, on the loop that decides checkpoints

@@ -13,7 +13,7 @@ from barrier_runtime.coordinator.log.decision_log import LogEntry, complete_of
 from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.metric_table import LATE_LEFT_ROWS, LATE_RIGHT_ROWS, LATE_ROWS, Gauge
 from barrier_runtime.coordinator.metric_table import Counter as CounterRow
-from barrier_runtime.coordinator.status import subtask_durations
+from barrier_runtime.coordinator.status import history
 from barrier_runtime.coordinator.status.generation_status import GenerationKind
 from barrier_runtime.coordinator.status.health import StoreRetry
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome
@@ -159,8 +159,8 @@ class JobRecord:
             entry = self.history[index]
             if not entry.phases:
                 continue
-            together += min(entry.parts, subtask_durations.MOST)
-            if together > subtask_durations.MOST_TOGETHER:
+            together += min(entry.parts, history.MOST)
+            if together > history.MOST_TOGETHER:
                 self.history[index] = msgspec.structs.replace(entry, phases=b"")
 
     def store_used(self, counts: StoreCounts) -> None:
@@ -264,7 +264,7 @@ def _entry(checkpoint: Checkpoint, reason: str, now_ms: int, slots: tuple[SlotDu
         in_flight_bytes=in_flight_bytes,
         parts=len(acks),
         subtasks=_slowest(checkpoint),
-        phases=subtask_durations.packed(checkpoint.acks, checkpoint.acked_ms, checkpoint.triggered_ms),
+        phases=history.packed(checkpoint.acks, checkpoint.acked_ms, checkpoint.triggered_ms),
         missing=tuple(map(str, checkpoint.missing[:_MISSING])),
         slots=slots,
         state_bytes=_state_bytes(snapshots),
@@ -294,7 +294,7 @@ def _phases(ack: Ack, ack_ms: int) -> SubtaskPhases:
         precommit_ms=times.precommit_ms,
         upload_ms=times.upload_ms,
         slowest=times.slowest,
-        new_bytes=subtask_durations.new_bytes(ack),
+        new_bytes=history.new_bytes(ack),
         full_bytes=sum(each.full_bytes for each in keyed),
         in_flight_bytes=in_flight_bytes,
         rows=times.rows,

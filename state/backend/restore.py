@@ -28,10 +28,9 @@ from msgspec.structs import replace
 from barrier_runtime.state.columns.segment_set import SegmentsOf, copy_segments, link_segments
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.kv.key_ranges import RANGES_FILE, KeyRanges, read_ranges
-from barrier_runtime.state.kv.memory import RECORDS_FILE, MemoryKv, read_records
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 from barrier_runtime.state.kv.side_by_side import Database, SideBySide, link_database
-from barrier_runtime.state.kv.store import Entry, KvStore
+from barrier_runtime.state.kv.store import RECORDS_FILE, Entry, KvStore, MemoryKv, read_records
 from barrier_runtime.state.scratch import beside_name, database_of, segment_number
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.plan import is_immutable

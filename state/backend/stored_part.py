@@ -30,8 +30,14 @@ from barrier_runtime.state.kv.store import Entry, KvStore
 from barrier_runtime.state.scratch import segment_number
 from barrier_runtime.state.snapshots.plan import Thresholds, plan_snapshot
 from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, StateDescription
-from barrier_runtime.state.snapshots.transfer import download, in_parallel, local_files, upload
-from barrier_runtime.state.snapshots.verified import describe, download_verified
+from barrier_runtime.state.snapshots.transfer import (
+    describe,
+    download,
+    download_verified,
+    in_parallel,
+    local_files,
+    upload,
+)
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 

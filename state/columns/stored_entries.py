@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from barrier_runtime.state.columns.column_rows import NO_ROWS, ColumnRows
 from barrier_runtime.state.columns.entry_keys import EntryKeys, int_fields
-from barrier_runtime.state.columns.entry_writes import FrozenRuns, IntRun, TupleRun
+from barrier_runtime.state.columns.frozen_rows import FrozenRuns, IntRun, TupleRun
 from barrier_runtime.state.columns.stored_rows import StoredRows
 from barrier_runtime.state.columns.wide_columns import tails
 from barrier_runtime.state.keys.distinct_ints import distinct_ints

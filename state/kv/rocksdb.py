@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.kv.rocksdb_files import LiveFiles, UnknownLayout
-from barrier_runtime.state.kv.small_files import SmallFiles
+from barrier_runtime.state.kv.rocksdb_files import LiveFiles, SmallFiles, UnknownLayout
 from barrier_runtime.state.kv.store import Entry, is_full_disk, trouble
 from barrier_runtime.state.scratch import link_or_copy
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend

@@ -56,9 +56,9 @@ from barrier_runtime.coordinator.job.events import (
 )
 from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.job.protocol import JobProtocol
-from barrier_runtime.coordinator.log.decided import decided_data, manifest_data
 from barrier_runtime.coordinator.log.decision_log import Permit
 from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.manifest import decided_data, manifest_data
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, Record, decode_record

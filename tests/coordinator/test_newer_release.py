@@ -11,9 +11,8 @@ import msgspec
 import pytest
 from coordinator_world import Coordinator, keys_of, new_generation, options, spec, started
 
-from barrier_runtime.coordinator.log.decided import inline_data, packed
 from barrier_runtime.coordinator.log.decision_log import Permit
-from barrier_runtime.coordinator.log.manifest import MANIFEST_VERSION
+from barrier_runtime.coordinator.log.manifest import MANIFEST_VERSION, inline_data, packed
 from barrier_runtime.coordinator.log.records import RECORD_VERSION, decode_record, encode_record
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store, delete_orphans, report_of
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere

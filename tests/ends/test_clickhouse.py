@@ -11,7 +11,7 @@ import pytest
 from clickhouse_driver import Client
 
 from barrier_runtime import ClickHouseSink, Dataflow
-from barrier_runtime.connectors.clickhouse.columns import column_for, takes
+from barrier_runtime.connectors.clickhouse.sink import column_for, takes
 from barrier_runtime.state.errors import Fenced, InvalidJob, Unavailable
 from barrier_runtime.testing import certify
 from examples.servers import ClickHouseServer

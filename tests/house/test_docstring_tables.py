@@ -23,7 +23,7 @@ Row = tuple[str, ...]
 PROSE = {  # tables that no code holds as data
     "barrier_runtime/carriers/carrier.py": "calls: tests/barrier_runtime/launch/test_processes.py",
     "barrier_runtime/connectors/kafka/sink/at_least_once.py": "moves: kafka/test_flights.py",
-    "coordinator/log/decided.py": "moves and crash points: tests/coordinator/log/test_decided.py",
+    "coordinator/log/manifest.py": "moves and crash points: tests/coordinator/log/test_decided.py",
     "barrier_runtime/connectors/memory/batch_function.py": "cases: tests/barrier_runtime/connectors/memory",
     "barrier_runtime/connectors/files/source/csv_rows.py": "cases: tests/field/local/test_csv.py",
     "barrier_runtime/connectors/files/sink/compaction.py": "crash points: tests/barrier_runtime/connectors/files",
@@ -31,8 +31,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/files/paths.py": "cases: tests/barrier_runtime/connectors/files",
     "barrier_runtime/connectors/sink_bases/sql/sink.py": "crash points: tests/ends/test_sql_sinks.py",
     "barrier_runtime/connectors/iceberg/table.py": "cases: tests/ends/test_iceberg.py",
-    "barrier_runtime/connectors/clickhouse/columns.py": "types: tests/ends/test_clickhouse.py",
-    "barrier_runtime/connectors/clickhouse/sink.py": "cases: tests/ends/test_clickhouse.py",
+    "barrier_runtime/connectors/clickhouse/sink.py": "types, cases: tests/ends/test_clickhouse.py",
     "barrier_runtime/connectors/kinesis/reader.py": "moves: tests/barrier_runtime/connectors/kinesis",
     "barrier_runtime/connectors/postgres/changes/position.py": "cases: tests/ends/test_postgres_changes.py",
     "barrier_runtime/connectors/postgres/changes/snapshot.py": "crash points: tests/ends/test_postgres_changes.py",

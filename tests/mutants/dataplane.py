@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant(
         "rows-do-not-end-idleness",
         "a channel that brings rows is not idle any more",
-        "barrier_runtime/data/watermarks.py",
+        "barrier_runtime/runtime/network/input_queues.py",
         "        self._idle[channel] = channel in self._timeless\n        self._said_idle = False\n",
         "        self._said_idle = False\n",
         ("tests/barrier_runtime/data/test_watermarks.py",),
@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant(
         "watermark-of-the-fastest",
         "the watermark of several channels is the lowest",
-        "barrier_runtime/data/watermarks.py",
+        "barrier_runtime/runtime/network/input_queues.py",
         "lowest = min(waiting, default=WATERMARK_MAX)",
         "lowest = max(waiting, default=WATERMARK_MAX)",
         ("tests/barrier_runtime/data/test_watermarks.py",),
@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         "idle-ends-time",
         "an idle channel beside ended ones does not end event time",
-        "barrier_runtime/data/watermarks.py",
+        "barrier_runtime/runtime/network/input_queues.py",
         "if not waiting and any(idle_ones):",
         "if not waiting and all(idle_ones):",
         ("tests/barrier_runtime/data/test_watermarks.py",),
@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant(
         "idle-subtasks-are-left-behind",
         "of subtasks that hear the same, the first that hears of rows again does not take event time along",
-        "barrier_runtime/data/watermarks.py",
+        "barrier_runtime/runtime/network/input_queues.py",
         "        if not self._together:\n",
         "        if True:\n",
         ("tests/barrier_runtime/data/test_watermarks.py",),
@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         "later-channels-never-hold-back",
         "after the last row of history event time waits for the first row of each later channel",
-        "barrier_runtime/data/watermarks.py",
+        "barrier_runtime/runtime/network/input_queues.py",
         "        if all(map(self.is_over, earlier)):\n            return self._idle\n",
         "",
         ("tests/barrier_runtime/data/test_watermarks.py",),
@@ -287,7 +287,7 @@ MUTANTS = (
     Mutant(
         "merged-sessions-lose-accumulators",
         "sessions that become one have the rows of both",
-        "barrier_runtime/operators/aggregation/merging.py",
+        "barrier_runtime/operators/aggregation/partials.py",
         "merged: Values = accumulator.ufunc(ours, theirs)",
         "merged: Values = accumulator.ufunc(ours, ours if accumulator.kind == 'max' else 0 * theirs)",
         ("tests/barrier_runtime/operators/windows/test_sessions.py",),
@@ -319,7 +319,7 @@ MUTANTS = (
     Mutant(
         "sums-take-part-in-any-order",
         "a sum that leaves 64 bits for one row ends the job, in whatever order rows could be added",
-        "barrier_runtime/operators/aggregation/merging.py",
+        "barrier_runtime/operators/aggregation/partials.py",
         "* len(before) >= _TOO_FAR:\n                return False\n    return True",
         "* len(before) >= _TOO_FAR:\n                return True\n    return True",
         ("tests/barrier_runtime/operators/windows/test_sessions.py",),
@@ -800,7 +800,7 @@ MUTANTS = (
     Mutant(
         "few-rows-go-astray",
         "rows of a small batch go to the owner of their key group",
-        "barrier_runtime/data/partitioning.py",
+        "barrier_runtime/data/keys.py",
         "    targets = list(map(_owner_list(parallelism, max_parallelism).__getitem__, groups))\n",
         "    targets = [group % parallelism for group in groups]\n",
         ("tests/barrier_runtime/data/test_few_rows.py",),
@@ -1096,7 +1096,7 @@ MUTANTS = (
     Mutant(
         "late-and-early-rows-are-combined",
         "rows at which event time advances are not combined",
-        "barrier_runtime/operators/windows/parts.py",
+        "barrier_runtime/operators/windows/contents.py",
         "        if batch.reached is not None:\n            return None\n",
         "",
         ("tests/barrier_runtime/operators/aggregation/test_combiner.py",),
@@ -1120,7 +1120,7 @@ MUTANTS = (
     Mutant(
         "rows-of-other-times-are-repeats",
         "rows of a key and of different times are not combined before sessions",
-        "barrier_runtime/operators/windows/parts.py",
+        "barrier_runtime/operators/windows/contents.py",
         "(of_row, times_ms, batch.reached)",
         "(of_row, batch.reached)",
         ("tests/barrier_runtime/operators/aggregation/test_combiner.py",),

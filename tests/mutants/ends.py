@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant(
         "open-files-are-not-restored",
         "rows of open files are in the snapshot, and go on from there",
-        "barrier_runtime/runtime/sinks/kept_rows.py",
+        "barrier_runtime/runtime/sinks/pending_set.py",
         "        self._sink.restore_kept(kept, moved",
         "        self._sink.restore_kept(kept[:0], moved",
         ("tests/barrier_runtime/connectors/files/test_rolling_sink.py",),

@@ -30,7 +30,7 @@ MUTANTS = (
     Mutant(
         "dropped-checkpoints-are-restored",
         "a checkpoint that the log has dropped is not restored, although its record holds its manifest",
-        "coordinator/log/decided.py",
+        "coordinator/log/manifest.py",
         "    return kept is None or position in kept\n",
         "    return True\n",
         ("tests/coordinator/log/test_decided.py",),
@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant(
         "the-newest-decision-is-dropped-by-a-replay",
         "the newest decision is kept until there is a newer one, also by a run that replays from an older one",
-        "coordinator/log/decided.py",
+        "coordinator/log/manifest.py",
         "    if others and max(others) > restored and max(others) not in kept:\n",
         "    if False:\n",
         ("tests/coordinator/log/test_decided.py",),
@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "lists-of-what-is-kept-grow",
         "a decision drops what the job does not retain",
-        "coordinator/log/decided.py",
+        "coordinator/log/manifest.py",
         "    return tuple(known)[len(known) - min(len(known), retained - 1) :]\n",
         "    return tuple(known)\n",
         ("tests/coordinator/log/test_decided.py",),
@@ -299,7 +299,7 @@ MUTANTS = (
     Mutant(
         "held-commits-wait-at-a-stop",
         "a stop, a savepoint and a rescale commit at once what is held back",
-        "coordinator/job/phases/committing.py",
+        "coordinator/job/phases/running.py",
         "at_once=_commits_at_once(job))",
         "at_once=False)",
         ("tests/coordinator/checkpoints/test_held_commits.py",),
@@ -367,7 +367,7 @@ MUTANTS = (
     Mutant(
         "the-last-word-of-a-zombie",
         "a job that breaks writes its end only while it leads",
-        "coordinator/server/failure_record.py",
+        "coordinator/server/store_effects.py",
         "    if other:",
         "    if False:",
         ("tests/coordinator/server/test_broken_jobs.py",),

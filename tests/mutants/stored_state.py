@@ -427,7 +427,7 @@ MUTANTS = (
     Mutant(
         "cells-of-entries-are-lost",
         "an evicted row comes back with its cells",
-        "state/columns/entry_writes.py",
+        "state/columns/frozen_rows.py",
         "            rows = [row + cell for row, cell in zip(rows, self._cells[start:end], strict=True)]\n",
         "            rows = [row + cell for row, cell in zip(rows, self._cells[: end - start], strict=True)]\n",
         ("tests/state/columns/test_wide_columns.py",),

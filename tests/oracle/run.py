@@ -21,8 +21,8 @@ from typing import Any
 from unittest.mock import patch
 
 from barrier_runtime.data.elements import WATERMARK_MAX
-from barrier_runtime.operators.aggregation import combiner
-from barrier_runtime.operators.aggregation.combiner import Combiner
+from barrier_runtime.operators.aggregation import partials
+from barrier_runtime.operators.aggregation.partials import Combiner
 from barrier_runtime.operators.joins.base import JoinOperator
 from barrier_runtime.operators.keyed.operator import KeyedLife
 from barrier_runtime.testing.flows.phases import PHASES, CrashPoint, FlowScenario
@@ -101,7 +101,7 @@ def _combined(number: int) -> Iterator[None]:
     """Forces the combiner on or off, or leaves the choice, of small batches too."""
     with (
         patch.object(Combiner, "mode", ("on", "off", "chosen")[number // _LATEST % 3]),
-        patch.object(combiner, "FEWEST", 2),
+        patch.object(partials, "FEWEST", 2),
     ):
         yield
 

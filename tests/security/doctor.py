@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.decision_log import LogEntry
+from barrier_runtime.coordinator.log.manifest import manifest_data
 from barrier_runtime.coordinator.log.records import Complete, Finish, Record, decode_record, encode_record
 from barrier_runtime.state.store.paths import Paths
 

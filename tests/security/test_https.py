@@ -16,8 +16,7 @@ from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator, Web
 from barrier_runtime.coordinator.client.generated_certificate import certificate_pem, pin
 from barrier_runtime.coordinator.client.trust import Trust
 from barrier_runtime.state.errors import InvalidJob, Unavailable
-from barrier_runtime.state.ports import PortRange
-from barrier_runtime.state.sockets import listening_on
+from barrier_runtime.state.sockets import PortRange, listening_on
 from barrier_runtime.state.tls import context_of
 from barrier_runtime.tools.coordinators import all_jobs
 from tests.addresses import LOOPBACKS

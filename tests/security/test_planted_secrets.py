@@ -22,7 +22,7 @@ from barrier_runtime.connectors.files.sink.sink import CsvSink, JsonlSink, Parqu
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.rest_token import Token
 from barrier_runtime.coordinator.client.rest_types import SubmitReply
-from barrier_runtime.coordinator.log.decided import inline_data
+from barrier_runtime.coordinator.log.manifest import inline_data
 from barrier_runtime.coordinator.log.records import Complete, decode_record
 from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.option_types import SlotOptions

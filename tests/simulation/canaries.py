@@ -16,11 +16,11 @@ from barrier_runtime.connectors.files.sink import commit_log
 from barrier_runtime.connectors.files.sink import sink as files
 from barrier_runtime.coordinator.checkpoints import checkpoint as pending_checkpoints
 from barrier_runtime.coordinator.checkpoints import commits, retention
-from barrier_runtime.coordinator.job.decisions import FinishJob
 from barrier_runtime.coordinator.job.effects import WriteManifest
 from barrier_runtime.coordinator.job.events import ManifestWritten
 from barrier_runtime.coordinator.job.phases import retaining
 from barrier_runtime.coordinator.job.phases import running as phase_running
+from barrier_runtime.coordinator.job.phases.phase import FinishJob
 from barrier_runtime.coordinator.log import decision_log, restore_choice
 from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.data.elements import Barrier

@@ -12,11 +12,19 @@ import msgspec
 from facts import Decision, Facts
 from workload import NOT_KNOWN, Row, Workload, transfer
 
-from barrier_runtime.coordinator.log.compaction import base_of, is_milestone
-from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.manifest import own_files
-from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Lead, Record, decode_record
+from barrier_runtime.coordinator.log.manifest import manifest_data, own_files
+from barrier_runtime.coordinator.log.records import (
+    NO_RECORD,
+    Complete,
+    Fence,
+    Finish,
+    Lead,
+    Record,
+    base_of,
+    decode_record,
+    is_milestone,
+)
 from barrier_runtime.coordinator.log.savepoint import Savepoint
 from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE

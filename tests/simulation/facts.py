@@ -22,8 +22,7 @@ from barrier_runtime.operators.keyed.progress import VALUE as PROGRESS_VALUE
 from barrier_runtime.operators.keyed.progress import Progress
 from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, decode_held
 from barrier_runtime.runtime.network.frames import FrameReader
-from barrier_runtime.runtime.sinks.kept_rows import KEPT
-from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, decode_pending
+from barrier_runtime.runtime.sinks.pending_set import KEPT, PENDING_VALUE, decode_pending
 from barrier_runtime.runtime.sources.progress import FINISHED_VALUE, RUN_VALUE, SPLITS_VALUE, SourceProgress
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 from barrier_runtime.state.store.paths import Paths

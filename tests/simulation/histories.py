@@ -17,9 +17,8 @@ from workload import TRANSFERS, Row, Workload, legs, rows_in
 
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink_bases.file_committable import FileNames, StagedFile, encode_committable
-from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
+from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest, manifest_data
 from barrier_runtime.coordinator.log.records import (
     NO_RECORD,
     Complete,

@@ -2,9 +2,8 @@
 
 import msgspec
 
-from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import Manifest
+from barrier_runtime.coordinator.log.manifest import Manifest, load_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.savepoint_files import read_savepoint
 from barrier_runtime.coordinator.savepoint_import import begin_with_savepoint

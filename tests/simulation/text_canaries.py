@@ -72,7 +72,7 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "compaction-takes-fences",
         "a FENCE or LEAD below the base of the log is deleted",
         None,
-        "coordinator/log/compaction.py",
+        "coordinator/log/records.py",
         "    return not isinstance(record, Fence | Lead)\n",
         "    return True\n",
     ),

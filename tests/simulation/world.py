@@ -58,8 +58,8 @@ from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.phases import retaining
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
-from barrier_runtime.coordinator.log import compaction, decided
-from barrier_runtime.coordinator.log.decided import manifest_data
+from barrier_runtime.coordinator.log import manifest, records
+from barrier_runtime.coordinator.log.manifest import manifest_data
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
 from barrier_runtime.coordinator.log.savepoint import Savepoint, SavepointCopy
 from barrier_runtime.coordinator.server import store_effects
@@ -76,8 +76,8 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators import stable as stable_module
-from barrier_runtime.operators.aggregation import combiner as combiner_module
-from barrier_runtime.operators.aggregation.combiner import Combiner
+from barrier_runtime.operators.aggregation import partials as combiner_module
+from barrier_runtime.operators.aggregation.partials import Combiner
 from barrier_runtime.operators.joins.stored_runs import RunsOnDisk
 from barrier_runtime.operators.keyed import timers as timers_module
 from barrier_runtime.operators.windows import aggregate as aggregate_module
@@ -445,7 +445,7 @@ class World(SimCluster):
         if random.Random(f"manifests {self.schedule.seed}").random() > 0.35:
             yield
             return
-        with patch.object(decided, "INLINE_BYTES", 0):
+        with patch.object(manifest, "INLINE_BYTES", 0):
             yield
 
     @contextlib.contextmanager
@@ -455,7 +455,7 @@ class World(SimCluster):
             yield
             return
         with (
-            patch.object(compaction, "STEP", 4),
+            patch.object(records, "STEP", 4),
             patch.object(commit_blocks, "RECORDS", 4),
             patch.object(commit_blocks, "FAN", 2),
             patch.object(commit_record, "FIRST_RECORDS", 2),

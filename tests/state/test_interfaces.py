@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.interfaces import Interface, address_of, chosen, interfaces, unheard
+from barrier_runtime.state.sockets import Interface, address_of, chosen, interfaces, unheard
 
 HERE = [
     Interface(name, ipaddress.ip_address(address))

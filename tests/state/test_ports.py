@@ -3,7 +3,7 @@
 import pytest
 
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.ports import ANY_PORT, PortRange, port_range
+from barrier_runtime.state.sockets import ANY_PORT, PortRange, port_range
 
 
 def test_a_range_has_both_ends():

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation
-from barrier_runtime.state.kv.memory import RECORDS_FILE, MemoryKv, read_records
+from barrier_runtime.state.kv.store import RECORDS_FILE, MemoryKv, read_records
 from barrier_runtime.state.versioned import Format, VersionedDecoder, check_magic
 
 

@@ -2,25 +2,111 @@
 Design: docs/design/combiner.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.grouping import first_rows, greatest_magnitude
+from barrier_runtime.data.grouping import first_rows, greatest_magnitude, last_of_groups
 from barrier_runtime.operators.aggregation.accumulators import SumBounds
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left
-from barrier_runtime.operators.aggregation.merging import (
-    in_any_order,
-    may_be_in_any_order,
-    merge_columns,
-)
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.aggregation.partial_schema import PARTIAL, is_partial
 from barrier_runtime.operators.aggregation.plan import AggregationPlan, plan_aggregates
 from barrier_runtime.operators.aggregation.state_columns import Accumulator, Columns, Ints, Values
 from barrier_runtime.state.errors import InvalidJob
+
+# Merging of two entries of an aggregation, whose rows count as earlier and later.
+
+
+def merge_entries(
+    plan: AggregationPlan, columns: Columns, into: Ints, later: Ints, bounds: SumBounds, left: Left
+) -> None:
+    """Merges `later[i]` into `into[i]`, whose rows count as earlier. All row ids are different."""
+    bounds.forget_all()
+    merge_columns(plan, columns, into, columns, later, left)
+
+
+def merge_columns(
+    plan: AggregationPlan, columns: Columns, into: Ints, others: Columns, later: Ints | slice, left: Left
+) -> dict[str, Values]:
+    """Merges entries `later` of `others` into `into`. Returns the merged entries."""
+    result: dict[str, Values] = {}
+
+    def of_entry(column: str, index: int, aggregate: str = "sum_", /) -> Exception:
+        return left(column, int(into[index]), aggregate)
+
+    for accumulator in plan.accumulators:
+        if accumulator.kind == "carry":
+            continue
+        target = columns[accumulator.name]
+        ours, theirs = target[into], others[accumulator.name][later]
+        with np.errstate(invalid="ignore"):
+            merged: Values = accumulator.ufunc(ours, theirs)
+        if accumulator.sums_integers:
+            assert accumulator.column is not None
+            leaves = ((ours ^ merged) & (theirs ^ merged)) < 0
+            if accumulator.column in plan.within_64_bits and leaves.any():
+                raise of_entry(accumulator.column, int(np.argmax(leaves)))
+            carry = columns.get(f"carry:{accumulator.column}")
+            if carry is not None:
+                more, carries = others[f"carry:{accumulator.column}"][later], carry[into]
+                if leaves.any() or np.count_nonzero(more):
+                    carries = carries + more + np.where(leaves, np.where(ours < 0, -1, 1), 0)
+                    carry[into] = carries
+                result[f"carry:{accumulator.column}"] = carries
+        target[into] = result[accumulator.name] = merged
+    for composite in plan.composites:
+        names = list(composite.storage())
+        before = {name: columns[name][into] for name in names}
+        after = {name: others[name][later] for name in names}
+        for name, values in composite.merged(before, after, of_entry).items():
+            columns[name][into] = result[name] = values
+    return result
+
+
+def merge_at_once(plan: AggregationPlan, columns: Columns, into: Ints, others: Columns, later: Ints) -> bool:
+    """Merges entries into `into`, which may repeat, in this order.
+
+    False, without a change: merge the entries one by one.
+    """
+    if plan.composites:
+        return False
+    for accumulator in plan.accumulators:
+        values = others[accumulator.name][later]
+        if accumulator.kind == "carry":
+            if np.count_nonzero(values):
+                return False
+        elif accumulator.sums_integers:
+            most = greatest_magnitude(columns[accumulator.name][into]) + greatest_magnitude(values) * len(values)
+            if most >= _TOO_FAR:
+                return False
+    for accumulator in plan.accumulators:
+        if accumulator.kind != "carry":
+            with np.errstate(invalid="ignore"):
+                accumulator.ufunc.at(columns[accumulator.name], into, others[accumulator.name][later])
+    return True
+
+
+def may_be_in_any_order(plan: AggregationPlan) -> bool:
+    return not plan.composites and all(accumulator.dtype == "int64" for accumulator in plan.accumulators)
+
+
+def in_any_order(
+    plan: AggregationPlan, columns: Columns, row_ids: Ints, values_of: Callable[[Accumulator], Values]
+) -> bool:
+    for accumulator in plan.accumulators:
+        if accumulator.kind == "carry":
+            if np.count_nonzero(columns[accumulator.name][row_ids]):
+                return False
+        elif accumulator.sums_integers:
+            values, before = values_of(accumulator), columns[accumulator.name][row_ids]
+            if greatest_magnitude(values) * len(values) + greatest_magnitude(before) * len(before) >= _TOO_FAR:
+                return False
+    return True
+
 
 _TOO_FAR = 1 << 63
 _ROWS = f"{PARTIAL}rows "
@@ -175,3 +261,101 @@ def refuse_partial_rows(schema: pa.Schema, where: str) -> None:
             f"{where}: the checkpoint has rows in flight that are aggregated in part, which this step does not take: "
             "start the version of the program that wrote it, end it with stop(), and start the new one from there"
         )
+
+
+# The combiner: turns a batch into partial rows before the exchange by key.
+#
+# The measured share of different keys decides whether to combine. Design: docs/design/combiner.md.
+
+FEWEST = 512  # rows of a batch from which combining pays
+_SAMPLE = 16_384
+_ON, _OFF = 0.25, 0.35  # shares of different keys at which combining begins and ends
+_PAUSE = 64  # batches between two samples
+_MORE = 4  # a batch with so many times the rows of the last sample is sampled at once
+_NARROW = 64  # bytes per row of batches that may be larger
+
+# batch, key columns -> columns by which rows are combined; None: the batch is not combined
+CombinedBy: TypeAlias = Callable[[Batch, list[pa.Array]], list[pa.Array] | None]
+
+
+class _Share:
+    def __init__(self) -> None:
+        self._is_on = False
+        self._pause = 0
+        self._sampled = 0  # rows of the last sample
+
+    def looks(self, rows: int) -> bool:
+        """Small batches, such as the first batches of a source, do not decide on batches of many more rows."""
+        if self._is_on or not self._pause or rows >= min(_SAMPLE, _MORE * self._sampled) > self._sampled:
+            return True
+        self._pause -= 1
+        return False
+
+    def is_low(self, keys: Sequence[pa.Array]) -> bool:
+        if self._is_on:
+            return True
+        sample = [column.slice(0, _SAMPLE) for column in keys]
+        _, last = last_of_groups(sample)
+        self._is_on = len(last) <= _ON * len(sample[0])
+        self._pause, self._sampled = _PAUSE, len(sample[0])
+        return self._is_on
+
+    def stays_low(self, rows: int, different: int) -> bool:
+        self._is_on = different <= _OFF * rows
+        return self._is_on
+
+
+class Combiner:
+    mode: ClassVar[Literal["chosen", "on", "off"]] = "chosen"  # tests force the others
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        aggregates: Mapping[str, AnyAggregate],
+        where: str,
+        by: CombinedBy | None = None,
+    ) -> None:
+        self._keys = tuple(keys)
+        self._by = by
+        self._aggregates = aggregates
+        self._where = where
+        self._share = _Share()
+        self.takes_more = False
+        self._schema: pa.Schema | None = None
+        self._plan: AggregationPlan | None = None  # None: rows of `_schema` are not combined
+
+    def combined(self, batch: Batch) -> Batch:
+        chosen = self.mode == "chosen"
+        self.takes_more = False
+        if self.mode == "off" or not batch.count or (chosen and batch.count < FEWEST):
+            return batch
+        if chosen and not self._share.looks(batch.count):
+            return batch
+        keys = self._keys_of(batch) if self._combines(batch.schema) else None
+        if keys is None or (chosen and not self._share.is_low(keys)):
+            return batch
+        last_of, last = last_of_groups(keys)
+        if chosen and not self._share.stays_low(batch.count, len(last)):
+            return batch
+        partial = self._partial_rows(batch, last_of, last)
+        self.takes_more = partial is not None and batch.rows.nbytes <= _NARROW * batch.count
+        return partial or batch
+
+    def _keys_of(self, batch: Batch) -> list[pa.Array] | None:
+        if not set(self._keys) <= set(batch.schema.names):
+            return None
+        keys = [batch.rows.column(key) for key in self._keys]
+        return keys if self._by is None else self._by(batch, keys)
+
+    def _partial_rows(self, batch: Batch, last_of: Ints, last: Ints) -> Batch | None:
+        assert self._plan is not None
+        return partial_rows(self._plan, batch, last_of, last, self._where)
+
+    def _combines(self, schema: pa.Schema) -> bool:
+        if self._schema is None or not (schema is self._schema or schema.equals(self._schema)):
+            self._schema, self._plan = schema, None
+            names = schema.names
+            if not any(name.startswith(PARTIAL) for name in names):
+                plan = plan_aggregates(self._aggregates, schema, self._where)
+                self._plan = plan if may_be_in_any_order(plan) else None
+        return self._plan is not None

@@ -21,9 +21,8 @@ from barrier_runtime.coordinator.metric_table import DUPLICATES, LOOKUPS, LOOKUP
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.keys import StateKey
 from barrier_runtime.data.schemas import no_rows
-from barrier_runtime.operators.aggregation.combiner import Combiner
 from barrier_runtime.operators.aggregation.partial_schema import is_partial, whole_schema
-from barrier_runtime.operators.aggregation.partials import combined_said, first_of_groups, rows_of
+from barrier_runtime.operators.aggregation.partials import Combiner, combined_said, first_of_groups, rows_of
 from barrier_runtime.operators.aggregation.state_columns import Ints
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.deduplication.bloom import U64, Hashed, Mask, TimeBuckets, hash_rows

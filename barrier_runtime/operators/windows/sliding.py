@@ -27,8 +27,8 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.grouping import order_of_ints, stable_order
 from barrier_runtime.data.keys import sort_rows
 from barrier_runtime.operators.aggregation.functions import Aggregate
-from barrier_runtime.operators.aggregation.merging import merge_at_once, merge_columns
 from barrier_runtime.operators.aggregation.own import AnyAggregate
+from barrier_runtime.operators.aggregation.partials import merge_at_once, merge_columns
 from barrier_runtime.operators.base import Capture, Emit
 from barrier_runtime.operators.keyed.progress import Floor
 from barrier_runtime.operators.windows import firing

@@ -4,19 +4,29 @@ Made on a worker thread, bounded, with secrets masked. Errors go to the client a
 """
 
 import asyncio
+import json
+import linecache
+import math
+import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
+from typing import Any, TypeAlias
 
-from barrier_runtime.coordinator.wire.messages import AskSlot, SlotAnswer
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.coordinator.wire.messages import MOST_ROWS, AskSlot, Peer, Probe, Probed, SlotAnswer
+from barrier_runtime.data.elements import Batch
 from barrier_runtime.runtime.error_reports import encodable
 from barrier_runtime.runtime.host.own_log import OWN_LOG
-from barrier_runtime.runtime.host.preview import LASTS_S, Preview, place_of
-from barrier_runtime.runtime.host.row_text import rows_as_text
-from barrier_runtime.runtime.host.stacks import sampled_stacks
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.masked_text import MOST_MASKED, masked_within
+from barrier_runtime.state.texts import MASK, MOST_MASKED, masked_text, masked_within, names_a_secret
+from barrier_runtime.state.threads import Threads
 
 MOST_BYTES = 256 * 1024
 _MOST_OF_A_REFUSAL = 1_000  # characters
@@ -91,3 +101,209 @@ def first_of(texts: Iterable[str], most_bytes: int = MOST_BYTES) -> tuple[str, .
 
 def refusal_of(text: str) -> str:
     return masked_within(encodable(text), _MOST_OF_A_REFUSAL)
+
+
+# Stacks of all threads; several samples tell waiting from working threads.
+
+SAMPLES = 10
+PAUSE_S = 0.02
+MOST_FRAMES = 60  # innermost
+
+_Stack: TypeAlias = tuple[tuple[str, int, str], ...]  # file, line, function; outermost first
+
+
+def sampled_stacks(first: int | None = None, pause: Callable[[float], None] = time.sleep) -> list[str]:
+    """A text per distinct stack.
+
+    `first`: id of the thread whose stacks come first. Omits the calling thread. Takes `SAMPLES` times `PAUSE_S`.
+    """
+    seen: dict[_Stack, Counter[int]] = {}
+    for sample in range(SAMPLES):
+        if sample:
+            pause(PAUSE_S)
+        for thread, frame in sys._current_frames().items():
+            if thread != threading.get_ident():
+                seen.setdefault(_stack(frame), Counter())[thread] += 1
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+
+    def rank(each: tuple[_Stack, Counter[int]]) -> tuple[bool, int]:
+        return first not in each[1], -max(each[1].values())
+
+    return [_text(stack, threads, names) for stack, threads in sorted(seen.items(), key=rank)]
+
+
+def _stack(frame: FrameType | None) -> _Stack:
+    found: list[tuple[str, int, str]] = []
+    while frame is not None and len(found) < MOST_FRAMES:
+        found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = frame.f_back
+    return tuple(reversed(found))
+
+
+def _text(stack: _Stack, threads: Counter[int], names: dict[int | None, str]) -> str:
+    who = ", ".join(f"{names.get(thread, f'thread {thread}')}: {count}" for thread, count in threads.most_common())
+    lines = [f"{who} of {SAMPLES} samples"]
+    for file, number, function in stack:
+        lines.append(f'  File "{file}", line {number}, in {function}')
+        code = linecache.getline(file, number).strip()
+        if code:
+            lines.append(f"    {code}")
+    return "\n".join(lines)
+
+
+# Preview of rows that a step sends on: few rows, of bounded size, not stored.
+
+LASTS_S = 2.0
+
+
+class Preview:
+    def __init__(self, subtask: Subtask, position: int, count: int, full: "asyncio.Future[None]") -> None:
+        self._left = self.count = max(1, min(count, MOST_ROWS))
+        self.batches: list[Batch] = []
+        self.full = full
+        self.end: Callable[[], Any] = subtask.chain.watch(position, self._seen)
+
+    def _seen(self, batch: Batch) -> None:
+        if self._left > 0 and batch.count:
+            self.batches.append(batch)
+            self._left -= batch.count
+        if self._left <= 0 and not self.full.done():
+            self.full.set_result(None)
+
+
+def place_of(step: str, subtasks: Sequence[Subtask]) -> tuple[Subtask, int] | None:
+    for subtask in subtasks:
+        names = [name for name, _ in subtask.chain.operators]
+        if subtask.source is not None and subtask.source[0] == step:
+            return subtask, 0
+        if step in names:
+            at = names.index(step)
+            ends = at == len(names) - 1 and not subtask.chain.outputs
+            return subtask, at if ends else at + 1
+    return None
+
+
+# Rows as JSON for people: secrets masked, long values and wide rows cut.
+
+MOST_OF_A_ROW = 16_000  # characters; further columns are left out
+_MOST_CHARACTERS = 300  # of a text
+_MOST_MASKED = 1_000  # characters of a text that are masked before the cut
+_MOST_BYTES = 4_096  # of a value that is converted as a whole
+_MOST_ELEMENTS = 500  # of a list
+_NAMES, _VALUES = ("name", "key"), ("value", "val")  # fields of pairs, as of headers or settings
+
+
+def rows_as_text(batches: Sequence[Batch], count: int) -> Iterator[str]:
+    for batch in batches:
+        rows = batch.rows.slice(0, count)
+        count -= rows.num_rows
+        for at in range(rows.num_rows):
+            yield json.dumps(_row(rows.slice(at, 1)), ensure_ascii=False)
+
+
+def _row(rows: pa.RecordBatch) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    left = MOST_OF_A_ROW
+    for at, name in enumerate(rows.schema.names):
+        value = _field(name, _value(rows.column(at)))
+        left -= len(json.dumps({name: value}, ensure_ascii=False))
+        if left < 0:
+            return {**_pair(shown), "…": f"the row is cut: {rows.num_columns - at:,} more columns"}
+        shown[name] = value
+    return _pair(shown)
+
+
+def _value(value: pa.Array) -> Any:
+    try:
+        if value.nbytes > _MOST_BYTES:
+            if not (pa.types.is_string(value.type) or pa.types.is_large_string(value.type)):
+                return f"({value.nbytes:,} bytes)"
+            value = pc.utf8_slice_codeunits(value, 0, _MOST_MASKED)
+        return value[0].as_py()
+    except (ValueError, OverflowError, LookupError):  # beyond Python's range, invalid UTF-8, an unknown time zone
+        return " ".join(value.to_string().split())[2:-2]
+
+
+def _field(name: str, value: Any) -> Any:
+    return MASK if value is not None and names_a_secret(name) else _masked(value)
+
+
+def _masked(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return _pair({name: _field(name, each) for name, each in value.items()})
+    if isinstance(value, (list, tuple)):
+        return _elements(value)
+    text = str(value)
+    shown = masked_text(text[:_MOST_MASKED])
+    return f"{shown[:_MOST_CHARACTERS]}…" if len(shown) > _MOST_CHARACTERS or len(text) > _MOST_MASKED else shown
+
+
+def _elements(values: Sequence[Any]) -> list[Any]:
+    if len(values) == 2 and isinstance(values[0], str) and names_a_secret(values[0]):  # an entry of a map
+        return [values[0], None if values[1] is None else MASK]
+    more = [f"({len(values) - _MOST_ELEMENTS:,} more elements)"] if len(values) > _MOST_ELEMENTS else []
+    return [_masked(each) for each in values[:_MOST_ELEMENTS]] + more
+
+
+def _pair(fields: dict[str, Any]) -> dict[str, Any]:
+    """Masks the value of a pair such as `{"name": "api_key", "value": …}`."""
+    if not any(
+        name.lower() in _NAMES and isinstance(each, str) and names_a_secret(each) for name, each in fields.items()
+    ):
+        return fields
+    return {name: MASK if name.lower() in _VALUES and each is not None else each for name, each in fields.items()}
+
+
+# Answers a coordinator's `Probe`: reachable slots, and whether the store can be read.
+
+LIMIT_S = 4.0
+_AT_ONCE = 64  # silent slots of a job of that size cost the limit once
+
+
+async def probed(probe: Probe, slot: int, read_store: Callable[[], object], limit_s: float = LIMIT_S) -> Probed:
+    """`read_store` blocks and raises; runs in a thread."""
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def limited(peer: Peer) -> str:
+        async with turns:
+            return await _dialed(peer, limit_s)
+
+    others = _staggered([peer for peer in probe.peers if peer.slot != slot], slot)
+    dialing = asyncio.gather(*map(limited, others))
+    (store, store_ms), errors = await asyncio.gather(_store(read_store, limit_s), dialing)
+    unreached = {peer.slot: error for peer, error in zip(others, errors, strict=True) if error}
+    return Probed(store, store_ms, unreached)
+
+
+def _staggered(peers: list[Peer], slot: int) -> list[Peer]:
+    """Begins with the next slot: not all slots connect to slot 0 at once."""
+    return [peer for peer in peers if peer.slot > slot] + [peer for peer in peers if peer.slot < slot]
+
+
+async def _dialed(peer: Peer, limit_s: float) -> str:
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(peer.host, peer.port), limit_s)
+    except asyncio.TimeoutError:
+        return f"no answer for {limit_s:g} s"
+    except (OSError, ValueError) as error:  # ValueError: a name that no encoding of host names takes
+        return str(error)
+    writer.close()
+    return ""
+
+
+async def _store(read: Callable[[], object], limit_s: float) -> tuple[str, int]:
+    began, error = time.monotonic(), ""
+    thread = Threads(1, "barrier-probe")  # the slot's exit does not wait for a store that never answers
+    try:
+        await asyncio.wait_for(asyncio.wrap_future(thread.submit(read)), limit_s)
+    except asyncio.TimeoutError:
+        error = f"no answer for {limit_s:g} s"
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    finally:
+        thread.close()
+    return error, round((time.monotonic() - began) * 1000)

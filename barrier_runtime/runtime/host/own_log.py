@@ -11,7 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from barrier_runtime.state.masked_text import masked_within
+from barrier_runtime.state.texts import masked_within
 
 MOST_RECORDS = 500
 MOST_CHARACTERS = 4_000  # of a record; a longer record loses the middle

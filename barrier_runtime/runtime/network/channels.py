@@ -8,7 +8,7 @@ import msgspec
 
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.data.elements import Barrier, Batch, CancelBarrier, Element, EndOfInput
-from barrier_runtime.data.partitioning import Rebalancer, hash_partition
+from barrier_runtime.data.keys import Rebalancer, hash_partition
 from barrier_runtime.data.plain_rows import PlainRows
 from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.runtime.aligner import Announced

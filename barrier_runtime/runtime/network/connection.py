@@ -9,14 +9,11 @@ from typing import Protocol, TypeVar, cast
 
 import pyarrow as pa
 
-from barrier_runtime.coordinator.wire.framing import Framing
-from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, PeerSession
+from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, Framing, PeerSession
 from barrier_runtime.coordinator.wire.peers import Policy
 from barrier_runtime.runtime.network.channels import ChannelId
 from barrier_runtime.state.errors import InvalidJob, Unavailable
-from barrier_runtime.state.interfaces import unheard
-from barrier_runtime.state.ports import PortRange
-from barrier_runtime.state.sockets import end_when_unanswered, listening_on
+from barrier_runtime.state.sockets import PortRange, end_when_unanswered, listening_on, unheard
 from barrier_runtime.state.tls import PeerTls, TlsListener
 
 T = TypeVar("T")

@@ -18,8 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from barrier_runtime.coordinator.option_table import OPTIONS
-from barrier_runtime.coordinator.wire.framing import FrameRejected
-from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, HandshakeFailed, Initiator
+from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, FrameRejected, HandshakeFailed, Initiator
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.coordinator.wire.peers import LineLimit, Policy, across_hosts, never
 from barrier_runtime.data.elements import Element, EndOfInput
@@ -35,7 +34,7 @@ from barrier_runtime.runtime.network.connection import (
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
 from barrier_runtime.state.descriptors import remedy_if_exhausted
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
-from barrier_runtime.state.ports import ANY_PORT, PortRange
+from barrier_runtime.state.sockets import ANY_PORT, PortRange
 from barrier_runtime.state.tls import PeerTls, TlsListener, reason
 
 log = logging.getLogger("barrier_runtime.network")

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, check_methods, commits_parts, takes_few
-from barrier_runtime.connectors.sink_value import SINK_VALUE, describe_sink
 from barrier_runtime.coordinator.metric_table import (
     EARLY_STAGING_FAILED,
     PROCESSED,
@@ -46,10 +45,12 @@ from barrier_runtime.runtime.sinks.global_committer import (
     ReportGlobally,
     entries_read,
 )
-from barrier_runtime.runtime.sinks.kept_rows import KeptRows
 from barrier_runtime.runtime.sinks.pending_set import (
     PENDING_VALUE,
+    SINK_VALUE,
+    KeptRows,
     PendingEntry,
+    describe_sink,
     encode_pending,
     entries_of_subtask,
     pending_sets,

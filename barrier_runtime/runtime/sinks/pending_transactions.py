@@ -14,20 +14,25 @@ from typing import Any
 import msgspec
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
-from barrier_runtime.connectors.sink_value import SINK_VALUE, SinkValue, decode_sink, make_sink
-from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView, complete_of
 from barrier_runtime.coordinator.log.lease import decode_lease
-from barrier_runtime.coordinator.log.manifest import check_files
+from barrier_runtime.coordinator.log.manifest import check_files, load_manifest
 from barrier_runtime.coordinator.log.reader import LogReader
 from barrier_runtime.coordinator.log.records import Fence
-from barrier_runtime.coordinator.status.history import decode_history
-from barrier_runtime.coordinator.status.past_run import past_status
+from barrier_runtime.coordinator.status.history import decode_history, past_status
 from barrier_runtime.runtime.sinks.global_committer import entries_of_all
-from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingEntry, decode_pending
+from barrier_runtime.runtime.sinks.pending_set import (
+    PENDING_VALUE,
+    SINK_VALUE,
+    PendingEntry,
+    SinkValue,
+    decode_pending,
+    decode_sink,
+    make_sink,
+)
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
-from barrier_runtime.state.snapshots.stored_values import with_values
+from barrier_runtime.state.snapshots.transfer import with_values
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths

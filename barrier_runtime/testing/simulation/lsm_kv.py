@@ -11,10 +11,9 @@ from pathlib import Path
 
 from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.state.errors import Corrupt
-from barrier_runtime.state.kv.memory import MemoryKv
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.kv.side_by_side import link_database
-from barrier_runtime.state.kv.store import Entry, KvStore
+from barrier_runtime.state.kv.store import Entry, KvStore, MemoryKv
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
 from barrier_runtime.testing.simulation.loop import Simulation
 

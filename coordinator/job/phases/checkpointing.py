@@ -12,11 +12,16 @@ from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.retaining import abandon, keep, let_go, sweep_if_due
 from barrier_runtime.coordinator.job.phases.stopping import needs_another
 from barrier_runtime.coordinator.job.slot import RegisteredSlot
-from barrier_runtime.coordinator.log.decided import packed
 from barrier_runtime.coordinator.log.decision_log import Appended
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.kinds import with_kinds
-from barrier_runtime.coordinator.log.manifest import MANIFEST_VERSION, DecidedManifest, Manifest, encode_manifest
+from barrier_runtime.coordinator.log.manifest import (
+    MANIFEST_VERSION,
+    DecidedManifest,
+    Manifest,
+    encode_manifest,
+    packed,
+)
 from barrier_runtime.coordinator.log.records import Complete
 from barrier_runtime.coordinator.wire.codec import too_large_manifest
 from barrier_runtime.coordinator.wire.messages import Ack, ManifestRef, Trigger

@@ -5,11 +5,10 @@ A coordinator replaced by another of the *same* run leaves the slots to the othe
 
 from typing import Literal
 
-from barrier_runtime.coordinator.job.decisions import Decision, EndJob, FencedBy
 from barrier_runtime.coordinator.job.effects import JobEnded, Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.checkpointing import appended_late
-from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.phases.phase import Decision, EndJob, FencedBy, Phase
 from barrier_runtime.coordinator.job.slot import Arrival
 from barrier_runtime.coordinator.job.stop import StopNow
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign

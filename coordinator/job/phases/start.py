@@ -4,7 +4,10 @@ Loading ─ log ─► Resuming (same run, slots may be alive) ─ all running �
              └─► Fencing (a new generation) ─ FENCE is appended ─► WaitingForSlots
 """
 
-from barrier_runtime.coordinator.job.decisions import (
+from barrier_runtime.coordinator.job.effects import ReadLog, ReadManifest
+from barrier_runtime.coordinator.job.facts import Job, Origin
+from barrier_runtime.coordinator.job.phases.checkpointing import appended_late
+from barrier_runtime.coordinator.job.phases.phase import (
     Attempts,
     BeginGeneration,
     Decision,
@@ -13,13 +16,10 @@ from barrier_runtime.coordinator.job.decisions import (
     FencedBy,
     Gather,
     LoadLog,
+    Phase,
     Run,
     TakeOver,
 )
-from barrier_runtime.coordinator.job.effects import ReadLog, ReadManifest
-from barrier_runtime.coordinator.job.facts import Job, Origin
-from barrier_runtime.coordinator.job.phases.checkpointing import appended_late
-from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.slot import Arrival, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, LogView, complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest, verified_manifest

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import PendingCheckpoints, Triggering
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointState
-from barrier_runtime.coordinator.job.decisions import Cancel, Decision, FinishJob, Restart
 from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.phases.phase import Cancel, Decision, FinishJob, Restart
 from barrier_runtime.coordinator.job.stop import Drain, StopNow, StopWithCheckpoint
 from barrier_runtime.coordinator.wire.messages import EndSources
 

@@ -4,12 +4,11 @@ Slots may come and go until Deploy is sent; after that any loss needs a new gene
 docs/design/several-hosts.md.
 """
 
-from barrier_runtime.coordinator.job.decisions import Decision, Fail, HandOver, Restart, Run
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.moving import move_if_apart, why_not_run
-from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.phases.phase import Decision, Fail, HandOver, Phase, Restart, Run
 from barrier_runtime.coordinator.job.phases.retaining import restored_retention
-from barrier_runtime.coordinator.job.phases.width import full_width, narrowed
+from barrier_runtime.coordinator.job.rescaling import full_width, narrowed
 from barrier_runtime.coordinator.job.slot import Arrival, Joined, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -26,11 +27,9 @@ from barrier_runtime.coordinator.log.lease import Lease
 from barrier_runtime.coordinator.page import render
 from barrier_runtime.coordinator.page.job_view import live
 from barrier_runtime.coordinator.page.render import CommandLine, JobFacts
-from barrier_runtime.coordinator.server.inspection import slot_and_subject
 from barrier_runtime.coordinator.server.leases import LedElsewhere
-from barrier_runtime.coordinator.server.rest_calls import job_and_run
+from barrier_runtime.coordinator.server.rest_calls import job_and_run, slot_and_subject
 from barrier_runtime.coordinator.server.web.front import HEADERS, now_ms
-from barrier_runtime.coordinator.server.web.kept import KeptFor
 from barrier_runtime.coordinator.server.web.sessions import SESSION_MS, LoginLinks, LoginThrottle, PageSessions, use
 from barrier_runtime.coordinator.server.web.ticker import PageTick, Ticker
 from barrier_runtime.coordinator.status.shares import SubtaskWork
@@ -356,3 +355,25 @@ async def _on_error(request: Request, error: Exception) -> Response:
         return _html(render.message_page("This daemon stands by", str(error), error.url))
     status = 400 if isinstance(error, InvalidJob) else 503 if isinstance(error, Unavailable) else 500
     return _html(render.message_page("This page cannot be shown", str(error)), status)
+
+
+# A value that open pages share for some seconds, to save store requests.
+
+Value = TypeVar("Value")
+
+
+class KeptFor(Generic[Value]):
+    def __init__(self, make: Callable[[], Awaitable[Value]], lasts_s: float, clock_s: Callable[[], float]) -> None:
+        """`clock_s` is monotonic. After an exception of `make` the next caller tries again."""
+        self._make = make
+        self._lasts_s = lasts_s
+        self._clock_s = clock_s
+        self._made: tuple[float, Value] | None = None
+        self._making = asyncio.Lock()
+
+    async def get(self) -> Value:
+        async with self._making:  # concurrent callers wait for a single value
+            if self._made is None or self._clock_s() - self._made[0] >= self._lasts_s:
+                value = await self._make()
+                self._made = self._clock_s(), value
+            return self._made[1]

@@ -14,7 +14,7 @@ import pytest
 
 from barrier_runtime import Dataflow, InvalidJob
 from barrier_runtime.connectors.registry import CONNECTORS, all_connectors, sinks_by_kind
-from barrier_runtime.connectors.sink_value import make_sink
+from barrier_runtime.runtime.sinks.pending_set import make_sink
 from barrier_runtime.testing import certify
 
 PACKAGE = Path(__file__).resolve().parents[3] / "examples" / "webhook_connector"

@@ -15,7 +15,7 @@ from barrier_runtime.connectors.memory.rate import GeneratedRows
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import event_times_ms, greatest_event_time_ms
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.data.rows import each_row_of
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.base import Emit

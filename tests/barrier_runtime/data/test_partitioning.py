@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.partitioning import Rebalancer, hash_partition
+from barrier_runtime.data.keys import Rebalancer, hash_partition
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_group
 from tests.drawn import examples

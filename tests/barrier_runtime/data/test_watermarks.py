@@ -1,7 +1,7 @@
 """Watermark over several channels: the minimum of the active channels, never decreasing."""
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Idle, Watermark
-from barrier_runtime.data.watermarks import WatermarkMerger
+from barrier_runtime.runtime.network.input_queues import WatermarkMerger
 
 
 def test_the_slowest_channel_decides():

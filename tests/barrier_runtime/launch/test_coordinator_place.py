@@ -19,7 +19,7 @@ from barrier_runtime.launch.coordinator_of_job import (
 )
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.state.errors import Unavailable
-from barrier_runtime.state.ports import PortRange
+from barrier_runtime.state.sockets import PortRange
 
 FAR = "spark://far:7077"
 NEAR = "spark://localhost:7077"

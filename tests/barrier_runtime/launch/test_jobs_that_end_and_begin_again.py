@@ -7,7 +7,7 @@ import pytest
 
 from barrier_runtime import CollectSink, Dataflow, JsonlSink
 from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
-from barrier_runtime.coordinator.log.decided import manifest_data
+from barrier_runtime.coordinator.log.manifest import manifest_data
 from barrier_runtime.coordinator.log.records import Complete, Finish, decode_record
 from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.runtime.sinks.pending_transactions import read_pending

@@ -36,7 +36,7 @@ CHANGES = {
         (r"triggered_at_ms: int\n", 'triggered_at_ms: int = msgspec.field(name="begun_ms")\n'),
         (r"sent_at_ms: int = 0\n", 'sent_at_ms: int = msgspec.field(default=0, name="clock_ms")\n'),
     ],
-    "coordinator/wire/translation.py": [
+    "coordinator/wire/codec.py": [
         (
             r"TRANSLATIONS: (.*?) = \{\}",
             f"""

@@ -38,9 +38,9 @@ from barrier_runtime import (
 from barrier_runtime.api.dataflow import Stream
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import EventClock
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.data.rows import Row
-from barrier_runtime.operators.aggregation.combiner import Combiner
+from barrier_runtime.operators.aggregation.partials import Combiner
 from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
 from tests.drawn import examples

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import CollectSink, CsvSink, Dataflow, JsonlSink, ParquetSink, ProcessContext, ValueState
-from barrier_runtime.operators.aggregation.kinds.encoded_values import EncodedValues
+from barrier_runtime.operators.aggregation.kinds.cells import EncodedValues
 from barrier_runtime.operators.aggregation.kinds.sketches import DistinctSketch, FrequentSketch
 from barrier_runtime.replay import verify
 from barrier_runtime.replay.verifying import same_content

@@ -18,8 +18,8 @@ import pytest
 from failing_upload import FailingUpload
 
 from barrier_runtime import BroadcastState, CollectSink, Dataflow, JobFailed, JsonlSink, ValueState, connect
-from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
+from barrier_runtime.coordinator.log.manifest import load_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.operators.state.broadcast_copy import SUMMARY

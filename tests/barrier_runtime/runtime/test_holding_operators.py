@@ -4,10 +4,10 @@ import pytest
 from subtask_bench import Bench, barrier, rows
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch, EndOfInput, Idle, Watermark
-from barrier_runtime.data.watermarks import WatermarkMerger
 from barrier_runtime.operators.base import Capture, Emit, Operator
 from barrier_runtime.runtime.aligner import Aligner
 from barrier_runtime.runtime.barrier_tracker import BarrierTracker
+from barrier_runtime.runtime.network.input_queues import WatermarkMerger
 
 
 class Holding(Operator):

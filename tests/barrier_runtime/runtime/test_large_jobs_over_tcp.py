@@ -27,16 +27,15 @@ from barrier_runtime.coordinator.checkpoints import commits
 from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.job.phases import retaining
 from barrier_runtime.coordinator.job.phases import waiting as phase_waiting
-from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import decode_manifest, own_files
+from barrier_runtime.coordinator.log.manifest import decode_manifest, manifest_data, own_files
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.wire import codec
 from barrier_runtime.operators.aggregation.functions import count
 from barrier_runtime.runtime import checkpointing
 from barrier_runtime.state.snapshots.plan import Thresholds
-from barrier_runtime.state.snapshots.stored_values import with_values
+from barrier_runtime.state.snapshots.transfer import with_values
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 
 SCHEMA = pa.schema([("n", pa.int64())])

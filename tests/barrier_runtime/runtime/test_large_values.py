@@ -10,7 +10,7 @@ from barrier_runtime.coordinator.wire.messages import AbortCheckpoint, Ack, Trig
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.snapshots.snapshot import FileRef
-from barrier_runtime.state.snapshots.stored_values import store_values
+from barrier_runtime.state.snapshots.transfer import store_values
 
 LARGE = b"x" * 5_000
 

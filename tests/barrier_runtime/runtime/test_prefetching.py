@@ -10,14 +10,13 @@ from barrier_runtime import CollectSink, Dataflow, collect_list
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.wire.messages import ManifestRef, Prefetch
-from barrier_runtime.runtime.prefetching import prefetch, wanted_files
-from barrier_runtime.runtime.restored_snapshots import snapshots_in
+from barrier_runtime.runtime.prefetching import prefetch, snapshots_in, wanted_files
 from barrier_runtime.state.backend.restore import RestoreSite, restore
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.restore_plan import plan_restore
 from barrier_runtime.state.snapshots.snapshot import FileRef
-from barrier_runtime.state.snapshots.verified import download_verified
+from barrier_runtime.state.snapshots.transfer import download_verified
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store

@@ -10,7 +10,7 @@ from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.spark.task import SlotPlace, slot_facts, slot_place
 from barrier_runtime.state.errors import InvalidJob, Unavailable
-from barrier_runtime.state.ports import ANY_PORT, PortRange
+from barrier_runtime.state.sockets import ANY_PORT, PortRange
 
 
 def own_address() -> str:

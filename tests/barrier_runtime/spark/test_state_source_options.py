@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql.datasource import EqualTo
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, count
-from barrier_runtime.coordinator.log import compaction
-from barrier_runtime.coordinator.log.compaction import base_of
+from barrier_runtime.coordinator.log import records
 from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.log.records import base_of
 from barrier_runtime.spark.state_source import BarrierStateSource
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
@@ -53,7 +53,7 @@ def test_partitions_are_read_after_the_log_of_the_job_was_compacted(tmp_path: Pa
         head = read_log(open_store(url), paths).head
         return 0 if head is None else base_of(head.record)
 
-    with patch.object(compaction, "STEP", 8), ThreadPoolExecutor(1) as pool:
+    with patch.object(records, "STEP", 8), ThreadPoolExecutor(1) as pool:
         job = pool.submit(living(over).run_local, checkpoints=url, parallelism=2, checkpoint_interval=0.05)
         try:
             until(base, "the log begins")

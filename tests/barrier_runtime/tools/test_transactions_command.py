@@ -17,9 +17,14 @@ from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
 from barrier_runtime.connectors.files.sink.sink import JsonlSink, ParquetSink
 from barrier_runtime.connectors.registry import SINKS
 from barrier_runtime.connectors.sink_bases.file_committable import StagedFile, encode_committable
-from barrier_runtime.connectors.sink_value import decode_sink, describe_sink, make_sink
 from barrier_runtime.coordinator.log.records import Fence, decode_record
-from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, decode_pending
+from barrier_runtime.runtime.sinks.pending_set import (
+    PENDING_VALUE,
+    decode_pending,
+    decode_sink,
+    describe_sink,
+    make_sink,
+)
 from barrier_runtime.runtime.sinks.pending_transactions import read_pending, rows_told
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store, open_store

@@ -15,12 +15,12 @@ from barrier_runtime.coordinator.job.events import Tick
 from barrier_runtime.coordinator.job.generation import Generation
 from barrier_runtime.coordinator.job.phases import retaining
 from barrier_runtime.coordinator.job.phases.retaining import under_way
-from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import (
     DecidedManifest,
     Manifest,
+    load_manifest,
     own_files,
 )
 from barrier_runtime.coordinator.log.reader import read_log

@@ -1,4 +1,4 @@
-"""Jobs with `at_least`: fewer slots while others stay away, and the return to full width (`phases/width`)."""
+"""Jobs with `at_least`: fewer slots while others stay away, and the return to full width (`job/rescaling`)."""
 
 import msgspec
 import pytest
@@ -6,8 +6,7 @@ from coordinator_world import Coordinator, FakeSlot, kinds, log_of, spec, starte
 
 from barrier_runtime.coordinator.job.effects import Append
 from barrier_runtime.coordinator.job.events import UserRescale
-from barrier_runtime.coordinator.job.phases.width import narrowed, shown, widening
-from barrier_runtime.coordinator.job.rescaling import RescaleRequest
+from barrier_runtime.coordinator.job.rescaling import RescaleRequest, narrowed, shown, widening
 from barrier_runtime.coordinator.log.records import Fence
 from barrier_runtime.coordinator.status.figure_table import FIGURES
 from barrier_runtime.coordinator.status.history import encode_history

@@ -15,7 +15,7 @@ from barrier_runtime.coordinator.job.events import SlotRegistered
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Finish, Stop, decode_record, encode_record
 from barrier_runtime.coordinator.savepoint_files import find_savepoint, missing_objects, read_savepoint
-from barrier_runtime.coordinator.status.past_run import past_status
+from barrier_runtime.coordinator.status.history import past_status
 from barrier_runtime.coordinator.wire.messages import (
     CheckpointComplete,
     CheckpointOptions,

@@ -9,10 +9,9 @@ import pytest
 from coordinator_world import spec
 
 from barrier_runtime.coordinator.job import transitions
-from barrier_runtime.coordinator.job.decisions import Attempts, Decision, EndJob, FinishJob, Gather, LoadLog
 from barrier_runtime.coordinator.job.facts import Job, Origin
 from barrier_runtime.coordinator.job.phases.ending import Ended
-from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.phases.phase import Attempts, Decision, EndJob, FinishJob, Gather, LoadLog, Phase
 from barrier_runtime.coordinator.job.phases.start import Loading
 from barrier_runtime.coordinator.job.transitions import MOVES, next_phase
 from barrier_runtime.coordinator.log.record_builder import Identity

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from coordinator_world import Coordinator, spec, started
 
-from barrier_runtime.coordinator.log import compaction
-from barrier_runtime.coordinator.log.compaction import base_of
+from barrier_runtime.coordinator.log import records
 from barrier_runtime.coordinator.log.decision_log import LogEntry, complete_of
 from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.log.records import base_of
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
@@ -26,7 +26,7 @@ RETAINED = msgspec.structs.replace(spec().checkpoints, retained=20)
 
 @pytest.fixture(autouse=True)
 def small_steps() -> Iterator[None]:
-    with patch.object(compaction, "STEP", 8):
+    with patch.object(records, "STEP", 8):
         yield
 
 

@@ -10,7 +10,9 @@ import pytest
 from coordinator_world import Coordinator, checkpoint, keys_of, log_of, options, spec, started
 
 from barrier_runtime.coordinator.job.effects import Append, Delete
-from barrier_runtime.coordinator.log.decided import (
+from barrier_runtime.coordinator.log.decision_log import complete_of
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.manifest import (
     INLINE_BYTES,
     inline_data,
     kept_by_complete,
@@ -18,8 +20,6 @@ from barrier_runtime.coordinator.log.decided import (
     load_manifest,
     packed,
 )
-from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Complete, decode_record, encode_record
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store

@@ -8,13 +8,21 @@ import msgspec
 import pytest
 from coordinator_world import Coordinator, FakeSlot, checkpoint, keys_of, new_generation, spec, started
 
-from barrier_runtime.coordinator.log import compaction
-from barrier_runtime.coordinator.log.compaction import is_milestone, milestone_after
+from barrier_runtime.coordinator.log import records
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import Hint, LogReader, is_behind, read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
-from barrier_runtime.coordinator.log.records import BASE_FROM, Complete, Fence, Lead, decode_record, encode_record
+from barrier_runtime.coordinator.log.records import (
+    BASE_FROM,
+    Complete,
+    Fence,
+    Lead,
+    decode_record,
+    encode_record,
+    is_milestone,
+    milestone_after,
+)
 from barrier_runtime.coordinator.log.restore_choice import continue_run
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store
 from barrier_runtime.coordinator.store_calls import append_record, check_permit, compact_log
@@ -28,7 +36,7 @@ PATHS = Paths("flights")
 
 @pytest.fixture
 def small_steps() -> Iterator[None]:
-    with patch.object(compaction, "STEP", 8):
+    with patch.object(records, "STEP", 8):
         yield
 
 
@@ -406,7 +414,7 @@ class LongLog(MemoryStore):
         coordinator.checkpoint(*slots)
         fence, decision = record(small, 1), record(small, 2)
         self._set(PATHS.log_record(1), encode_record(fence))
-        self.base = length - 1_500 - (length - 1_500) % compaction.STEP
+        self.base = length - 1_500 - (length - 1_500) % records.STEP
         parent = "0" * 64
         for position in range(self.base, length + 1):
             checkpoint = position - 1

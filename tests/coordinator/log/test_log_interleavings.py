@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from coordinator_world import spec
 
-from barrier_runtime.coordinator.log import compaction
+from barrier_runtime.coordinator.log import records
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView, ReadBack, Repeat
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import LogReader
@@ -165,7 +165,7 @@ class World:
 
 @pytest.fixture
 def tiny_steps() -> Iterator[None]:
-    with patch.object(compaction, "STEP", 4):
+    with patch.object(records, "STEP", 4):
         yield
 
 

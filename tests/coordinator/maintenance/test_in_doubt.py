@@ -10,7 +10,7 @@ from barrier_runtime.coordinator.log.records import Fence, Finish
 from barrier_runtime.coordinator.maintenance.fsck import LogWalk
 from barrier_runtime.coordinator.maintenance.in_doubt import InDoubtResolution
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
-from barrier_runtime.coordinator.status.past_run import past_status
+from barrier_runtime.coordinator.status.history import past_status
 from barrier_runtime.coordinator.wire.messages import CheckpointComplete, Trigger
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore

@@ -8,7 +8,7 @@ from page_facts import NOW_MS
 
 from barrier_runtime.coordinator.client.rest_types import JobSummary
 from barrier_runtime.coordinator.page.figures import ABSENT, lag
-from barrier_runtime.coordinator.page.job_list import job_list
+from barrier_runtime.coordinator.page.job_view import job_list
 from barrier_runtime.coordinator.page.render import jobs_page, static_file
 
 DAY_MS = 86_400_000

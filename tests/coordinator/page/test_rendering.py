@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from page_facts import NOW_MS, TRACEBACK, checkpoint, status
 
 from barrier_runtime.coordinator.page import charts, checkpoint_chart, job_view, render
+from barrier_runtime.coordinator.page.charts import hour_charts
 from barrier_runtime.coordinator.page.checkpoint_chart import phases_of, strip, subtasks, timeline
 from barrier_runtime.coordinator.page.figures import ABSENT, count_ticks, duration_ticks, time_ticks
 from barrier_runtime.coordinator.page.job_view import events, live
@@ -26,7 +27,7 @@ from barrier_runtime.coordinator.page.render import (
     report,
     static_file,
 )
-from barrier_runtime.coordinator.page.trend_chart import hour_charts
+from barrier_runtime.coordinator.status.history import packed, unpacked
 from barrier_runtime.coordinator.status.shares import SubtaskWork
 from barrier_runtime.coordinator.status.status import (
     ChainStatus,
@@ -37,13 +38,12 @@ from barrier_runtime.coordinator.status.status import (
     JobStatus,
     RescaleStatus,
 )
-from barrier_runtime.coordinator.status.subtask_durations import packed, unpacked
 from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.coordinator.status.trend import TrendPoint
 from barrier_runtime.coordinator.status.why.reason import Reason
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
-from barrier_runtime.state.masked_text import masked_text
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
+from barrier_runtime.state.texts import masked_text
 
 REASON = Reason("store", "Checkpoint 120 failed: the disk is full.", ("df says 100 %",), "free some")
 EVIL = "<script>alert(1)</script>\"'><b>&amp; \u202edlrow\u2066"

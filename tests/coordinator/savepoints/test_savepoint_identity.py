@@ -24,10 +24,9 @@ import msgspec
 import pytest
 from coordinator_world import options, spec
 
-from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
+from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest, load_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Complete

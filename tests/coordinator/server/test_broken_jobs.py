@@ -11,8 +11,8 @@ from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Lead
-from barrier_runtime.coordinator.server.failure_record import write_end
 from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.coordinator.server.store_effects import write_end
 from barrier_runtime.coordinator.wire.messages import Ack
 from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.paths import Paths

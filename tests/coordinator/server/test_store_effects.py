@@ -12,7 +12,7 @@ from coordinator_world import Coordinator, keys_of, spec, started
 
 from barrier_runtime.coordinator.job.effects import Append, Compact
 from barrier_runtime.coordinator.job.events import AppendResult, Deleted, Event
-from barrier_runtime.coordinator.log import compaction
+from barrier_runtime.coordinator.log import records
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.server.store_effects import StoreEffects, StoreThreads
 from barrier_runtime.state.store.memory import MemoryStore
@@ -123,7 +123,7 @@ def test_fence_in_a_gap_is_answered_with_the_proof_and_the_start_reads_again() -
             return await effects.carry_out(effect)
 
     store = MemoryStore()
-    with patch.object(compaction, "STEP", 8):
+    with patch.object(records, "STEP", 8):
         coordinator, *slots = started(store)
         coordinator.checkpoint(*slots)
         late = Coordinator(store, spec(run_id="run-9"), leader="leader-n", now_ms=5_000_000).begin()

@@ -11,10 +11,9 @@ from hdrh.histogram import HdrHistogram
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.log.record_builder import Predecessor
-from barrier_runtime.coordinator.status.history import decode_history, encode_history
+from barrier_runtime.coordinator.status.history import all_subtasks, decode_history, encode_history
 from barrier_runtime.coordinator.status.statistics import SUBTASKS, JobRecord
 from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, FailureStatus, TakeoverStatus
-from barrier_runtime.coordinator.status.subtask_durations import all_subtasks
 from barrier_runtime.coordinator.wire.messages import Ack, Heartbeat, HeldBack, SubtaskId, Trigger
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 from barrier_runtime.state.store.paths import Paths

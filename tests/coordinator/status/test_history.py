@@ -15,8 +15,14 @@ from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.server import history_writer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.runner import JobRunner
-from barrier_runtime.coordinator.status.history import History, RunOutcome, decode_history, encode_history
-from barrier_runtime.coordinator.status.past_run import led_elsewhere, past_status
+from barrier_runtime.coordinator.status.history import (
+    History,
+    RunOutcome,
+    decode_history,
+    encode_history,
+    led_elsewhere,
+    past_status,
+)
 from barrier_runtime.coordinator.status.status import CommitsStatus, CommitTrouble
 from barrier_runtime.coordinator.wire.messages import CommitFailing, Heartbeat, Trigger
 from barrier_runtime.state.errors import Corrupt, InvalidJob

@@ -5,11 +5,19 @@ import random
 import msgspec
 import pytest
 
-from barrier_runtime.coordinator.status.history import History, decode_history, encode_history
+from barrier_runtime.coordinator.status.history import (
+    MOST,
+    MOST_TOGETHER,
+    History,
+    all_subtasks,
+    decode_history,
+    encode_history,
+    packed,
+    unpacked,
+)
 from barrier_runtime.coordinator.status.spans import MOST_SUBTASKS, NewSpans, checkpoint_spans
 from barrier_runtime.coordinator.status.statistics import SUBTASKS, JobRecord
 from barrier_runtime.coordinator.status.status import CheckpointStatus, SubtaskPhases
-from barrier_runtime.coordinator.status.subtask_durations import MOST, MOST_TOGETHER, all_subtasks, packed, unpacked
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes

@@ -3,7 +3,15 @@
 import msgspec
 import pytest
 
-from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, encode, encode_to_slot
+from barrier_runtime.coordinator.wire.codec import (
+    TAG,
+    TRANSLATIONS,
+    Fields,
+    Translation,
+    decode_to_coordinator,
+    encode,
+    encode_to_slot,
+)
 from barrier_runtime.coordinator.wire.messages import (
     ACCEPTED_PROTOCOLS,
     PROTOCOL_VERSION,
@@ -13,7 +21,6 @@ from barrier_runtime.coordinator.wire.messages import (
     Start,
     Trigger,
 )
-from barrier_runtime.coordinator.wire.translation import TAG, TRANSLATIONS, Fields, Translation
 from barrier_runtime.state.errors import ProtocolViolation
 
 BEFORE = 2

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import redis as client
 
 from barrier_runtime import ClickHouseSink, InvalidJob, MySQLSink, RedisUpsertSink
-from barrier_runtime.connectors.clickhouse.columns import column_for, takes, unkept
+from barrier_runtime.connectors.clickhouse.sink import column_for, takes, unkept
 from barrier_runtime.connectors.mysql.columns import MYSQL_COLUMNS
 from barrier_runtime.connectors.postgres.changes.source import PostgresChanges
 from barrier_runtime.connectors.postgres.columns import POSTGRES_COLUMNS, encode_csv

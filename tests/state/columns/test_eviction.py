@@ -7,8 +7,8 @@ from barrier_runtime.state.columns import column_rows
 from barrier_runtime.state.columns.column_rows import GONE, Victims
 from barrier_runtime.state.columns.entry_keys import EntryKeys
 from barrier_runtime.state.keys.row_index import IntKeys
-from barrier_runtime.state.kv.memory import MemoryKv
 from barrier_runtime.state.kv.shard import Shard
+from barrier_runtime.state.kv.store import MemoryKv
 
 
 def victims() -> Victims:

@@ -14,8 +14,8 @@ from barrier_runtime.state.columns import segment_set
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.columns.segment_set import SegmentLog
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
-from barrier_runtime.state.kv.memory import MemoryKv
 from barrier_runtime.state.kv.shard import Shard
+from barrier_runtime.state.kv.store import MemoryKv
 from barrier_runtime.state.scratch import segment_number
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot

@@ -12,7 +12,7 @@ import pytest
 
 from barrier_runtime.state import scratch
 from barrier_runtime.state.errors import Unavailable
-from barrier_runtime.state.kv import small_files
+from barrier_runtime.state.kv import rocksdb_files
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 from barrier_runtime.state.kv.rocksdb_files import LiveFiles
 from barrier_runtime.state.kv.side_by_side import link_database
@@ -24,7 +24,7 @@ from pathlib import Path
 from barrier_runtime.state.kv import small_files
 from barrier_runtime.state.kv.rocksdb_files import LiveFiles
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
-small_files.MEMORY = Path(sys.argv[1])
+rocksdb_files.MEMORY = Path(sys.argv[1])
 kv = RocksDbKv(Path(sys.argv[2]), SlotMemory(16 << 20), once=True)
 print("open", flush=True)
 signal.pause()
@@ -36,8 +36,8 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that replaces /dev/shm in one test."""
     folder = tmp_path / "memory"
     folder.mkdir()
-    monkeypatch.setattr(small_files, "MEMORY", folder)
-    monkeypatch.setattr(small_files, "_process", None)
+    monkeypatch.setattr(rocksdb_files, "MEMORY", folder)
+    monkeypatch.setattr(rocksdb_files, "_process", None)
     return folder
 
 
@@ -86,7 +86,7 @@ def test_without_room_in_memory_they_are_on_the_disk(
     why: str, tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if why == "no room":
-        monkeypatch.setattr(small_files, "_ROOM_BYTES", 1 << 62)
+        monkeypatch.setattr(rocksdb_files, "_ROOM_BYTES", 1 << 62)
     else:
         shutil.rmtree(memory)
     kv = RocksDbKv(tmp_path / "db", MEMORY, once=True)
@@ -163,9 +163,9 @@ def test_what_a_killed_process_leaves_goes_when_another_opens_a_database(
 def test_nothing_is_left_of_a_slot_that_ends_without_closing_its_databases(tmp_path: Path, memory: Path) -> None:
     kv = RocksDbKv(tmp_path / "db", MEMORY, once=True)
     assert [*memory.iterdir()]
-    small_files.remove_all()
+    rocksdb_files.remove_all()
     assert [*memory.iterdir()] == []
-    small_files.remove_all()
+    rocksdb_files.remove_all()
     other = RocksDbKv(tmp_path / "other", MEMORY, once=True)
     kv.close()
     assert [*memory.rglob("CURRENT")], "of the other one"

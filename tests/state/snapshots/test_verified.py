@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from barrier_runtime.state.errors import Corrupt
-from barrier_runtime.state.snapshots import verified
+from barrier_runtime.state.snapshots import transfer
 from barrier_runtime.state.snapshots.snapshot import FileRef
-from barrier_runtime.state.snapshots.verified import download_verified, read_verified
+from barrier_runtime.state.snapshots.transfer import download_verified, read_verified
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 
@@ -60,7 +60,7 @@ def test_a_large_file_that_was_changed_is_removed_again_after_the_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: MemoryStore
 ) -> None:
     """O8"""
-    monkeypatch.setattr("barrier_runtime.state.snapshots.verified._WHOLE_IN_MEMORY", 10)
+    monkeypatch.setattr("barrier_runtime.state.snapshots.transfer._WHOLE_IN_MEMORY", 10)
     store.put("job/data/1/slot/file", DATA)
     download_verified(store, reference(), tmp_path / "right")
     assert (tmp_path / "right").read_bytes() == DATA
@@ -85,7 +85,7 @@ def test_inline_bytes_are_checked_too() -> None:
 def test_large_file_of_a_folder_is_the_object_and_only_loses_its_name_on_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verified, "_WHOLE_IN_MEMORY", 10)
+    monkeypatch.setattr(transfer, "_WHOLE_IN_MEMORY", 10)
     store = LocalStore(tmp_path / "objects")
     key = reference().key or ""
     store.put(key, DATA)

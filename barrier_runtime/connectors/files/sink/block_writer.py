@@ -14,8 +14,8 @@ from collections.abc import Callable
 from barrier_runtime.connectors.files.sink import commit_blocks, commit_record
 from barrier_runtime.connectors.files.sink.commit_blocks import LEVELS, Block, Blocks, block_of, merged, span
 from barrier_runtime.connectors.files.sink.commit_record import COMMIT_RECORD_VERSION, CommitRecord
-from barrier_runtime.coordinator.log.compaction import is_milestone
 from barrier_runtime.coordinator.log.reader import find_head
+from barrier_runtime.coordinator.log.records import is_milestone
 from barrier_runtime.state.errors import Corrupt, Unavailable
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome

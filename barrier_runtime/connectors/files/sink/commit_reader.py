@@ -13,7 +13,7 @@ from barrier_runtime.connectors.files.sink import commit_blocks, commit_record
 from barrier_runtime.connectors.files.sink.commit_blocks import LEVELS, Blocks, is_there, span
 from barrier_runtime.connectors.files.sink.commit_record import CommitRecord, decode_commit_record
 from barrier_runtime.connectors.files.sink.summaries import SUMMARISED, read_summary
-from barrier_runtime.coordinator.log.compaction import milestone_after
+from barrier_runtime.coordinator.log.records import milestone_after
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 

@@ -3,10 +3,9 @@
 import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.functions import Aggregate
-from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
+from barrier_runtime.operators.aggregation.kinds.cells import Cells, EncodedValues, Reader
 from barrier_runtime.operators.aggregation.kinds.collecting import ListCell, SetCell, lists
 from barrier_runtime.operators.aggregation.kinds.distinct import DistinctCells
-from barrier_runtime.operators.aggregation.kinds.encoded_values import EncodedValues
 from barrier_runtime.operators.aggregation.kinds.sketches import (
     DistinctSketch,
     FrequentSketch,

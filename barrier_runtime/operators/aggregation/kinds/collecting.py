@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues
-from barrier_runtime.operators.aggregation.kinds.cells import Full
-from barrier_runtime.operators.aggregation.kinds.encoded_values import EncodedValues
+from barrier_runtime.operators.aggregation.kinds.cells import EncodedValues, Full
 from barrier_runtime.operators.aggregation.state_columns import Values
 from barrier_runtime.state.columns.wide_columns import EMPTY
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues
-from barrier_runtime.operators.aggregation.kinds.encoded_values import EncodedValues
+from barrier_runtime.operators.aggregation.kinds.cells import EncodedValues
 from barrier_runtime.operators.aggregation.state_columns import Values
 from barrier_runtime.state.columns.wide_columns import EMPTY
 from barrier_runtime.state.errors import missing_extra

@@ -15,13 +15,14 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.grouping import group_rows, order_of_ints
 from barrier_runtime.operators.aggregation.accumulators import add_to_groups
 from barrier_runtime.operators.aggregation.batch_values import BatchValues
-from barrier_runtime.operators.aggregation.merging import (
+from barrier_runtime.operators.aggregation.partial_schema import is_partial
+from barrier_runtime.operators.aggregation.partials import (
+    add_any_order,
     may_be_in_any_order,
     merge_at_once,
     merge_entries,
+    merge_partial_rows,
 )
-from barrier_runtime.operators.aggregation.partial_schema import is_partial
-from barrier_runtime.operators.aggregation.partials import add_any_order, merge_partial_rows
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import Session
 from barrier_runtime.operators.windows.entries import Ints, WindowEntries

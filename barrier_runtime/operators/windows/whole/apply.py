@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.row_class import RowClass
+from barrier_runtime.data.row_class import RowClass, is_instance
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import described, fit
 from barrier_runtime.operators.aggregation.own import AnyAggregate
@@ -357,3 +357,27 @@ class Results:
         if self._rows:
             self._batches.append(self._windows.written(self._rows))
             self._rows = []
+
+
+# A user's function of each window's aggregates.
+
+
+class OfAggregates:
+    """Function for `flat_map` over results of windows: calls `function(key, window, values)`."""
+
+    def __init__(self, function: Callable[[Any, TimeWindow, dict[str, Any]], Any], keys: tuple[str, ...]) -> None:
+        """`keys`: names of the key columns; () if all rows are one key."""
+        self.__name__ = self.__qualname__ = getattr(function, "__name__", type(function).__name__)
+        self._function = function
+        self._keys = keys
+
+    def __call__(self, row: Row) -> Iterable[Any]:
+        values = dict(row)
+        keys = tuple(values.pop(key) for key in self._keys)
+        span = [milliseconds_of(values.pop(name, None)) for name in ("window_start", "window_end")]
+        result = self._function(keys if len(keys) > 1 else keys[0] if keys else None, TimeWindow(*span), values)
+        if result is None:
+            return ()
+        if isinstance(result, Mapping):
+            return (dict(result),)
+        return (result,) if is_instance(result) else result

@@ -21,7 +21,7 @@ from barrier_runtime.connectors.files.sink.commit_blocks import block_of
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, read_commit_log
 from barrier_runtime.connectors.files.sink.commit_record import CommitRecord, encode_commit_record
 from barrier_runtime.connectors.sink_bases.file_committable import log_tag, origin_of_name
-from barrier_runtime.coordinator.log.compaction import is_milestone
+from barrier_runtime.coordinator.log.records import is_milestone
 from barrier_runtime.state.errors import Corrupt, Unavailable
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.memory import MemoryStore

@@ -17,7 +17,7 @@ from barrier_runtime.connectors.files.sink.sink import FileSink, JsonlSink
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.file_committable import StagedFile, Sweep, decode_committable, sink_tag
 from barrier_runtime.connectors.sink_bases.staging import Staging
-from barrier_runtime.connectors.sink_value import make_sink
+from barrier_runtime.runtime.sinks.pending_set import make_sink
 from barrier_runtime.state.errors import Corrupt, Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.multipart import Upload

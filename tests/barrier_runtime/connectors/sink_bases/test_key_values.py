@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from barrier_runtime.connectors.clickhouse.columns import column_for, takes, unkept
+from barrier_runtime.connectors.clickhouse.sink import column_for, takes, unkept
 from barrier_runtime.connectors.mysql.columns import MYSQL_COLUMNS, MySQLColumn
 from barrier_runtime.connectors.postgres.columns import POSTGRES_COLUMNS, Column, encode_csv
 from barrier_runtime.connectors.sink_bases.sql.columns import (

@@ -16,7 +16,7 @@ from window_operators import aggregating
 from barrier_runtime.coordinator.checkpoints.checkpoint import disagreement
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.operators.windows.assigners import Session, Sliding, Tumbling

@@ -29,17 +29,15 @@ from barrier_runtime import (
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import Edge
-from barrier_runtime.operators.aggregation import combiner
-from barrier_runtime.operators.aggregation.combiner import Combiner
+from barrier_runtime.operators.aggregation import partials
 from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
 from barrier_runtime.operators.aggregation.partial_schema import is_partial
-from barrier_runtime.operators.aggregation.partials import rows_of
+from barrier_runtime.operators.aggregation.partials import Combiner, rows_of
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator, DuplicatesCombiner
 from barrier_runtime.operators.windows.clocks import EventTime
-from barrier_runtime.operators.windows.contents import Aggregates
+from barrier_runtime.operators.windows.contents import Aggregates, Repeats, WindowParts
 from barrier_runtime.operators.windows.operator import WindowOperator
-from barrier_runtime.operators.windows.parts import Repeats, WindowParts
 from barrier_runtime.runtime import in_flight
 from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, ResultPartition
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
@@ -159,7 +157,7 @@ def test_the_share_of_different_keys_decides_with_hysteresis() -> None:
         return is_partial(chosen.combined(keys(different, rows)).schema)
 
     assert not combines(300)
-    assert not any(combines(10) for _ in range(combiner._PAUSE))  # no sample yet
+    assert not any(combines(10) for _ in range(partials._PAUSE))  # no sample yet
     assert combines(10)
     assert combines(300)  # stays on
     assert not combines(400)
@@ -173,7 +171,7 @@ def test_a_sample_of_few_rows_does_not_decide_on_larger_batches() -> None:
         return is_partial(chosen.combined(keys(3_000, rows)).schema)
 
     assert not any(map(combines, [1_000, 1_500, 5_000, 9_000]))
-    assert combines(combiner._SAMPLE)
+    assert combines(partials._SAMPLE)
 
 
 def test_larger_batches_are_requested_while_narrow_rows_are_combined() -> None:
@@ -185,8 +183,8 @@ def test_larger_batches_are_requested_while_narrow_rows_are_combined() -> None:
 
     assert not chosen.takes_more
     assert takes_more(keys(10, 1_000))
-    assert not takes_more(keys(1, combiner.FEWEST - 1))
-    wide = keys(10, 1_000).rows.append_column("text", pa.array(["x" * combiner._NARROW] * 1_000))
+    assert not takes_more(keys(1, partials.FEWEST - 1))
+    wide = keys(10, 1_000).rows.append_column("text", pa.array(["x" * partials._NARROW] * 1_000))
     assert not takes_more(Batch(wide, 0))
     assert not takes_more(keys(900, 1_000))
 
@@ -207,7 +205,7 @@ def test_a_larger_batch_that_is_not_combined_is_sent_in_parts(different: int, si
 
 
 def test_small_batches_are_sent_unchanged() -> None:
-    batch = keys(1, combiner.FEWEST - 1)
+    batch = keys(1, partials.FEWEST - 1)
     assert Combiner(["k"], {"n": count()}, "aggregate 'r'").combined(batch) is batch
 
 

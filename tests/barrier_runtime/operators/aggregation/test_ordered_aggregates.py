@@ -20,7 +20,7 @@ from window_operators import aggregating
 from barrier_runtime import Dataflow
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
 from barrier_runtime.operators.aggregation.functions import (
     Aggregate,

@@ -17,7 +17,7 @@ from operator_harness import Driven
 from barrier_runtime import Dataflow
 from barrier_runtime.operators.aggregation.functions import Aggregate, count_distinct, quantile, quantiles, top_k
 from barrier_runtime.operators.aggregation.kinds import sketches
-from barrier_runtime.operators.aggregation.kinds.encoded_values import EncodedValues
+from barrier_runtime.operators.aggregation.kinds.cells import EncodedValues
 from barrier_runtime.operators.aggregation.kinds.sketches import (
     DistinctSketch,
     FrequentSketch,

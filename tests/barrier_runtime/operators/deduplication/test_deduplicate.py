@@ -12,7 +12,7 @@ from operator_harness import Driven, Kind, World
 
 from barrier_runtime import CollectSink, Dataflow, JsonlSink
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.data.plain_rows import PlainRows
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.operators.joins.base import LATE_LEFT, LATE_RIGHT, JoinOperator, Side
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from tests.barrier_runtime.operator_harness import Driven, Kind, World

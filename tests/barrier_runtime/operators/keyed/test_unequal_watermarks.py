@@ -14,7 +14,7 @@ from operator_harness import Driven, Slots
 from window_operators import aggregating
 
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.operators.aggregation.functions import count
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.keyed.progress import VALUE

@@ -34,7 +34,7 @@ from barrier_runtime import (
     sum_,
 )
 from barrier_runtime.data.elements import WATERMARK_MAX, Barrier, Batch, EndOfInput, Idle, Watermark
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.operators.windows import firing
 from barrier_runtime.operators.windows import operator as operator_module

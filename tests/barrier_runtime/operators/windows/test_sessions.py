@@ -17,7 +17,7 @@ from window_operators import aggregating
 
 from barrier_runtime import Session, count, first, last, max_, mean, min_, stddev, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.operators.windows.operator import LATE, WindowOperator
 from barrier_runtime.operators.windows.sessions import assignment
 from barrier_runtime.state.errors import InvalidJob

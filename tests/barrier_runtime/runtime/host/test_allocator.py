@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from barrier_runtime.runtime.host import allocator
+from barrier_runtime.runtime.host import process
 from barrier_runtime.runtime.host.process import Heap
 
 _BATCHES = 50
@@ -36,12 +36,12 @@ def test_arrays_of_later_batches_take_no_page_faults() -> None:
 
 def test_large_freed_arrays_return_to_the_system() -> None:
     code = "t.allocator.keep_freed_memory(); print(t.rss_after_freeing(32, 8 << 20))"
-    assert _in_process(code) < allocator.MOST_KEPT_BYTES
+    assert _in_process(code) < process.MOST_KEPT_BYTES
 
 
 def test_what_threads_freed_returns_to_the_system_when_a_generation_ends() -> None:
     code = "t.allocator.keep_freed_memory(); print(t.rss_after_threads(7, 60, 2 << 20))"
-    assert _in_process(code) < allocator.MOST_KEPT_BYTES // 2
+    assert _in_process(code) < process.MOST_KEPT_BYTES // 2
 
 
 def rss_after_threads(threads: int, arrays: int, size: int) -> int:

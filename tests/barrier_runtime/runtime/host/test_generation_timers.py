@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from barrier_runtime.runtime.host.generation_timers import GenerationTimers
+from barrier_runtime.runtime.host.clock import GenerationTimers
 
 
 @pytest.mark.slow

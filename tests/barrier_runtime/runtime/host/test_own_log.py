@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from barrier_runtime.runtime.host.inspection import bounded, refusal_of
+from barrier_runtime.runtime.host.inspection import SAMPLES, bounded, refusal_of, sampled_stacks
 from barrier_runtime.runtime.host.own_log import MOST_CHARACTERS, OwnLog
-from barrier_runtime.runtime.host.stacks import SAMPLES, sampled_stacks
 
 log = logging.getLogger("kept")
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Operator
-from barrier_runtime.runtime.host.preview import MOST_ROWS, Preview, place_of
-from barrier_runtime.runtime.host.row_text import rows_as_text
+from barrier_runtime.runtime.host.inspection import MOST_ROWS, Preview, place_of, rows_as_text
 from barrier_runtime.runtime.operator_chain import OperatorChain
 
 

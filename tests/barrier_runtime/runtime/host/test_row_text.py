@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.runtime.host.inspection import first_of
-from barrier_runtime.runtime.host.row_text import MOST_OF_A_ROW, rows_as_text
+from barrier_runtime.runtime.host.inspection import MOST_OF_A_ROW, first_of, rows_as_text
 
 
 def shown(columns: dict[str, pa.Array]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import socket
 import threading
 
 from barrier_runtime.coordinator.wire.messages import Peer, Probe
-from barrier_runtime.runtime.network.probing import probed
+from barrier_runtime.runtime.host.inspection import probed
 from barrier_runtime.state.errors import Unavailable
 
 

@@ -15,12 +15,11 @@ from msgspec.structs import replace
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
 from barrier_runtime.coordinator.client.rest_types import JobSummary
 from barrier_runtime.coordinator.page.render import CommandLine
-from barrier_runtime.coordinator.server.inspection import steps_of, steps_of_run, trend_of_run
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress, application
+from barrier_runtime.coordinator.server.rest_calls import steps_of, steps_of_run, trend_of_run
 from barrier_runtime.coordinator.server.web.front import HEADERS, is_open
-from barrier_runtime.coordinator.server.web.kept import KeptFor
-from barrier_runtime.coordinator.server.web.pages import Pages, PageSource, pages_for
+from barrier_runtime.coordinator.server.web.pages import KeptFor, Pages, PageSource, pages_for
 from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
