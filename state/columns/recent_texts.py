@@ -12,7 +12,7 @@ Place = Callable[[Sequence[Key]], RowIds]
 
 _SEARCHES = 16  # after which the texts of a batch are counted again
 _RESTS = 64  # batches without search, after too many texts
-_MOST = 4  # times the texts of a batch: a search in more costs more than it saves
+_MOST = 4  # times the texts of a batch: a search in more costs more than lookups
 _MOST_BYTES = 4 << 20
 
 
