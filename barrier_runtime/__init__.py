@@ -38,9 +38,9 @@ _HOME = {
     "Global": "barrier_runtime.operators.windows.assigners",
     "Calendar": "barrier_runtime.operators.windows.calendar",
     "Every": "barrier_runtime.operators.windows.triggers",
-    "OwnTrigger": "barrier_runtime.operators.windows.triggers",
-    "TriggerResult": "barrier_runtime.operators.windows.triggers",
-    "TriggerWindow": "barrier_runtime.operators.windows.triggers",
+    "OwnTrigger": "barrier_runtime.operators.windows.own_trigger",
+    "TriggerResult": "barrier_runtime.operators.windows.trigger_results",
+    "TriggerWindow": "barrier_runtime.operators.windows.trigger_results",
     "count": "barrier_runtime.operators.aggregation.functions",
     "sum_": "barrier_runtime.operators.aggregation.functions",
     "mean": "barrier_runtime.operators.aggregation.functions",
@@ -229,10 +229,10 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.windows.assigners import Sliding as Sliding
     from barrier_runtime.operators.windows.assigners import Tumbling as Tumbling
     from barrier_runtime.operators.windows.calendar import Calendar as Calendar
+    from barrier_runtime.operators.windows.own_trigger import OwnTrigger as OwnTrigger
+    from barrier_runtime.operators.windows.trigger_results import TriggerResult as TriggerResult
+    from barrier_runtime.operators.windows.trigger_results import TriggerWindow as TriggerWindow
     from barrier_runtime.operators.windows.triggers import Every as Every
-    from barrier_runtime.operators.windows.triggers import OwnTrigger as OwnTrigger
-    from barrier_runtime.operators.windows.triggers import TriggerResult as TriggerResult
-    from barrier_runtime.operators.windows.triggers import TriggerWindow as TriggerWindow
     from barrier_runtime.operators.windows.whole.apply import TimeWindow as TimeWindow
     from barrier_runtime.state.errors import BarrierRuntimeError as BarrierRuntimeError
     from barrier_runtime.state.errors import Corrupt as Corrupt

@@ -1,6 +1,23 @@
 """Manifest of a checkpoint. Canonical JSON.
 
 A manifest counts only if a COMPLETE record names the key and sha256.
+
+Decided checkpoints: their manifests, and how long they may be restored.
+
+A small manifest is inside the COMPLETE record (I2). A larger manifest is an object, stored before the record with the
+manifest's hash. FENCE and COMPLETE list the positions of kept decisions (`kept`).
+
+| state of checkpoint n | shown by                                 | restored by | files of n                          |
+|-----------------------|------------------------------------------|-------------|-------------------------------------|
+| pending               | nothing in the log                       | nobody      | swept once the checkpoint has ended |
+| decided, kept         | the newest FENCE or COMPLETE is n's, or  | any start   | stay                                |
+|                       | lists n's position                       |             |                                     |
+| dropped               | that record does not list n's position   | nobody      | deleted once no slot can use them   |
+| discarded             | FINISH with `discarded`                  | nobody      | deleted at once                     |
+
+A put with an unknown outcome drops nothing yet (I9). Crash points: docs/design/leadership.md.
+
+Records of earlier releases list nothing: their checkpoints are kept while the manifests are stored.
 """
 
 import zlib
@@ -120,31 +137,6 @@ def own_files(manifest: Manifest, data_prefix: str) -> frozenset[str]:
         if ref.key is not None and ref.key.startswith(data_prefix)
     )
 
-
-# Decided checkpoints: their manifests, and how long they may be restored. Pure.
-#
-# A small manifest is inside the COMPLETE record (I2). A larger manifest is an object, stored before the record with
-# the
-# manifest's hash. FENCE and COMPLETE list the positions of kept decisions (`kept`).
-#
-# | state of checkpoint n | shown by                                 | restored by | files of n
-# |
-# |-----------------------|------------------------------------------|-------------|-----------------------------------
-# --|
-# | pending               | nothing in the log                       | nobody      | swept once the checkpoint has
-# ended |
-# | decided, kept         | the newest FENCE or COMPLETE is n's, or  | any start   | stay
-# |
-# |                       | lists n's position                       |             |
-# |
-# | dropped               | that record does not list n's position   | nobody      | deleted once no slot can use them
-# |
-# | discarded             | FINISH with `discarded`                  | nobody      | deleted at once
-# |
-#
-# A put with an unknown outcome drops nothing yet (I9). Crash points: docs/design/leadership.md.
-#
-# Records of earlier releases list nothing: their checkpoints are kept while the manifests are stored.
 
 INLINE_BYTES = 16 << 10  # compressed: the log keeps thousands of records
 _UNPACKED_BYTES = 256 << 10  # decompressed: less than a message carries

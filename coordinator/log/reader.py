@@ -1,7 +1,7 @@
 """Reads only the head of a job's log, and records behind facts. Blocking.
 
 `get` calls find the head by galloping and bisecting from a known position, the hint, or the beginning (about 2·log2(n)
-reads). Below the base only milestones are certain (`compaction`).
+reads). Below the base only milestones are certain (`records`).
 
 The hint is an object with a recent position and the FENCE. A missing, old or wrong hint only costs requests.
 """

@@ -296,7 +296,7 @@ def distribution(latency: LatencyStatus, name: str) -> Markup:
 
 # SVG charts of the last hour: rate, watermark lag and latency. Pure.
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BASE = 360, 132, 50, 10, 8, 110
+_TREND_WIDTH, _HEIGHT, _TREND_LEFT, _RIGHT, _TOP, _BASE = 360, 132, 50, 10, 8, 110
 _POINTS = 120
 _SHORTEST_MS = 120_000  # of the time axis
 _MINUTE_MS = 60_000
@@ -372,25 +372,32 @@ def _drawn(name: str, lines: Sequence[_Line], now_ms: int, text: Callable[[float
     ticks = (count_ticks if text is short else duration_ticks)(highest, 3)
 
     def x(at_ms: int) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (at_ms - first) / (now_ms - first)
+        return _TREND_LEFT + (_TREND_WIDTH - _TREND_LEFT - _RIGHT) * (at_ms - first) / (now_ms - first)
 
     def y(figure: float) -> float:
         return _BASE - (_BASE - _TOP) * figure / ticks[-1]
 
     out = [
         Markup('<svg class="chart hour" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
-            _WIDTH, _HEIGHT, f"{name} over the last hour, at most {text(highest)}"
+            _TREND_WIDTH, _HEIGHT, f"{name} over the last hour, at most {text(highest)}"
         )
     ]
     for tick in ticks:
         out.append(
             Markup(
                 '<path class="grid" d="M{} {:.1f}H{}"/><text class="axis" x="{}" y="{:.1f}" text-anchor="end">{}</text>'
-            ).format(_LEFT, y(tick), _WIDTH - _RIGHT, _LEFT - 5, y(tick) + 4, _axis(tick, text) if tick else "0")
+            ).format(
+                _TREND_LEFT,
+                y(tick),
+                _TREND_WIDTH - _RIGHT,
+                _TREND_LEFT - 5,
+                y(tick) + 4,
+                _axis(tick, text) if tick else "0",
+            )
         )
     for at_ms, label in time_ticks(first, now_ms, 5):
         half = 3.5 * len(label)
-        if _LEFT + 12 <= x(at_ms) <= _WIDTH - half:
+        if _TREND_LEFT + 12 <= x(at_ms) <= _TREND_WIDTH - half:
             out.append(
                 Markup('<text class="axis" x="{:.1f}" y="{}" text-anchor="middle">{}</text>').format(
                     x(at_ms), _HEIGHT - 5, label

@@ -17,11 +17,11 @@ from barrier_runtime.coordinator.option_table import DAEMON_OPTIONS
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, encode_to_slot
+from barrier_runtime.coordinator.wire.framing import Framing
 from barrier_runtime.coordinator.wire.handshake import (
     KEY_BYTES,
     NONCE_BYTES,
     Acceptor,
-    Framing,
     HandshakeFailed,
     Hello,
     PeerSession,

@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from barrier_runtime.coordinator.wire.handshake import PREFIX, FrameRejected, Framing
+from barrier_runtime.coordinator.wire.framing import PREFIX, FrameRejected, Framing
 
 _NONCE = struct.Struct(">4xQ")
 _FRAMES_OF_A_KEY = 1 << 16  # far below the limits of AES-GCM

@@ -5,7 +5,6 @@ files only if all are still in use. A file is listed once complete; segments tha
 checkpoint. An incarnation never reuses a file's number, and a restore reads files by number.
 """
 
-import itertools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -26,38 +25,8 @@ from barrier_runtime.state.columns.segment import (
     merged,
     within,
 )
+from barrier_runtime.state.columns.segment_plan import BOTTOM, Size, merge_from
 from barrier_runtime.state.scratch import link_or_copy, segment_file, segment_number
-
-# Decides when segments are merged.
-#
-# When the deltas have as many entries as the base, all become a new base: besides merges of deltas, a changed row is
-# written at most twice. Many deltas of the same level are merged, so a restore reads some dozens of files at most.
-
-BOTTOM = 1_000_000  # level of a base and of chunks of a base
-_MANY = 24
-
-
-@dataclass(frozen=True)
-class Size:
-    entries: int
-    level: int
-
-
-def merge_from(sizes: Sequence[Size]) -> int | None:
-    """Index in a state's segments, oldest first, from which all are merged; None: no merge."""
-    below = list(itertools.takewhile(lambda size: size.level == BOTTOM, sizes))
-    above = sizes[len(below) :]
-    if not above:
-        return None
-    if sum(size.entries for size in above) >= sum(size.entries for size in below):
-        return 0
-    start, level = len(sizes), 0
-    while True:
-        alike = sum(1 for _ in itertools.takewhile(lambda size: size.level == level, reversed(sizes[:start])))  # noqa: B023
-        if alike + (start < len(sizes)) < _MANY:
-            return start if start < len(sizes) else None
-        start, level = start - alike, level + 1
-
 
 _CHUNK_ENTRIES = 1 << 20
 _SLICE_ENTRIES = 1 << 19  # per slice of a state that is only read

@@ -111,7 +111,7 @@ PURE_FILES = (  # of folders that are not pure as a whole
     "coordinator/option_table.py",
     "coordinator/options.py",
     "state/columns/segment.py",
-    "state/columns/segment_set.py",
+    "state/columns/segment_plan.py",
     "state/errors.py",
     "state/ids.py",
     "state/keys/key_codec.py",

@@ -17,14 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.coordinator.wire.codec import MAX_MESSAGE_BYTES, decode_to_coordinator, decode_to_slot, encode
-from barrier_runtime.coordinator.wire.handshake import (
-    FRAME_OVERHEAD,
-    MAX_HANDSHAKE_BYTES,
-    Acceptor,
-    FrameRejected,
-    Framing,
-    Initiator,
-)
+from barrier_runtime.coordinator.wire.framing import FRAME_OVERHEAD, FrameRejected, Framing
+from barrier_runtime.coordinator.wire.handshake import MAX_HANDSHAKE_BYTES, Acceptor, Initiator
 from barrier_runtime.coordinator.wire.messages import PROTOCOL_VERSION, Ack, Deploy, Heartbeat, SubtaskId, Trigger
 from barrier_runtime.data.elements import Barrier, Batch, Watermark
 from barrier_runtime.runtime.network.frames import (

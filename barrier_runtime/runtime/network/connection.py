@@ -9,7 +9,8 @@ from typing import Protocol, TypeVar, cast
 
 import pyarrow as pa
 
-from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, Framing, PeerSession
+from barrier_runtime.coordinator.wire.framing import Framing
+from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, PeerSession
 from barrier_runtime.coordinator.wire.peers import Policy
 from barrier_runtime.runtime.network.channels import ChannelId
 from barrier_runtime.state.errors import InvalidJob, Unavailable

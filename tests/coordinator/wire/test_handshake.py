@@ -6,12 +6,10 @@ import pickle
 import pytest
 
 from barrier_runtime.coordinator.wire import handshake
+from barrier_runtime.coordinator.wire.framing import FRAME_OVERHEAD, FrameRejected, Framing
 from barrier_runtime.coordinator.wire.handshake import (
-    FRAME_OVERHEAD,
     MAX_HANDSHAKE_BYTES,
     Acceptor,
-    FrameRejected,
-    Framing,
     HandshakeFailed,
     Initiator,
     job_secret,

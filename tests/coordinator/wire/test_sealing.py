@@ -4,14 +4,8 @@ import msgspec
 import pytest
 
 from barrier_runtime.coordinator.wire import handshake, sealing
-from barrier_runtime.coordinator.wire.handshake import (
-    FRAME_OVERHEAD,
-    Acceptor,
-    FrameRejected,
-    HandshakeFailed,
-    Initiator,
-    job_secret,
-)
+from barrier_runtime.coordinator.wire.framing import FRAME_OVERHEAD, FrameRejected
+from barrier_runtime.coordinator.wire.handshake import Acceptor, HandshakeFailed, Initiator, job_secret
 
 SECRET = job_secret(b"k" * 32, "flights", "run-1")
 PRIVATE, OTHER_PRIVATE = b"p" * 32, b"q" * 32

@@ -22,7 +22,7 @@ from barrier_runtime.operators.windows.firing import FIRINGS
 from barrier_runtime.operators.windows.rules.changed import Changed, WallTurns
 from barrier_runtime.operators.windows.rules.early import OVER, EveryRows, first_multiple
 from barrier_runtime.operators.windows.rules.on_close import Bools, Ints, RuledWindows
-from barrier_runtime.operators.windows.triggers import TriggerResult, TriggerWindow
+from barrier_runtime.operators.windows.trigger_results import TriggerResult, TriggerWindow
 from barrier_runtime.operators.windows.whole.apply import ONE_KEY
 from barrier_runtime.state.errors import InvalidJob
 

@@ -31,16 +31,16 @@ def _in_process(code: str) -> int:
 
 
 def test_arrays_of_later_batches_take_no_page_faults() -> None:
-    assert _in_process("t.allocator.keep_freed_memory(); print(t.faults_of_batches())") < _BATCHES * _ARRAYS
+    assert _in_process("t.process.keep_freed_memory(); print(t.faults_of_batches())") < _BATCHES * _ARRAYS
 
 
 def test_large_freed_arrays_return_to_the_system() -> None:
-    code = "t.allocator.keep_freed_memory(); print(t.rss_after_freeing(32, 8 << 20))"
+    code = "t.process.keep_freed_memory(); print(t.rss_after_freeing(32, 8 << 20))"
     assert _in_process(code) < process.MOST_KEPT_BYTES
 
 
 def test_what_threads_freed_returns_to_the_system_when_a_generation_ends() -> None:
-    code = "t.allocator.keep_freed_memory(); print(t.rss_after_threads(7, 60, 2 << 20))"
+    code = "t.process.keep_freed_memory(); print(t.rss_after_threads(7, 60, 2 << 20))"
     assert _in_process(code) < process.MOST_KEPT_BYTES // 2
 
 
