@@ -1,3 +1,5 @@
+"""Texts of messages: numbers with their nouns."""
+
 from barrier_runtime.state.texts import counted
 
 

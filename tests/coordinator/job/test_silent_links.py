@@ -63,7 +63,7 @@ def test_a_slot_of_a_pair_that_fails_again_is_requested_elsewhere_without_a_fenc
     assert coordinator.status.kill == ()
 
 
-def test_a_replacement_that_comes_after_the_link_healed_ends_the_duel_of_two_spark_jobs():
+def test_a_replacement_after_the_link_healed_ends_the_duel_of_two_spark_jobs():
     coordinator, first, second = started(MemoryStore())
     beats(coordinator, 12, first, second, unheard={1: {0: 0}})
     beats(coordinator, 60, first, second, unheard={1: {0: 0}})

@@ -1,4 +1,4 @@
-"""Commit logs in blocks: what stays, crashes at each write, stalled writers in gaps, and the cost of a long log."""
+"""Commit logs in blocks: records that stay, crashes at each write, stalled writers, and the cost of a long log."""
 
 import contextlib
 import random
@@ -84,7 +84,7 @@ def written(store: ObjectStore, first: int, last: int, token: int = 1) -> Commit
     return log
 
 
-# ---------------------------------------------------------------- what stays
+# ---------------------------------------------------------------- records that stay
 
 
 def test_records_move_into_blocks_and_readers_see_all_of_them(store: MemoryStore, small: None) -> None:
@@ -132,7 +132,7 @@ def test_damaged_blocks_stop_readers(change: str, store: MemoryStore, small: Non
 
 
 def test_a_crash_at_any_write_loses_and_doubles_nothing(small: None) -> None:
-    """A successor then compacts what the dead process left."""
+    """A successor then compacts the records that the dead process left."""
     last, crash_at, crashed = 40, 0, True
     while crashed:
         store, crashed, done = MemoryStore(), False, 0
