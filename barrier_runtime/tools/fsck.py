@@ -42,7 +42,7 @@ def fsck(url: str, job: str | None, *, delete: bool, min_age_s: float, form: str
         if delete:
             checked = delete_orphans(store, checked)
     report = report_of(store, checked)
-    exit_code = 2 if any(each.damage for each in logs) else report.exit_code
+    exit_code = 2 if any(log.damage for log in logs) else report.exit_code
     if form == "json":
         document = {
             **msgspec.to_builtins(report),
@@ -63,7 +63,7 @@ def _lines(report: FsckReport, logs: Sequence[CommitLogReport]) -> Iterator[str]
         size = f"{counted(each.records, 'record')}, {counted(each.blocks, 'block')}"
         yield f"commit log of job {each.job}, sink {each.sink}: {size}"
         yield from _damage_lines(each.damage)
-    damaged = sum(len(each.damage) for each in (*report.jobs, *logs))
+    damaged = sum(len(job.damage) for job in report.jobs) + sum(len(log.damage) for log in logs)
     orphans = [each for job in report.jobs for each in job.unreferenced if each.state == "orphan"]
     if damaged:
         yield f"{damaged} damaged"

@@ -26,6 +26,7 @@ PROSE = {  # tables that no code holds as data
     "coordinator/log/manifest.py": "moves and crash points: tests/coordinator/log/test_decided.py",
     "barrier_runtime/connectors/memory/batch_function.py": "cases: tests/barrier_runtime/connectors/memory",
     "barrier_runtime/connectors/files/source/csv_rows.py": "cases: tests/field/local/test_csv.py",
+    "barrier_runtime/connectors/files/sink/commit_record.py": "versions: files/test_commit_blocks.py",
     "barrier_runtime/connectors/files/sink/compaction.py": "crash points: tests/barrier_runtime/connectors/files",
     "barrier_runtime/connectors/files/sink/open_files.py": "moves: tests/barrier_runtime/connectors/files",
     "barrier_runtime/connectors/files/paths.py": "cases: tests/barrier_runtime/connectors/files",

@@ -12,8 +12,8 @@ So block n proves that all of this is done up to n - 1. A crash leaves a step th
 from collections.abc import Callable
 
 from barrier_runtime.connectors.files.sink import commit_blocks, commit_record
-from barrier_runtime.connectors.files.sink.commit_blocks import LEVELS, Block, Blocks, block_of, merged, span
-from barrier_runtime.connectors.files.sink.commit_record import COMMIT_RECORD_VERSION, CommitRecord
+from barrier_runtime.connectors.files.sink.commit_blocks import LEVELS, Blocks, CommitBlock, block_of, merged, span
+from barrier_runtime.connectors.files.sink.commit_record import MAY_GO_FROM, CommitRecord
 from barrier_runtime.coordinator.log.reader import find_head
 from barrier_runtime.coordinator.log.records import is_milestone
 from barrier_runtime.state.errors import Corrupt, Unavailable
@@ -25,7 +25,7 @@ READS_AT_ONCE = 32
 
 def may_go(position: int, record: CommitRecord) -> bool:
     """True if the record may be deleted once a block has it."""
-    if position <= commit_record.FIRST_RECORDS or record.version < COMMIT_RECORD_VERSION:
+    if position <= commit_record.FIRST_RECORDS or record.version < MAY_GO_FROM:
         return False
     return not record.turn and not is_milestone(position, commit_blocks.RECORDS)
 
@@ -86,7 +86,7 @@ class BlockWriter:
         self._put(1, number, block_of(self._job, self._sink, number, records, before.head.origins if before else {}))
         return True
 
-    def _drop(self, number: int, before: Block) -> None:
+    def _drop(self, number: int, before: CommitBlock) -> None:
         self._keep(before)
         first = (number - 2) * commit_blocks.RECORDS + 1
         records = before.records(first, first + commit_blocks.RECORDS - 1)
@@ -115,7 +115,7 @@ class BlockWriter:
                 return
             self._put(level, number, merged(blocks))
 
-    def _keep(self, block: Block) -> None:
+    def _keep(self, block: CommitBlock) -> None:
         """Puts a block again that was only read: the writer may have died before the block was durable."""
         if (block.head.level, block.head.number) not in self._durable:
             self._put(block.head.level, block.head.number, block.data)

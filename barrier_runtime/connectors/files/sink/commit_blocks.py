@@ -50,7 +50,7 @@ def span(level: int) -> int:
 
 
 @dataclass(frozen=True)
-class Block:
+class CommitBlock:
     head: BlockHead
     data: bytes
     where: str
@@ -92,7 +92,7 @@ def block_of(job: str, sink: str, number: int, records: Sequence[CommitRecord], 
     return _encoded(head, [part])
 
 
-def merged(blocks: Sequence[Block]) -> bytes:
+def merged(blocks: Sequence[CommitBlock]) -> bytes:
     """Returns the bytes of the block of the next level."""
     last = blocks[-1].head
     parts = [part for block in blocks for part in block.parts()]
@@ -118,7 +118,7 @@ class Blocks:
     def key(self, level: int, number: int) -> str:
         return f"{self._prefix}blocks/{level}/{number:020d}.block"
 
-    def read(self, level: int, number: int) -> Block | None:
+    def read(self, level: int, number: int) -> CommitBlock | None:
         key = self.key(level, number)
         data = get_or_none(self._store, key)
         if data is None:
@@ -132,12 +132,12 @@ class Blocks:
             raise _FORMAT.unreadable(f"it should be {expected} and is {about}", where)
         if head.check != stamp_of(data, head.check):
             raise _FORMAT.unreadable("its bytes have another hash", where)
-        return Block(head, data, where)
+        return CommitBlock(head, data, where)
 
     def exists(self, level: int, number: int) -> bool:
         return is_there(self._store, self.key(level, number))
 
-    def covering(self, position: int) -> Block | None:
+    def covering(self, position: int) -> CommitBlock | None:
         """The lowest level first: a block is deleted after the block above is put."""
         for level in range(1, LEVELS + 1):
             block = self.read(level, (position - 1) // span(level) + 1)

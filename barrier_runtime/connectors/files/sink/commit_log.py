@@ -22,15 +22,16 @@ from barrier_runtime.connectors.files.sink.block_writer import BlockWriter
 from barrier_runtime.connectors.files.sink.commit_reader import READS_AT_ONCE, StoredRecords
 from barrier_runtime.connectors.files.sink.commit_reader import commits_prefix as commits_prefix
 from barrier_runtime.connectors.files.sink.commit_reader import read_commit_log as read_commit_log
-from barrier_runtime.connectors.files.sink.commit_record import CommitRecord as CommitRecord
-from barrier_runtime.connectors.files.sink.commit_record import CommittedFile as CommittedFile
 from barrier_runtime.connectors.files.sink.commit_record import (
+    MAY_GO_FROM,
     encode_commit_record,
     live_files,
     log_of,
     may_name,
     version_at,
 )
+from barrier_runtime.connectors.files.sink.commit_record import CommitRecord as CommitRecord
+from barrier_runtime.connectors.files.sink.commit_record import CommittedFile as CommittedFile
 from barrier_runtime.coordinator.log.reader import READ_AHEAD, HeadHint, find_head
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.transfer import in_parallel
@@ -146,7 +147,7 @@ class CommitLog:
     def _put_next(self, sequence: int, record: CommitRecord) -> bool:
         """Returns whether the put created the record. If perhaps in a gap, the log is to be read again: no head."""
         behind_own = self._own == sequence - 1 > 0
-        if record.version >= 3:
+        if record.version >= MAY_GO_FROM:
             record = msgspec.structs.replace(record, turn=not behind_own)
         self._own = 0
         if not self._put(sequence, record):

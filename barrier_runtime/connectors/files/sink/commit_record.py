@@ -19,6 +19,7 @@ from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 COMMIT_RECORD_VERSION = 3
 FIRST_RECORDS = 1_024  # these are never deleted
+MAY_GO_FROM = 3  # version from which records may be deleted
 
 Origins: TypeAlias = dict[str, tuple[int, int]]  # highest fencing token and checkpoint, by decision log
 

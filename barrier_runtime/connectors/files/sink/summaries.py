@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from barrier_runtime.connectors.files.sink.commit_record import COMMIT_RECORD_VERSION, CommitRecord, Origins
+from barrier_runtime.connectors.files.sink.commit_record import MAY_GO_FROM, CommitRecord, Origins
 from barrier_runtime.coordinator.log.hashing import stamp_of
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
@@ -47,7 +47,7 @@ def read_summary(
         return None
     about = summary.job, summary.sink, summary.number, len(summary.records)
     last = summary.records[-1]
-    if about != (job, sink, number, SUMMARISED) or last.version >= COMMIT_RECORD_VERSION:
+    if about != (job, sink, number, SUMMARISED) or last.version >= MAY_GO_FROM:
         return None
     return summary if last == record_at(number * SUMMARISED) else None
 
