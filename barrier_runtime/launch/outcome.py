@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeVar
 
-from barrier_runtime.connectors.argument_types import WrongCall, shown_parameters, wrong_arguments_of
 from barrier_runtime.coordinator.metric_table import ERROR_ROWS, SKIPPED_ROWS
 from barrier_runtime.coordinator.status.health import ended_in_words
 from barrier_runtime.coordinator.status.statistics import (
@@ -24,6 +23,7 @@ from barrier_runtime.coordinator.status.statistics import (
     rows_by_step,
 )
 from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.data.argument_types import WrongCall, shown_parameters, wrong_arguments_of
 from barrier_runtime.operators.user_code import from_users_frame
 from barrier_runtime.state.errors import (
     BarrierRuntimeError,
@@ -178,7 +178,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def plain_errors(cls: C) -> C:
     """Removes our frames from errors, and checks types of arguments."""
     for name, method in list(vars(cls).items()):
-        if isinstance(method, FunctionType) and not name.startswith("_"):
+        if isinstance(method, FunctionType) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, plainly(method))
     return cls
 
@@ -221,12 +221,19 @@ def _wrong_call(method: Callable[..., Any], arguments: tuple[Any, ...], keywords
         _, *takes = signature.parameters.values()
         named = bool(takes) and takes[0].name == "name" and takes[0].default is inspect.Parameter.empty
         nameless = named and not isinstance(keywords.get("name", arguments[1] if len(arguments) > 1 else None), str)
-        remedy = _name_first(method) if nameless else f"it takes {shown_parameters(signature)}"
+        remedy = (
+            _name_first(method)
+            if nameless or method.__name__ == "__init__"
+            else f"it takes {shown_parameters(signature)}"
+        )
         return WrongCall(f"{_called(method, arguments)}: {error}: {remedy}")
     return None
 
 
 def _name_first(method: Callable[..., Any]) -> str:
+    owner, _, name = method.__qualname__.rpartition(".")
+    if name == "__init__":
+        return f"the only argument without a name is the job's name, a string, as in {owner}('some-name')"
     return f"the first argument is the step's name, a string, as in {method.__name__}('some-name', …)"
 
 
@@ -234,4 +241,4 @@ def _called(method: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
     owner, _, _ = method.__qualname__.rpartition(".")
     if arguments and not isinstance(arguments[0], type):
         owner = type(arguments[0]).__name__
-    return f"{owner}.{method.__name__}"
+    return owner if method.__name__ == "__init__" else f"{owner}.{method.__name__}"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.row_class import is_instance
 from barrier_runtime.data.rows import taken_value
 from barrier_runtime.data.schemas import Duration, as_duration
@@ -22,6 +23,7 @@ _LONGEST_S = 60.0  # of one pause
 LONGEST_S = 1.0  # of all pauses of a row together, if its slot waits meanwhile
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class Retry:
     """A call that raises one of `on` is repeated, at most `times` times.

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import arguments_checked
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
+from barrier_runtime.data.argument_types import arguments_checked
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectStore

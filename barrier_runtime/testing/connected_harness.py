@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.row_class import AnyRow, RowClass, row_class
 from barrier_runtime.data.schemas import SchemaLike, SchemaOf, as_schema

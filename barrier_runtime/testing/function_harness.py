@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import arguments_checked, kinds_checked
 from barrier_runtime.coordinator.checkpoints.checkpoint import disagreement
 from barrier_runtime.coordinator.status.latency import merged
+from barrier_runtime.data.argument_types import arguments_checked, kinds_checked
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.row_class import RowClass, is_instance, row_class

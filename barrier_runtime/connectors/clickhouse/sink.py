@@ -26,13 +26,13 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.clickhouse.session import ClickHouseSession, TableExists, address
 from barrier_runtime.connectors.job_log import log_id
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.sql.columns import negative_zeros
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
 from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import key_columns, no_column
 from barrier_runtime.state.errors import Fenced, InvalidJob, Unavailable
 

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.delta import data_files
 from barrier_runtime.connectors.delta.committable import (
     DELTA_COMMITTABLE_VERSION,
@@ -38,6 +37,7 @@ from barrier_runtime.connectors.sink_bases.lake.compaction import Compactor, com
 from barrier_runtime.connectors.sink_bases.lake.compaction import described as compacted
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import Staging, check_folder, example_of, names_of
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Corrupt, InvalidJob

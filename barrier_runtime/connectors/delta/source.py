@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.delta.history import DeltaChanges, DeltaHistory
 from barrier_runtime.connectors.delta.library import checked_url
 from barrier_runtime.connectors.source import SourceSettings
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import Duration
 from barrier_runtime.state.store.open import open_existing_store, within
 from barrier_runtime.state.store.urls import last_part, shown

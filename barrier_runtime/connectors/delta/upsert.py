@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.delta import data_files
 from barrier_runtime.connectors.delta.library import checked_url
 from barrier_runtime.connectors.delta.schema import DeltaType, check_partition_columns, delta_fields, stored_schema
@@ -23,6 +22,7 @@ from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.lake.commit_every import commit_every_ms, described
 from barrier_runtime.connectors.sink_bases.staging import example_of
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.rows import preview
 from barrier_runtime.data.schemas import column_names, key_columns, require_columns
 from barrier_runtime.state.errors import Corrupt, InvalidJob

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.iceberg.columns import as_stored, check_fits, stored_schema
 from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.sink import SinkContext
@@ -23,6 +22,7 @@ from barrier_runtime.connectors.sink_bases.lake.commit_every import commit_every
 from barrier_runtime.connectors.sink_bases.lake.compaction import Compactor, compact_bytes
 from barrier_runtime.connectors.sink_bases.lake.compaction import described as compacted
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.urls import without_credentials

@@ -5,11 +5,11 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.source import SourceSettings
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import Duration
 from barrier_runtime.state.errors import InvalidJob
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from barrier_runtime.connectors.argument_types import kinds_checked
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.state.errors import InvalidJob
 
 

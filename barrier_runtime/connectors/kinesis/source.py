@@ -11,7 +11,6 @@ from typing import ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.discovery import ListingThread
 from barrier_runtime.connectors.kinesis.client import KinesisClient, KinesisRecord
 from barrier_runtime.connectors.kinesis.position import POSITION, SPLIT, KinesisSplit, owner, shown_time
@@ -26,6 +25,7 @@ from barrier_runtime.connectors.source_bases.payloads import (
     decoded,
     json_row,
 )
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import Duration, Rows, SchemaOf, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 

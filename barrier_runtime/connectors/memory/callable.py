@@ -5,8 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.rows import rows_of
 from barrier_runtime.operators.user_code import function_name, user_error
 

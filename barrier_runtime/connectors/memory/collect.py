@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, committable_format
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.row_class import row_class
 from barrier_runtime.data.rows import Row, rows_of

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.source import Polled, SourceOf, Split, SplitReader
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.row_class import AnyRow, RowClass, is_instance, row_class
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import Rows, SchemaOf, as_schema

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.source import Polled, SourceOf, Split, SplitReader
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.row_class import AnyRow, RowClass, row_class
 from barrier_runtime.data.rows import Row, RowWriter, cut
 from barrier_runtime.data.schemas import Duration, Rows, SchemaOf, as_schema, milliseconds

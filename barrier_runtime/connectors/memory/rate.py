@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.memory.iterator import SHARE, SplitShare, shares
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled, SourceSettings, Split, SplitReader
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.texts import counted

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.mysql import session
 from barrier_runtime.connectors.mysql.columns import MYSQL_COLUMNS, MySQLColumn
 from barrier_runtime.connectors.mysql.session import Server, load_pymysql, server_of
 from barrier_runtime.connectors.sink_bases.sql.columns import Fitted, checked
 from barrier_runtime.connectors.sink_bases.sql.dialect import SqlTarget, StatementDialect, check_key
 from barrier_runtime.connectors.sink_bases.sql.sink import Mode, SqlSink
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.rows import preview
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.versioned import Format

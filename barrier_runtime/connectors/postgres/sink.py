@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.postgres.columns import encode_csv
 from barrier_runtime.connectors.postgres.dialect import PostgresDialect, staged_csv
 from barrier_runtime.connectors.postgres.earlier import EarlierCommits
@@ -13,6 +12,7 @@ from barrier_runtime.connectors.postgres.session import load_psycopg, parameters
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.sql.dialect import SqlSession
 from barrier_runtime.connectors.sink_bases.sql.sink import Mode, SqlSink
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.state.errors import InvalidJob
 
 

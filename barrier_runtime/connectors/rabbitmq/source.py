@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.rabbitmq.broker import Broker, check_queue, imported
 from barrier_runtime.connectors.rabbitmq.consumer import Consumer, Delivery, ReceivedMessage
 from barrier_runtime.connectors.rabbitmq.rows import MESSAGE_ID, METADATA, Columns, MessageRows, Value, columns_of
 from barrier_runtime.connectors.source import DeduplicateBy, Discovery, Polled, SourceOf, Split
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import Duration, Rows, SchemaOf, as_duration, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 

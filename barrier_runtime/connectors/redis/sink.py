@@ -22,11 +22,11 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.job_log import log_id
 from barrier_runtime.connectors.redis.text import check_key, exact_rows, json_of, keys_of, text_of
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import key_columns, no_column
 from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, Unavailable, missing_extra
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.sink_bases.sql.columns import (
     ColumnRules,
     Fit,
@@ -21,6 +20,7 @@ from barrier_runtime.connectors.sink_bases.sql.columns import (
 )
 from barrier_runtime.connectors.sink_bases.sql.dialect import SqlTarget, StatementDialect, check_key
 from barrier_runtime.connectors.sink_bases.sql.sink import Mode, SqlSink
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 
 _WAIT_S = 10.0  # for another process that writes to the file

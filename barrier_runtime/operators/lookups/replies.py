@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.row_class import RowClass, UnfitField, is_instance
 from barrier_runtime.data.rows import RowWriter, cut, refuse_shared
 from barrier_runtime.data.schemas import Duration, as_duration
@@ -18,6 +19,7 @@ from barrier_runtime.state.texts import counted
 _FOR_EVER = float("inf")
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class Cache:
     """Keeps the replies for up to `size` keys per subtask, for `ttl` each (None: until there is no room).

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast, overload
 
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.operators.state.broadcast_copy import BroadcastCopies, BroadcastCopy
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, Unbound, refuse
 from barrier_runtime.operators.state.maps import key_conversion
@@ -29,6 +30,7 @@ class ConnectedKey(CurrentKey):
         self.copies: BroadcastCopies | None = None
 
 
+@kinds_checked
 class BroadcastState(KeyedState, Generic[K, V]):
     """A map of a step of `connect`, the same in every subtask and for all keys.
 

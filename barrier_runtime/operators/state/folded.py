@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.operators.state.handle import (
     REFUSED,
     CurrentKey,
@@ -91,6 +92,7 @@ class _FoldedState(KeyedState):
         return accepted
 
 
+@kinds_checked
 class ReducingState(_FoldedState, Generic[T]):
     """One value per key, made from all added values by a function of two values.
 
@@ -138,6 +140,7 @@ class ReducingState(_FoldedState, Generic[T]):
         return cast("T | None", self._get(self._current.key))
 
 
+@kinds_checked
 class AggregatingState(_FoldedState, Generic[In, Acc, Out]):
     """An accumulator per key; added values, accumulator and result may differ in type.
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.operators.state.handle import (
     CurrentKey,
     KeyedState,
@@ -28,6 +29,7 @@ T = TypeVar("T")
 _LIST = StateDescription(LIST.name)
 
 
+@kinds_checked
 class ListState(KeyedState, Generic[T]):
     """A list per key of any length: an append writes a single element.
 

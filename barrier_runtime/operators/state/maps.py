@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast, overload
 
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.operators.state.handle import (
     CurrentKey,
     KeyedState,
@@ -32,6 +33,7 @@ _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _ABSENT: Any = object()
 
 
+@kinds_checked
 class MapState(KeyedState, Generic[K, V]):
     """A map per key of any size, read and written entry by entry.
 

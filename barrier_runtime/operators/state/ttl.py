@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn
 
 from msgspec.structs import replace
 
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.data.schemas import Duration, as_duration
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
@@ -21,6 +22,7 @@ _MS = datetime.timedelta(milliseconds=1)
 _CENTURIES_MS = 1 << 46  # two thousand years
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class TTL:
     """Time to live of an entry of keyed state after a write; an expired entry is as if never stored.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.operators.state.handle import (
     REFUSED,
     CurrentKey,
@@ -42,6 +43,7 @@ class KeyTable(Protocol):
     def delete(self, key: tuple[Any, ...]) -> None: ...
 
 
+@kinds_checked
 class ValueState(KeyedState, Generic[T]):
     """One value per key.
 

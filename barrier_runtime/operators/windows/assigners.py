@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.data.schemas import Duration, as_duration, milliseconds
 from barrier_runtime.operators.windows.triggers import FullWindow, WindowTrigger
@@ -184,6 +185,7 @@ def _offset(given: Duration, step: datetime.timedelta, kind: str, of: str) -> da
     return offset % step
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class Tumbling(FixedWindows):
     """Windows of equal `size` (a `timedelta`, or seconds) that touch and never overlap.
@@ -233,6 +235,7 @@ class Tumbling(FixedWindows):
         return f"tumbling {self.size}" + (f" + {self.offset}" if self.offset else "")
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class Sliding(FixedWindows):
     """Windows of equal `size` that begin every `slide`, at `offset` + n * `slide`.
@@ -309,6 +312,7 @@ class Sliding(FixedWindows):
         return f"sliding {self.size} every {self.slide}" + (f" + {self.offset}" if self.offset else "")
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class Global(FixedWindows):
     """Window of all rows of a key, over at the end of the input. Needs no event time.
@@ -341,6 +345,7 @@ class Global(FixedWindows):
         return "global"
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class Count(Global):
     """Windows of `rows` rows of a key, in order of arrival. Needs no event time.
@@ -392,6 +397,7 @@ class Count(Global):
         return f"count {self.rows}" + ("" if self.slide is None else f" every {self.slide}")
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class Session(WindowAssigner):
     """Rows of a key that follow each other within `gap`, by event time.

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.windows.assigners import Ints, KnownWindows, WindowAssigner, divides
 from barrier_runtime.state.errors import InvalidJob
@@ -27,6 +28,7 @@ _MONDAY = 4
 _KNOWN_YEARS = range(1970, 2041)  # zones repeat their rules from 2037
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class Calendar(KnownWindows):
     """Windows of a calendar: each "day", "week" (from Monday) or "month" in a time zone.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import Duration, as_duration, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.texts import counted
@@ -54,6 +55,7 @@ class FullWindow(WindowTrigger):
         return WhenFull(windows, self.size, self.slide)
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class Every(WindowTrigger):
     """Early results of windows: pass either `interval` or `rows`.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from barrier_runtime.connectors.argument_types import arguments_checked
+from barrier_runtime.data.argument_types import arguments_checked
 from barrier_runtime.graph.logical import Plan, SourceNode, StepNode
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.texts import counted

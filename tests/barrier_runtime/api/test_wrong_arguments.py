@@ -361,3 +361,27 @@ def test_a_source_that_hands_on_to_another_is_one() -> None:
 
     source: Any = Wrapped(RateSource(1).named("inner"))
     assert Dataflow("f").source("s", source).schema.names == source.schema.names
+
+
+VALUE_CLASSES = ("Tumbling", "Sliding", "Session", "Count", "Global", "Calendar", "Every", "TTL", "Cache", "Retry")
+STATES = ("ValueState", "ListState", "MapState", "ReducingState", "AggregatingState", "BroadcastState")
+
+
+@pytest.mark.parametrize("name", [*VALUE_CLASSES, *STATES, "KafkaBrokers"])
+@pytest.mark.parametrize("arguments", [{"other": 1}, {"a": 1, "b": 2}])
+def test_a_constructor_lists_its_arguments_if_they_do_not_fit(name: str, arguments: dict[str, int]) -> None:
+    with pytest.raises(InvalidJob, match=rf"^{name}: .* argument.*: it takes \("):
+        getattr(br, name)(**arguments)
+    with pytest.raises(TypeError, match="it takes"):
+        getattr(br, name)(*range(9))
+
+
+@pytest.mark.parametrize("call", [lambda: Dataflow(), lambda: Dataflow("a", "b"), lambda: Dataflow(called="a")])  # type: ignore[call-arg]
+def test_a_flow_without_a_name_is_told_where_the_name_goes(call: Callable[[], Any]) -> None:
+    with pytest.raises(InvalidJob, match=r"^Dataflow: .*job's name, a string, as in Dataflow\('some-name'\)"):
+        call()
+
+
+def test_a_check_without_its_arguments_lists_them() -> None:
+    with pytest.raises(InvalidJob, match=r"certify: missing a required argument: 'make_sink': it takes \(make_sink"):
+        certify()  # type: ignore[call-arg]

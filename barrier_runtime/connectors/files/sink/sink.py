@@ -11,7 +11,6 @@ from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.files.csv_quoting import row_begins
 from barrier_runtime.connectors.files.hive import by_folder, check_partitions
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, read_commit_log
@@ -35,6 +34,7 @@ from barrier_runtime.connectors.sink_bases.staging import (
     example_of,
     names_of,
 )
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import Duration, column_names, milliseconds
 from barrier_runtime.data.values.json_columns import is_binary, wire_type

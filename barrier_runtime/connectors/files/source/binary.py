@@ -6,12 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import ANY_NAME, FoundFile, open_file
 from barrier_runtime.connectors.files.source.reader import FilePosition, FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.source_bases.ranges import NotThere, RangesFile
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.rows import Row
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 

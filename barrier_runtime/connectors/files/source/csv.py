@@ -7,7 +7,6 @@ from functools import partial
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.files.csv_quoting import end_of_rows
 from barrier_runtime.connectors.files.hive import values_of
 from barrier_runtime.connectors.files.source.csv_guesses import guessed_type
@@ -18,6 +17,7 @@ from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import GuessingSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import Rows, require_columns
 from barrier_runtime.state.errors import InvalidJob
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.files.hive import values_of
 from barrier_runtime.connectors.files.source.files import Files, log, with_types
 from barrier_runtime.connectors.files.source.lines import (
@@ -20,6 +19,7 @@ from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import GuessingSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.json_lines import guessed_schema, json_parser
 from barrier_runtime.data.schemas import Rows, meant
 from barrier_runtime.data.values.text_columns import LineError

@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.files.source.decoding import DecodedAhead
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile
@@ -23,6 +22,7 @@ from barrier_runtime.connectors.files.source.reader import FilePosition, FileRea
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import Text, is_compressed, open_text, or_compressed
 from barrier_runtime.connectors.source_bases.ranges import RangesFile
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.values.text_columns import LineError, not_utf8_at
 from barrier_runtime.state.errors import InvalidJob

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.files.source.decoding import DecodedAhead
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
@@ -22,6 +21,7 @@ from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.parquet_format import Int96Columns, int96_columns, open_parquet
 from barrier_runtime.connectors.source_bases.ranges import NotThere, RangesFile
 from barrier_runtime.data import plain_rows
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import Rows, fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.texts import counted

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.kafka.brokers import KafkaBrokers, with_brokers
 from barrier_runtime.connectors.kafka.sink.at_least_once import KafkaDirect
 from barrier_runtime.connectors.kafka.sink.at_most_once import KafkaWithPositions
@@ -14,6 +13,7 @@ from barrier_runtime.connectors.kafka.sink.exactly_once import KafkaWriteAhead
 from barrier_runtime.connectors.kafka.sink.markers import LostMarkers, checked_answers
 from barrier_runtime.connectors.kafka.sink.records import RecordFormat, SerialiserFactory
 from barrier_runtime.connectors.sink import Acknowledgement, Guarantee, SinkContext, TwoPhaseCommitSink
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.operators.base import SplitPosition
 from barrier_runtime.state.errors import InvalidJob

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.discovery import ListingThread
 from barrier_runtime.connectors.kafka.brokers import KafkaBrokers, with_brokers
 from barrier_runtime.connectors.kafka.source.client import EARLIEST, LATEST, Cluster, KafkaClient, Partition, Settings
@@ -40,6 +39,7 @@ from barrier_runtime.connectors.kafka.source.records import (
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source import DeadLetters, Discovery, Remaining, SourceSettings, Split
 from barrier_runtime.connectors.source_bases.payloads import checked_start
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 

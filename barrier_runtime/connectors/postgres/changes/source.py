@@ -11,7 +11,6 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.postgres.changes import snapshot
 from barrier_runtime.connectors.postgres.changes.feed import ChangeFeed
 from barrier_runtime.connectors.postgres.changes.log_session import PART_BYTES, PART_ROWS, LoggedRows, SnapshotRows
@@ -36,6 +35,7 @@ from barrier_runtime.connectors.postgres.changes.server import (
 )
 from barrier_runtime.connectors.postgres.session import digest, load_psycopg, parameters_of, shown_server, translated
 from barrier_runtime.connectors.source import Polled, SourceSettings, Split
+from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 from barrier_runtime.state.store.open import open_store

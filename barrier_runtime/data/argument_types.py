@@ -75,12 +75,19 @@ def kinds_checked(made: _T) -> _T:
 
 def arguments_checked(function: _F) -> _F:
     wrong = wrong_arguments_of(function)
+    takes = inspect.signature(function)
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in takes.parameters.values()]
+    signature = takes.replace(parameters=plain, return_annotation=inspect.Signature.empty)
 
     @wraps(function)
     def checked(*positional: Any, **named: Any) -> Any:
         told = wrong(positional, named)
         if told:
             raise InvalidJob(f"{function.__qualname__}: {told}")
+        try:
+            signature.bind(*positional, **named)
+        except TypeError as wrong_call:
+            raise WrongCall(f"{function.__qualname__}: {wrong_call}: it takes {signature}") from None
         return function(*positional, **named)
 
     return checked  # type: ignore[return-value]
