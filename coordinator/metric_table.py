@@ -67,7 +67,8 @@ DISCOVERY_FAILURES = Counter("discovery_failures", "times", "a source could not 
 FILES_WITH_MORE_COLUMNS = Counter("files_with_more_columns", "files", "sources of files without `schema=`: files with "
                                   "columns or JSON fields that are not read, since the first rows lacked them")
 FILES_PASSED_OVER = Gauge("files_passed_over", "files", "sources of files: names in the folders or patterns that are "
-                          "not read, as listed at the start: other endings, links; without hidden names")
+                          "not read, as listed at the start: other endings, links, hidden names that a wildcard would "
+                          "match")
 CLIENTS_REPLACED = Counter("clients_replaced", "clients", "`read_kafka`: clients that had gone silent and were "
                            "replaced")
 NULL_VALUES = Counter("null_values", "records", "`read_kafka`: records without a value: rows of nulls, skipped, or bad "

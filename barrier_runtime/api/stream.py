@@ -25,7 +25,7 @@ from barrier_runtime.api.lookup_steps import LookupSteps
 from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_BROADCAST, BEFORE_KEY_BY, no_step
 from barrier_runtime.api.row_steps import RowSteps
 from barrier_runtime.api.sink_steps import AnySink, SinkSteps
-from barrier_runtime.api.steps import MAIN, KeyedInput, OneStream, Outputs, WithErrors, one_or_all
+from barrier_runtime.api.steps import MAIN, WINDOW_START, KeyedInput, OneStream, Outputs, WithErrors, one_or_all
 from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
@@ -311,6 +311,23 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         )
         windows._all_rows = True
         return windows
+
+    def top(self, name: str, n: int, *, by: str, largest: bool = True) -> "Stream":
+        """Emits, of each window's results, the `n` with the largest (or smallest) `by`; behind `aggregate`.
+
+        Short for `window_all` of the same `Tumbling` or `Calendar` windows, then `top`.
+
+        >>> per_shop.aggregate(sales=sum_("price")).top("best-shops", 3, by="sales")
+        """
+        within = self._plan.within(self._node)
+        starts = [each.windows for each in within if (each.column, each.of) == (WINDOW_START, "start")]
+        window = starts[0] if len(starts) == 1 and not self._tag else None
+        if window is None or not window.covers(window):
+            raise InvalidJob(
+                f"top {name!r}: these rows are not results of Tumbling or Calendar windows: take .window_all({name!r}, "
+                f"Tumbling(…)).top({n!r}, by={by!r}) with windows of your choice"
+            )
+        return self.window_all(name, window, event_time=WINDOW_START).top(n, by=by, largest=largest)
 
     def broadcast(self, switch: Literal["row", "barrier"] = "row") -> "BroadcastStream":
         """Makes an input of `connect` whose (few) rows go to every subtask, in the same order.

@@ -119,14 +119,14 @@ def test_two_jobs_share_a_daemon_that_is_killed_and_started_again_by_hand(spark,
             )
             assert [one.status().token, two.status().token] == [status.token for status in before]
             assert {job["job"] for job in daemon.command("status", "--json")} == {"daemon-one", "daemon-two"}
-            assert daemon.command("checkpoint", "daemon-one")["answer"] == "accepted"
+            assert daemon.command("checkpoint", "daemon-one", "--json")["answer"] == "accepted"
             assert daemon.command("status", "daemon-two", "--json")["phase"] == "running"
             assert "job nobody is not known" in daemon.command("status", "nobody", code=2)
-            daemon.command("stop", "daemon-two")
+            daemon.command("stop", "daemon-two", "--json")
             assert two.wait(180).status.outcome == "cancelled"
             enough(tmp_path / "one")
             assert one.wait(180).records == rows
-            assert "not running" in daemon.command("checkpoint", "daemon-two", code=1)["reason"]
+            assert "not running" in daemon.command("checkpoint", "daemon-two", "--json", code=1)["reason"]
         finally:
             one.close()
             two.close()

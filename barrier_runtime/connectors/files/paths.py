@@ -71,6 +71,11 @@ class PathPattern:
                 return length
         return 0
 
+    def hides(self, path: Sequence[str]) -> bool:
+        """Whether the file does not match only because its name is hidden."""
+        *folders, name = path
+        return is_hidden(name) and _match(self.segments, (*folders, f"x{name[1:]}"))
+
     def leads_to(self, folder: Sequence[str]) -> bool:
         return bool(_reached(self.segments, folder) - {len(self.segments)})
 
@@ -113,6 +118,7 @@ def _after(pattern: tuple[str, ...], reached: set[int], name: str) -> set[int]:
 
 
 HIDDEN, OTHER_ENDINGS, LINKS = "hidden names", "other endings", "links to folders"
+HIDDEN_FROM_PATTERN = "names with . or _ in front, which wildcards do not match"
 
 
 class PassedOver:
@@ -143,6 +149,8 @@ def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], pas
     if pattern is not None:
         parts = name.split("/")
         matched = pattern.matched(parts)
+        if matched == 0 and parts[-1].endswith(suffixes) and pattern.hides(parts):
+            passed.add(HIDDEN_FROM_PATTERN, name)
         if matched in (0, len(parts)):
             return matched > 0
         below = "/".join(parts[matched:])

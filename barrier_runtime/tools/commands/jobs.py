@@ -71,7 +71,8 @@ def _print_lines(
     else:
         from barrier_runtime.coordinator.page.render import inert
 
-        print(inert("\n".join(answer.lines)))  # a line of a log may hold escape sequences
+        none = f"no {'rows' if rows is not None else 'lines'} so far" if stacks is None else "no threads"
+        print(inert("\n".join(answer.lines)) if answer.lines else none)  # a log may hold escape sequences
 
 
 @app.command()
@@ -116,9 +117,12 @@ def why(
 
 
 @app.command()
-def checkpoint(job: str, coordinator: Coordinator = None, token_file: TokenFile = None, ca: Ca = None) -> None:
+def checkpoint(
+    job: str, json: Json = False, coordinator: Coordinator = None, token_file: TokenFile = None, ca: Ca = None
+) -> None:
     """Trigger a checkpoint now. Exits with 1 when the job cannot take one."""
-    _print_reply(client_of(job, coordinator, token_file, ca).trigger(job))
+    reply = client_of(job, coordinator, token_file, ca).trigger(job)
+    _print_reply(reply, f"job {job}: a checkpoint is requested", json)
 
 
 @app.command()
@@ -129,6 +133,7 @@ def stop(
         str | None, typer.Option(help="folder or URL: the job ends with a savepoint there, which is waited for")
     ] = None,
     drain: Annotated[bool, typer.Option("--drain", help="end the input first: windows and timers fire")] = False,
+    json: Json = False,
     coordinator: Coordinator = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -141,7 +146,9 @@ def stop(
     if drain and now:
         raise InvalidJob("--now does not wait for what --drain emits: leave one of them out")
     if savepoint is None:
-        _print_reply(client.stop(job, "now" if now else "drain" if drain else "checkpoint"))
+        reply = client.stop(job, "now" if now else "drain" if drain else "checkpoint")
+        first = "" if now else " after the end of its input" if drain else " after a last checkpoint"
+        _print_reply(reply, f"job {job}: it stops{first}", json)
         return
     if now:
         raise InvalidJob("--now takes no last checkpoint, so there can be no savepoint: leave one of them out")
@@ -263,8 +270,13 @@ def _print_json(answer: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
 
 
-def _print_reply(reply: Any) -> None:
-    _print_json(reply)
+def _print_reply(reply: Any, accepted: str, json: bool) -> None:
+    if json:
+        _print_json(reply)
+    elif reply.answer == "refused":
+        print(f"error: {reply.reason}", file=sys.stderr)
+    else:
+        print(accepted)
     if reply.answer == "refused":
         raise typer.Exit(1)
 

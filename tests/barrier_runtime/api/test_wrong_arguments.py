@@ -199,6 +199,10 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
         lambda: variadic(lambda name, total: keyed().aggregate(name, total=total), "name", "total"),
         {"name": "a", "total": count()},
     ),
+    "Stream.top": (
+        lambda: keyed().window("w", Tumbling(DAY)).aggregate(n=count()).top,
+        {"name": "s", "n": 3, "by": "n"},
+    ),
     "KeyedStream.process_groups": of_keyed("process_groups", function=OfGroups),
     "KeyedStream.process": of_keyed("process", function=OfKey),
     "KeyedStream.join": join("join", between=(timedelta(0), DAY), **AT_T),

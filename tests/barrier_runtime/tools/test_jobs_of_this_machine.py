@@ -60,6 +60,10 @@ def test_status_alone_lists_jobs_and_their_names_suffice(tmp_path: Path) -> None
         assert "flights" in listed.stdout
         assert "trains" in listed.stdout
         assert "job trains:" in run_here("status", "trains").stdout
+        early = run_here("checkpoint", "trains")
+        assert (early.returncode, early.stdout) == (1, ""), early.stdout
+        assert "error: the job is waiting, not running: try again later" in early.stderr
+        assert '"answer":"refused"' in run_here("checkpoint", "trains", "--json").stdout.replace(" ", "")
         assert first.url in run_here("page", "flights").stdout
         assert "job flights:" in run_here("status", "flights", "--coordinator", first.url).stdout
         unknown = run_here("why", "ships")
@@ -71,7 +75,7 @@ def test_status_alone_lists_jobs_and_their_names_suffice(tmp_path: Path) -> None
             True,
         )
         stopped = run_here("stop", "flights", "--now", variables={"BARRIER_RUNTIME_COORDINATOR": first.url})
-        assert stopped.returncode == 0, stopped.stderr
+        assert (stopped.returncode, stopped.stdout) == (0, "job flights: it stops\n"), stopped.stderr
         until(lambda: first.client.status("flights").outcome, "the end")
         assert second.client.status("flights").outcome is None
     assert (run_here("status").returncode, NONE in run_here("status").stderr) == (2, True)

@@ -180,3 +180,18 @@ def test_a_second_file_of_a_name_that_a_checkpoint_knows_is_refused(tmp_path: Pa
 )
 def test_a_source_knows_whether_it_would_read_a_file(paths: str | list[str], place: str, found: bool) -> None:
     assert would_find(paths, (".txt",), "test", place) is found
+
+
+def test_a_hidden_file_that_a_pattern_passes_over_is_told_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a.jsonl", "_b.jsonl", ".c.jsonl", "_SUCCESS", "_other.csv"):
+        (tmp_path / name).write_text('{"n": 1}\n')
+    source = JsonlFiles("rows", f"{tmp_path}/*.jsonl", None, None)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "passed over: names with . or _ in front, which wildcards do not match: 2 (such as" in caplog.text
+    assert source.passed_over == 2
+    caplog.clear()
+    for pattern in ("a*.jsonl", "_b*.jsonl"):
+        JsonlFiles("rows", f"{tmp_path}/{pattern}", None, None)
+    assert caplog.records == []

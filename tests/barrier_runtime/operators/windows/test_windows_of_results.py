@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import Calendar, CollectSink, Dataflow, Session, Sliding, Stream, Tumbling, count, sum_
+from barrier_runtime import Calendar, CollectSink, Dataflow, InvalidJob, Session, Sliding, Stream, Tumbling, count, sum_
 from barrier_runtime.launch.outcome import JobFailed
 
 UTC = timezone.utc
@@ -203,3 +203,24 @@ def test_state_of_hours_in_days_continues_with_and_without_the_name_of_the_colum
     for time in ({}, {"event_time": "window_start"}, {}):
         with pytest.raises(JobFailed, match="enough"):
             run_until_checkpoints(tmp_path, Tumbling(HOUR), Tumbling(DAY), **time)
+
+
+@pytest.mark.parametrize("window", [Tumbling(DAY), Calendar("day", "Europe/Berlin")])
+def test_top_behind_aggregate_is_of_the_same_windows(window: Any) -> None:
+    flow, short, whole = Dataflow("top"), CollectSink(), CollectSink()
+    counts = read(flow).key_by("k").window("days", window, event_time="at").aggregate(n=count())
+    counts.top("best", 2, by="n").sink("short", short)
+    counts.window_all("written-out", window, event_time="window_start").top(2, by="n").sink("whole", whole)
+    flow.run_local(parallelism=2)
+    key = lambda row: (row["window_start"], row["rank"])  # noqa: E731
+    assert len(short.rows()) > 40
+    assert sorted(short.rows(), key=key) == sorted(whole.rows(), key=key)
+
+
+@pytest.mark.parametrize("window", [None, Sliding(DAY, HOUR), Session(HOUR)])
+def test_top_of_no_single_window_names_the_remedy(window: Any) -> None:
+    rows = read(Dataflow("top"))
+    if window is not None:
+        rows = rows.key_by("k").window("w", window, event_time="at").aggregate(n=count())
+    with pytest.raises(InvalidJob, match=r"top 'best': .*take .window_all\('best', Tumbling\(…\)\).top\(2, by='k'\)"):
+        rows.top("best", 2, by="k")
