@@ -16,7 +16,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -78,16 +78,19 @@ class Delta(Table):
         return sizes
 
 
+@dataclass(frozen=True)
 class Iceberg(Table):
+    seen: dict[str, int] = field(default_factory=dict)  # snapshot -> time of its first metadata file
+    _read: set[Path] = field(default_factory=set)
+
     def commits(self) -> Mapping[str, int]:
-        """Snapshots, by the metadata files that exist: this runtime keeps the newest twenty."""
-        found: dict[str, int] = {}
-        for file in self._metadata():
-            with contextlib.suppress(FileNotFoundError):  # replaced meanwhile
-                snapshot = json.loads(file.read_text()).get("current-snapshot-id") or -1
-                if snapshot > 0:
-                    found[str(snapshot)] = min(file.stat().st_mtime_ns, found.get(str(snapshot), 1 << 63))
-        return found
+        """Snapshots, by all metadata files so far: this runtime keeps the newest twenty, which may add two each."""
+        for file in sorted(set(self._metadata()) - self._read, key=_changed_ns):
+            with contextlib.suppress(FileNotFoundError, ValueError):  # deleted meanwhile, or not written yet
+                for snapshot in json.loads(file.read_text()).get("snapshots", []):
+                    self.seen.setdefault(str(snapshot["snapshot-id"]), file.stat().st_mtime_ns)
+                self._read.add(file)
+        return self.seen
 
     def added(self, commit: str) -> Sequence[str]:
         table = self._newest()
@@ -246,6 +249,12 @@ def stamps(table: Table, commits: Mapping[str, int]) -> Stamps:
     when = np.concatenate(arrived)
     order = np.argsort(when, kind="stable")
     return Stamps(np.concatenate(intended)[order], when[order])
+
+
+def _changed_ns(file: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return file.stat().st_mtime_ns
+    return 0
 
 
 def _local(path: str) -> str:
