@@ -109,10 +109,14 @@ class BlockWriter:
             if self._blocks.exists(level, number):
                 continue
             last = number * commit_blocks.FAN
-            parts = [self._blocks.read(level - 1, each) for each in range(last - commit_blocks.FAN + 1, last + 1)]
-            blocks = [block for block in parts if block is not None]
-            if len(blocks) < len(parts) or sum(len(block.data) for block in blocks) > commit_blocks.MOST_BYTES:
-                return
+            blocks: list[CommitBlock] = []
+            for each in range(last - commit_blocks.FAN + 1, last + 1):
+                block = self._blocks.read(level - 1, each)
+                if block is None:
+                    return
+                blocks.append(block)
+                if sum(len(block.data) for block in blocks) > commit_blocks.MOST_BYTES:
+                    return
             self._put(level, number, merged(blocks))
 
     def _keep(self, block: CommitBlock) -> None:

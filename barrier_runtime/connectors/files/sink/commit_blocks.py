@@ -11,7 +11,7 @@ these and all earlier records: a job that starts anew in the same folder skips o
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -109,8 +109,16 @@ def _encoded(head: BlockHead, parts: Sequence[bytes]) -> bytes:
 
 
 class Blocks:
-    def __init__(self, store: ObjectStore, prefix: str, job: str, sink: str) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        job: str,
+        sink: str,
+        record_at: Callable[[int], CommitRecord | None],
+    ) -> None:
         self._store = store
+        self._record_at = record_at
         self._prefix = prefix
         self._job = job
         self._sink = sink
@@ -132,7 +140,14 @@ class Blocks:
             raise _FORMAT.unreadable(f"it should be {expected} and is {about}", where)
         if head.check != stamp_of(data, head.check):
             raise _FORMAT.unreadable("its bytes have another hash", where)
-        return CommitBlock(head, data, where)
+        block = CommitBlock(head, data, where)
+        if block.records(block.last) != [self._record_at(block.last)]:  # this record stays for ever
+            raise Corrupt(
+                f"block {where} is of another log: a process of a deleted log may have put the block late. Delete the "
+                f"block, if the log has records up to {block.last} without this block, or has fewer records; otherwise "
+                f"restore record {block.last} from a backup"
+            )
+        return block
 
     def exists(self, level: int, number: int) -> bool:
         return is_there(self._store, self.key(level, number))

@@ -35,7 +35,7 @@ class StoredRecords:
         self.job = job
         self.sink = sink
         self.prefix = commits_prefix(job, sink)
-        self.blocks = Blocks(store, self.prefix, job, sink)
+        self.blocks = Blocks(store, self.prefix, job, sink, self.record)
 
     def key(self, sequence: int) -> str:
         return f"{self.prefix}{sequence:020d}.json"

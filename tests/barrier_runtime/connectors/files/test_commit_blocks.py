@@ -19,7 +19,7 @@ from barrier_runtime.connectors.files.sink import (
 )
 from barrier_runtime.connectors.files.sink.commit_blocks import block_of
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, read_commit_log
-from barrier_runtime.connectors.files.sink.commit_record import CommitRecord, encode_commit_record
+from barrier_runtime.connectors.files.sink.commit_record import CommitRecord, decode_commit_record, encode_commit_record
 from barrier_runtime.connectors.sink_bases.file_committable import log_tag, origin_of_name
 from barrier_runtime.coordinator.log.records import is_milestone
 from barrier_runtime.state.errors import Corrupt, Unavailable
@@ -126,6 +126,22 @@ def test_damaged_blocks_stop_readers(change: str, store: MemoryStore, small: Non
         store.delete([key])
     with pytest.raises(Corrupt, match="restore it"):
         logged(store)
+
+
+@pytest.mark.parametrize("landed_at", [0, 7, 9])
+def test_a_block_of_a_deleted_log_stops_readers_and_deletes_nothing(landed_at: int, small: None) -> None:
+    """A process that stalled before the folder was deleted puts block 2 into the next log."""
+    old, new = MemoryStore(), MemoryStore()
+    written(old, 1, 12, token=2)
+    key = f"{PREFIX}blocks/1/{2:020d}.block"
+    log = written(new, 1, landed_at)
+    new.put(key, old.get(key))
+    with contextlib.suppress(Corrupt):
+        for checkpoint in range(landed_at + 1, 20):
+            commit(log, 1, name(checkpoint))
+    assert set(range(1, 9)) <= set(positions(new))
+    with pytest.raises(Corrupt, match="another log"):
+        logged(new)
 
 
 # ---------------------------------------------------------------- crashes
@@ -338,7 +354,7 @@ def requests_of_a_start(store: LongLog) -> int:
     return store.reads
 
 
-def test_a_first_commit_reads_as_much_after_ten_million_records_as_after_five_thousand() -> None:
+def test_a_first_commit_reads_as_much_after_ten_million_records() -> None:
     lengths = (5_000, 9_999_992)
     for hint in (True, False):
         counts = []
@@ -353,10 +369,11 @@ def test_a_first_commit_reads_as_much_after_ten_million_records_as_after_five_th
 
 @pytest.mark.slow
 def test_a_hundred_thousand_records_are_read_with_few_requests(store: MemoryStore) -> None:
-    records = [CommitRecord(3, "job", "out", at, 1, at, 1, (file(name(at)),)) for at in range(1, 100_001)]
+    bare = (CommitRecord(3, "job", "out", at, 1, at, 1, (file(name(at)),)) for at in range(1, 100_001))
+    records = [decode_commit_record(encode_commit_record(each), "", "job", "out") for each in bare]
     with patch.object(commit_blocks, "FAN", 16):
         parts = {}
-        blocks = commit_blocks.Blocks(store, PREFIX, "job", "out")
+        blocks = commit_blocks.Blocks(store, PREFIX, "job", "out", lambda at: records[at - 1])
         for level in (1, 2, 3):
             span = commit_blocks.span(level)
             for number in range(1, len(records) // span + 1):
@@ -372,7 +389,7 @@ def test_a_hundred_thousand_records_are_read_with_few_requests(store: MemoryStor
         for (level, number), _ in parts.items():
             if level < 3 and (level + 1, (number + 15) // 16) in parts:
                 store.delete([blocks.key(level, number)])
-    for at in range(100_000 // 256 * 256 + 1, 100_001):
+    for at in [*range(256, 100_000, 256), *range(100_000 // 256 * 256 + 1, 100_001)]:
         store.put(key_of(at), encode_commit_record(records[at - 1]))
     store.calls.clear()
     assert logged(store) == [record.files[0].name for record in records]
