@@ -372,7 +372,7 @@ def test_a_hundred_thousand_records_are_read_with_few_requests(store: MemoryStor
     bare = (CommitRecord(3, "job", "out", at, 1, at, 1, (file(name(at)),)) for at in range(1, 100_001))
     records = [decode_commit_record(encode_commit_record(each), "", "job", "out") for each in bare]
     with patch.object(commit_blocks, "FAN", 16):
-        parts = {}
+        parts: dict[tuple[int, int], commit_blocks.CommitBlock] = {}
         blocks = commit_blocks.Blocks(store, PREFIX, "job", "out", lambda at: records[at - 1])
         for level in (1, 2, 3):
             span = commit_blocks.span(level)
@@ -384,8 +384,9 @@ def test_a_hundred_thousand_records_are_read_with_few_requests(store: MemoryStor
                         [parts[level - 1, each] for each in range(16 * number - 15, 16 * number + 1)]
                     )
                 store.put(blocks.key(level, number), data)
-                parts[level, number] = found = blocks.read(level, number)  # type: ignore[assignment]
+                found = blocks.read(level, number)
                 assert found is not None
+                parts[level, number] = found
         for (level, number), _ in parts.items():
             if level < 3 and (level + 1, (number + 15) // 16) in parts:
                 store.delete([blocks.key(level, number)])
