@@ -339,7 +339,7 @@ async def test_too_large_ack_declines_its_checkpoint_with_operator_size_and_reme
         assert status.error is not None
         failed = re.match(r".*?checkpoint (\d+) failed", status.error)
         assert failed is not None
-        for part in ("more than 1,000", "of operator 'src'", "raise the parallelism"):
+        for part in ("more than 1,000", "by operator 'src'", "raise the parallelism"):
             assert part in status.error
         view = read_log(job.store, job.paths)
         assert [c for c in map(complete_of, view.completes) if c.checkpoint >= int(failed[1])] == []  # of fewer splits
