@@ -395,6 +395,22 @@ MUTANTS = (
         ("tests/barrier_runtime/connectors/files/test_commit_log.py",),
     ),
     Mutant(
+        "records-in-gaps-count",
+        "a process never takes a commit record for its own that it put into a gap",
+        "barrier_runtime/connectors/files/sink/commit_log.py",
+        "        if not behind_own and self._stored.goes_on(sequence):\n",
+        "        if False:\n",
+        ("tests/barrier_runtime/connectors/files/test_commit_blocks.py",),
+    ),
+    Mutant(
+        "ends-of-blocks-go",
+        "the last record of a block, which proves that a commit log goes on, stays",
+        "barrier_runtime/connectors/files/sink/block_writer.py",
+        "    return not record.turn and not is_milestone(position, commit_blocks.RECORDS)\n",
+        "    return not record.turn\n",
+        ("tests/barrier_runtime/connectors/files/test_commit_blocks.py",),
+    ),
+    Mutant(
         "blocks-forget-what-was-before",
         "a block knows of the files that all records before it name",
         "barrier_runtime/connectors/files/sink/commit_record.py",

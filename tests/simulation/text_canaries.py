@@ -77,22 +77,6 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "    return True\n",
     ),
     (
-        "records-in-gaps-count",
-        "a process takes a commit record for its own that it put into a gap",
-        "bank",
-        "barrier_runtime/connectors/files/sink/commit_log.py",
-        "        if not behind_own and self._stored.goes_on(sequence):\n",
-        "        if False:\n",
-    ),
-    (
-        "ends-of-blocks-go",
-        "the last record of a block, which proves that a commit log goes on, is deleted",
-        "bank",
-        "barrier_runtime/connectors/files/sink/block_writer.py",
-        "    return not record.turn and not is_milestone(position, commit_blocks.RECORDS)\n",
-        "    return True\n",
-    ),
-    (
         "timers-fire-though-deleted",
         "a timer that was deleted fires at its time",
         "events",
