@@ -17,6 +17,7 @@ NO_STEPS = {
     "Stream.for_each_batch": "gives no stream: its function gets the rows of a checkpoint, which follows the clock",
     "Stream.stable": "emits after the decision of a checkpoint, which an inline job has not",
     "Stream.followed_by": "as Stream.union, with an order of sources that the slot keeps, not the step",
+    "Stream.top": "as WindowedStream.top, of the same windows",
     "Stream.typed": "as Stream.select",
     "Stream.take": "gives no stream",
     "Stream.show": "gives no stream",
