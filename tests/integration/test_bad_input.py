@@ -103,7 +103,7 @@ def test_invalid_json_line_is_located_and_the_corrected_file_gives_every_row_onc
     assert sorted(rows) == list(range(50_000))
 
 
-@pytest.mark.parametrize(("line", "said"), [("5", "it has 1 values"), ("3,x", "'x' is not kept as int64")])
+@pytest.mark.parametrize(("line", "said"), [("5", "it has 1 value"), ("3,x", "'x' is not kept as int64")])
 def test_a_csv_line_that_does_not_fit_is_shown(tmp_path, line, said):
     file = tmp_path / "a.csv"
     file.write_text(f"a,b\n1,2\n{line}\n")

@@ -10,6 +10,7 @@ from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.launch import local
 from barrier_runtime.launch.requests import RescaleFailed, rescale_asked, wait_for_rescale
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.texts import counted
 from tests.barrier_runtime.running_job import PATIENCE_S, RunningJob, Target, check_each_once, numbers_flow
 
 
@@ -35,7 +36,8 @@ async def test_a_job_goes_through_other_parallelisms_and_loses_doubles_and_repea
     assert replayed == 0
     check_each_once(target)
     assert [each.reason for each in status.recoveries][1:] == [
-        f"rescaled from {before} to {after} slots" for before, after in [(2, 4), (4, 3), (3, 2), (2, 5), (5, 1)]
+        f"rescaled from {before} to {counted(after, 'slot')}"
+        for before, after in [(2, 4), (4, 3), (3, 2), (2, 5), (5, 1)]
     ]
 
 

@@ -21,8 +21,7 @@ MEMORY = SlotMemory(16 << 20)
 _OPENS_ONE = """
 import signal, sys
 from pathlib import Path
-from barrier_runtime.state.kv import small_files
-from barrier_runtime.state.kv.rocksdb_files import LiveFiles
+from barrier_runtime.state.kv import rocksdb_files
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 rocksdb_files.MEMORY = Path(sys.argv[1])
 kv = RocksDbKv(Path(sys.argv[2]), SlotMemory(16 << 20), once=True)

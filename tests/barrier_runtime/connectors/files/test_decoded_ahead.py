@@ -138,7 +138,7 @@ def test_a_parquet_file_cut_between_row_groups_while_it_is_read_does_not_end(
     os.truncate(path, first.dictionary_page_offset if kept else 0)
     half_read = "it is not (or no longer) valid Parquet" if read_by_thread else "never"  # the cut meets the thread
     with pytest.raises(
-        InvalidJob, match=rf"{re.escape(half_read)}|it had {count} rows and ends after row \d+ now: files must not"
+        InvalidJob, match=rf"{re.escape(half_read)}|it had {count:,} rows and ends after row \d+ now: files must not"
     ):
         polled(reader, count)
     reader.close()
