@@ -38,6 +38,11 @@ class Carrier(Protocol):
         """Hosts with room for a slot, except that of `attempt`."""
         ...
 
+    @property
+    def one_host(self) -> bool:
+        """Whether slots never have another host."""
+        ...
+
     def trouble(self) -> Exception | None:
         """Reason why no slot can run any more, or None."""
 

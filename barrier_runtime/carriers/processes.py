@@ -74,6 +74,10 @@ class ProcessCarrier:
     def elsewhere(self, attempt: int) -> tuple[str, ...]:
         return ()
 
+    @property
+    def one_host(self) -> bool:
+        return True
+
     def pids(self) -> list[int]:
         with self._lock:
             return [each.process.pid for each in self._running.values()]
@@ -176,6 +180,7 @@ def _order(settings: SlotSettings, graph: bytes, slot: int) -> SlotOrder:
         settings.storage_url,
         settings.name,
         settings.program,
+        settings.succeeds,
     )
 
 

@@ -31,6 +31,7 @@ class SlotOrder(msgspec.Struct, frozen=True):
     storage_url: str
     job: str
     program: str
+    succeeds: bool = False
     died: dict[int, str] = {}  # earlier processes of this slot that a signal killed: pid -> "SIGKILL"
 
     def __repr__(self) -> str:
@@ -75,6 +76,7 @@ def main() -> int:
         storage_url=order.storage_url,
         job=order.job,
         program=order.program,
+        succeeds=order.succeeds,
     )
     try:
         run_slot(order.slot, order.attempt, settings)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from barrier_runtime.carriers.carrier import Carrier
-from barrier_runtime.coordinator.status.status import StandbysWanted
+from barrier_runtime.coordinator.status.status import LeavingSlot, StandbysWanted
 from barrier_runtime.spark.task import SlotSettings
 
 _FIRST_DELAY_S = 0.2
@@ -110,6 +110,7 @@ class AllSlots:
         self._awaited: set[_Place] = set()  # slots of that request that are not started
         self._joined: set[Submission] = set()  # their slots were in the job: the coordinator ends them
         self._started = 0
+        self._successors: dict[tuple[int, int], Submission] = {}  # by attempt and time of a notice: the one before
         self._before: dict[int, Submission] = {}  # by task attempt: of slots that start elsewhere
 
     def start(self) -> None:
@@ -185,6 +186,27 @@ class AllSlots:
         else:
             self.kill(attempt, reason)
 
+    def succeed(self, slots: Sequence[LeavingSlot]) -> None:
+        """Starts a successor of each slot that leaves its host, once another host has room."""
+        for each in slots:
+            place, notice = (self._program, each.slot), (each.task_attempt, each.since_ms)
+            if each.state == "ended" and notice in self._successors:
+                self._give_up_successor(place, self._successors.pop(notice))
+            if each.state != "asked" or notice in self._successors or place not in self._carried_by:
+                continue
+            hosts: Sequence[str] = ()
+            if not self._carrier.one_host:
+                rooms = [set(self._carrier.elsewhere(other.task_attempt)) for other in slots]
+                hosts = sorted(set.intersection(*rooms))
+                if not hosts:
+                    continue
+            self._successors[notice] = self._carried_by[place]
+            self._carry(place, hosts, succeeds=True)
+
+    def _give_up_successor(self, place: "_Place", before: Submission) -> None:
+        self._carried_by[place].give_up()
+        self._carried_by[place] = before
+
     def stay(self, slot: int, attempt: int, reason: str) -> None:
         """Ends `attempt`, which the process elsewhere has not replaced."""
         before, place = self._before.pop(attempt, None), (self._program, slot)
@@ -215,11 +237,11 @@ class AllSlots:
     def _all(self) -> tuple[Submission, ...]:
         return tuple(dict.fromkeys((self._first, *self._carried_by.values())))
 
-    def _carry(self, place: "_Place", hosts: Sequence[str] = ()) -> None:
+    def _carry(self, place: "_Place", hosts: Sequence[str] = (), *, succeeds: bool = False) -> None:
         program, slot = place
         self._started += 1
         group = f"-{slot}-{self._started}"
-        settings = self._programs[program]
+        settings = replace(self._programs[program], succeeds=succeeds)
         submission = Submission(self._carrier, settings, [slot], lambda: self._wanted_of(submission), group, hosts)
         self._carried_by[place] = submission
         submission.start()

@@ -294,6 +294,7 @@ class JobHandle(Steered):
                     self._slots.follow(status.program, status.parallelism, status.standbys, status.missing_slots, away)
                 self._tell_progress(status)
                 self._look_for_room(status)
+                self._slots.succeed(status.leaving)
                 for order in status.kill:
                     self._carry_out(order, ordered)
                 if status.outcome is not None:

@@ -87,6 +87,7 @@ class SlotIdentity:
     program: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     facts: SlotFacts | None = None  # at the start of the process; None: the slot gets no Probe
+    succeeds: bool = False  # waits beside the process that has the slot
 
 
 class Slot:
@@ -126,6 +127,7 @@ class Slot:
         self._heartbeat_s, self._heartbeats = 0.0, 0
         self._loop_lag_ms = 0.0
         self._unheard: dict[int, int] = {}  # see `Heartbeat`
+        self._notices = 0
 
     @property
     def at_rest(self) -> bool:
@@ -154,8 +156,14 @@ class Slot:
                 parallelism=self._parallelism,
                 facts=i.facts and msgspec.structs.replace(i.facts, clock_ms=self._wall_ms()),
                 answers=True,
+                succeeds=i.succeeds and not self.token,
             )
         )
+
+    def leave_host(self) -> None:
+        """Asks the coordinator for another process in this place, on another host."""
+        self._notices += 1
+        self._say({})
 
     def handle(self, message: ToSlot) -> None:
         """Never raises: if the caller only logged the error, the job would wait for ever."""
@@ -459,6 +467,7 @@ class Slot:
                 self._preparing.done,
                 self._unheard,
                 reading,
+                self._notices,
             )
         )
 

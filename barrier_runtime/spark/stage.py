@@ -86,6 +86,10 @@ class SparkCarrier:
         own = {task.host() for task in tasks if task.taskId() == attempt}
         return tuple(sorted(hosts_with_room(_executors(self._spark), per_slot) - own)) if own else ()
 
+    @property
+    def one_host(self) -> bool:
+        return False
+
     def trouble(self) -> Exception | None:
         return jvm_trouble(self._spark)
 

@@ -14,9 +14,11 @@ import logging
 import os
 import pickle
 import shutil
+import signal
 import socket
 import stat
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -109,6 +111,7 @@ class SlotSettings:
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     job: str = ""
     program: str = ""
+    succeeds: bool = False  # waits beside the process that has the slot
 
     @property
     def name(self) -> str:
@@ -276,6 +279,7 @@ async def _run(
         settings.program,
         dict(own_versions()),
         await loop.run_in_executor(None, slot_facts, directory),
+        settings.succeeds,
     )
     this = Slot(graph, settings.options.mode, identity, resources, plane)
     link = TcpControlLink(
@@ -297,6 +301,7 @@ async def _run(
         lambda: remove_local(directory),
     )
     watchdog.start()
+    unheard = on_notice(loop, this.leave_host)
     linking = loop.create_task(link.run())
     workers.submit(partial(remove_what_the_dead_left, directory.parent), _removed)
     try:
@@ -307,11 +312,21 @@ async def _run(
         return shutdown
     finally:
         watchdog.stop()
+        unheard()
         link.close()
         linking.cancel()
         plane.close()
         workers.close()
         copies.drop_all()
+
+
+def on_notice(loop: asyncio.AbstractEventLoop, leave: Callable[[], None]) -> Callable[[], object]:
+    """Calls `leave` on SIGPWR. Returns the reverse. Only Linux has the signal, only a main thread gets signals."""
+    number = getattr(signal, "SIGPWR", None)
+    if number is None or threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    loop.add_signal_handler(number, leave)
+    return partial(loop.remove_signal_handler, number)
 
 
 def loaded_graph(settings: SlotSettings) -> JobGraph:

@@ -17,6 +17,8 @@ from barrier_runtime.coordinator.client.rest_types import (
     ErrorReply,
     Health,
     JobSummary,
+    LeavingAsked,
+    LeavingReply,
     LoginLinkReply,
     ReplaceAsked,
     RescaleAsked,
@@ -47,6 +49,7 @@ _LINK = msgspec.json.Decoder(LoginLinkReply)
 _JOBS = msgspec.json.Decoder(list[JobSummary])
 _STATUS = msgspec.json.Decoder(JobStatus)
 _SUBMIT = msgspec.json.Decoder(SubmitReply)
+_LEAVING = msgspec.json.Decoder(LeavingReply)
 _TRIGGER = msgspec.json.Decoder(TriggerReply)
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -156,6 +159,11 @@ class CoordinatorClient:
 
     def rescale(self, job: str, asked: RescaleAsked, run_id: str = "") -> TriggerReply:
         return self._call("POST", _path(job, "/rescale", run_id), msgspec.json.encode(asked), _TRIGGER)
+
+    def leave(self, host: str, job: str = "", run_id: str = "") -> LeavingReply:
+        """Without `job`: all jobs of the daemon."""
+        path = _path(job, "/leaving", run_id) if job else "/leaving"
+        return self._call("POST", path, msgspec.json.encode(LeavingAsked(host)), _LEAVING)
 
     def replace(self, job: str, asked: ReplaceAsked, run_id: str = "") -> TriggerReply:
         return self._call("POST", _path(job, "/replace", run_id), msgspec.json.encode(asked), _TRIGGER)

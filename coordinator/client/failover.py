@@ -13,6 +13,7 @@ from barrier_runtime.coordinator.client.rest_token import daemon_key
 from barrier_runtime.coordinator.client.rest_types import (
     DaemonReply,
     JobSummary,
+    LeavingReply,
     ReplaceAsked,
     RescaleAsked,
     RowsAsked,
@@ -120,6 +121,9 @@ class FailoverClient:
 
     def rescale(self, job: str, asked: RescaleAsked, run_id: str = "") -> TriggerReply:
         return self._ask(lambda client: client.rescale(job, asked, run_id))
+
+    def leave(self, host: str, job: str = "", run_id: str = "") -> LeavingReply:
+        return self._ask(lambda client: client.leave(host, job, run_id))
 
     def replace(self, job: str, asked: ReplaceAsked, run_id: str = "") -> TriggerReply:
         return self._ask(lambda client: client.replace(job, asked, run_id))

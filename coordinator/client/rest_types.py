@@ -29,6 +29,7 @@ def news_of(status: JobStatus) -> str:
         status.standbys,
         status.program_wanted,
         moving,
+        status.leaving,
     )
     return news.version
 
@@ -81,6 +82,14 @@ class ReplaceAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TriggerReply(msgspec.Struct, frozen=True):
     answer: Literal["accepted", "refused"]
     reason: str
+
+
+class LeavingAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    host: str  # as the status of the job shows the slots' hosts
+
+
+class LeavingReply(msgspec.Struct, frozen=True):
+    slots: dict[str, int]  # by job: slots on the host
 
 
 class LoginLinkReply(msgspec.Struct, frozen=True):

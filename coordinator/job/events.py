@@ -198,6 +198,11 @@ class UserRescale:
 
 
 @dataclass(frozen=True)
+class UserLeaving:
+    host: str
+
+
+@dataclass(frozen=True)
 class SlotsStarting:
     """Report of the driver."""
 
@@ -234,13 +239,14 @@ Event: TypeAlias = (
     | UserTrigger
     | UserSavepoint
     | UserRescale
+    | UserLeaving
     | ProgramLoaded
     | SlotsStarting
     | UserStop
 )
 
 # Other events cannot change the condition of a job.
-_KINDS = (Begin, Tick, AppendResult, RecordRead, ManifestFailed, StoreRetried, StoreAnswered, SlotsStarting)
+_KINDS = (Begin, Tick, AppendResult, RecordRead, ManifestFailed, StoreRetried, StoreAnswered, SlotsStarting, UserLeaving)
 _HEALS: dict[State, type] = {"WAITING_SINK": Committed, "WAITING_SERVER": Restored}
 
 
@@ -255,5 +261,5 @@ def may_change_progress(event: Event, state: State, *, slow_commits: bool) -> bo
 
 def _tells(message: ToJob, kinds: Container[type | None], state: State) -> bool:
     if isinstance(message, Heartbeat):
-        return bool(message.opening or message.blocked or message.unheard) or state == "WAITING_NETWORK"
+        return bool(message.opening or message.blocked or message.unheard or message.notices) or state == "WAITING_NETWORK"
     return type(message) in kinds

@@ -14,6 +14,7 @@ from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest,
 from barrier_runtime.coordinator.job.effects import Append, Compact, ReadRecord
 from barrier_runtime.coordinator.job.events import LogRead
 from barrier_runtime.coordinator.job.generation import Generation
+from barrier_runtime.coordinator.job.leaving import Leaving
 from barrier_runtime.coordinator.job.links import Links
 from barrier_runtime.coordinator.job.outbox import Outbox
 from barrier_runtime.coordinator.job.rescaling import Rescales
@@ -88,6 +89,7 @@ class Job:
         self.slots.admit_any(spec.max_parallelism)  # until this process leads
         self.compatibility = Compatibility(identity.versions)
         self.links = Links(self.heartbeat_ms, spec.slot_timeout_ms)
+        self.leaving = Leaving()
         self.commits = CommitTracker(spec)
         self.savepoints = Savepoints(_sinks(spec))
         self.rescales = Rescales()
@@ -215,6 +217,9 @@ class Job:
         left = self.slots.resize(spec.parallelism, spec.program, keep=keep)
         self.dismiss(left, f"job {spec.job} {_goes_on(before, spec)}")
 
+    def give_to_successors(self, now_ms: int) -> None:
+        self.dismiss(self.slots.promote(only_ready_at=now_ms), f"job {self.spec.job} goes on with another process")
+
     def know_outdated(self, fingerprints: tuple[str, ...]) -> None:
         self.spec = msgspec.structs.replace(self.spec, outdated=fingerprints)
         self.records.rescaled(self.spec)
@@ -234,6 +239,7 @@ class Job:
     def fail_rescale(self, error: str, now_ms: int) -> None:
         if self.rescales.before_moving is not None:
             self.rescales.fail(error, now_ms)
+            self.leaving.failed(now_ms)
             self.record.revision += 1
             if self.leads:  # without leadership, slots of other programs may be the job's
                 self.admit(f"job {self.spec.job} was not rescaled: {error}")

@@ -7,6 +7,7 @@ from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.links import silence_of
 from barrier_runtime.coordinator.job.rescaling import shown
 from barrier_runtime.coordinator.job.slot import RegisteredSlot, SlotState
+from barrier_runtime.coordinator.job.status_view import leaving_slots
 from barrier_runtime.coordinator.job.stop import Drain
 from barrier_runtime.coordinator.status.health import (
     Away,
@@ -15,6 +16,7 @@ from barrier_runtime.coordinator.status.health import (
     OpenCheckpoint,
     StoreWait,
     in_seconds,
+    leaving_in_words,
     some_of,
 )
 from barrier_runtime.coordinator.wire.messages import SubtaskId
@@ -43,6 +45,7 @@ def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str, n
         uploaded=_uploaded(job),
         interval_ms=job.spec.checkpoints.interval_ms,
         narrow=shown(job.spec),
+        leaving=leaving_in_words(leaving_slots(job)),
         blocked=tuple(
             BlockedSlot(slot.index, slot.blocked, slot.blocked_reported_ms, slot.blocked_reading)
             for slot in job.slots.connected

@@ -38,6 +38,7 @@ from barrier_runtime.coordinator.job.events import (
     StoreRefused,
     StoreRetried,
     Tick,
+    UserLeaving,
     UserRescale,
     UserSavepoint,
     UserStop,
@@ -55,6 +56,7 @@ from barrier_runtime.coordinator.job.status_view import (
     commits_status,
     job_status,
     job_summary,
+    leaving_slots,
     program_wanted,
     savepoint_statuses,
     standbys_wanted,
@@ -140,7 +142,7 @@ class JobProtocol:
         """Opaque version; changes when drivers should read the status."""
         condition, job = self._watch.condition, self._job
         kills = job.slots.kills if job.leads else ()
-        wanted = (standbys_wanted(job), program_wanted(job))
+        wanted = (standbys_wanted(job), program_wanted(job), leaving_slots(job))
         of_job = (job.log.token, self._phase.name, self.outcome)
         return (*of_job, condition.state, condition.reason, kills, *wanted, job.rescales.open is None)
 
@@ -274,6 +276,9 @@ class JobProtocol:
         if isinstance(event, UserRescale):
             new = not self.refuses_rescale(event.request) and job.rescales.ask(event.request, job.spec, now_ms)
             return self._on_rescale(now_ms) if new else None
+        if isinstance(event, UserLeaving):
+            job.leaving.host(event.host, job.slots, now_ms)
+            return phase.on_rescale(job, now_ms)
         if isinstance(event, ProgramLoaded):
             return self._on_program(event, now_ms)
         if isinstance(event, UserSavepoint):
@@ -418,7 +423,10 @@ class JobProtocol:
             links = job.links.silent(job.slots, now_ms) if slot.unheard and job.leads else ()
             if links:
                 return self._phase.on_silent_links(job, links, now_ms)
-            return self._phase.on_rescale(job, now_ms) if job.rescales.open is not None else None
+            if slot.notices:
+                job.leaving.look(job.slots, now_ms)
+            moves = job.rescales.open is not None or job.slots.successors
+            return self._phase.on_rescale(job, now_ms) if moves else None
         if isinstance(message, Register | Probed):
             job.take_facts(slot, message)
             return None

@@ -22,6 +22,7 @@ from barrier_runtime.coordinator.status.status import AbsentSlot, RescaleStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.texts import counted
 
+LEAVING = "leaving-"  # of ids of moves off a host
 RETURN = "full-width-"  # prefix of ids of a job's own requests
 _MOST_ROUNDS = 5
 
@@ -88,6 +89,7 @@ class RescaleRequest:
     replacement: JobSpec | None = None  # next program; None: unchanged, or to be loaded
     flow: str = ""  # "app.py:flow"
     allow_non_restored: bool = False  # of a replace: drop state that the new program lacks
+    leaves: tuple[int, ...] = ()  # slots that go to registered successors; the number of slots stays
 
     @property
     def replaces(self) -> bool:
@@ -105,6 +107,8 @@ class RescaleRequest:
 
     def described(self, spec: JobSpec) -> JobSpec:
         new = self.replacement
+        if self.leaves:
+            return spec
         if not self.replaces:
             return msgspec.structs.replace(spec, parallelism=self.parallelism, full_parallelism=0, narrow_because="")
         if new is None:
@@ -143,7 +147,7 @@ class Rescale:
 
     @property
     def yields(self) -> bool:
-        return self.request.returns and self.state is RescaleState.STARTING
+        return bool(self.request.returns or self.request.leaves) and self.state is RescaleState.STARTING
 
     def wait_for_slots(self, now_ms: int) -> None:
         """While new slots are missing, checkpoints go on, and the timeout begins anew."""
@@ -152,6 +156,8 @@ class Rescale:
 
     @property
     def is_fulfilled(self) -> bool:
+        if self.request.leaves:
+            return False
         if self.request.replaces:
             return self.before.program == self.request.id
         is_full = self.before.full_parallelism in (0, self.before.parallelism)
@@ -165,6 +171,8 @@ class Rescale:
     def what(self) -> str:
         if self.request.replaces:
             return "its program was replaced"
+        if self.request.leaves:
+            return f"{counted(len(self.request.leaves), 'slot')} left a host"
         return f"rescaled from {self.before.parallelism} to {counted(self.parallelism, 'slot')}"
 
     @property
@@ -269,6 +277,8 @@ class Rescales:
         if self.open is not None and not self.open.yields:
             if self.open.request.replaces:
                 return "the job's program is being replaced: wait until that is done"
+            if self.open.request.leaves:
+                return "slots are leaving a host: wait until that is done"
             return (
                 f"the job is being rescaled from {self.open.before.parallelism} to "
                 f"{counted(self.open.parallelism, 'slot')}: wait "

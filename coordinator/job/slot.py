@@ -90,6 +90,8 @@ class RegisteredSlot:
     probed: Probed | None = None
     beat_ms: int = 0
     in_time_since_ms: int = 0  # heartbeats have no gap since then
+    notices: int = 0
+    registered_ms: int = 0
 
     @property
     def uuid(self) -> str:

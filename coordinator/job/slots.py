@@ -46,6 +46,8 @@ class SlotTable:
         self._parallelism = spec.parallelism
         self._slots: dict[int, RegisteredSlot] = {}
         self._standbys: dict[_Place, RegisteredSlot] = {}
+        self._successors: dict[int, RegisteredSlot] = {}  # wait beside the member that leaves its host
+        self._moved_in: set[str] = set()  # uuids of former successors
         self._awaited: str | None = spec.program  # program of admitted standbys; None: any
         self._admitted = spec.parallelism  # of that program: slots below this
         self._by_link: OrderedDict[Link, RegisteredSlot] = OrderedDict()  # longest unheard first
@@ -65,7 +67,10 @@ class SlotTable:
 
     def is_first_answer(self, slot: RegisteredSlot) -> bool:
         connection = f"{slot.uuid} {slot.link}"
-        before, self._answered[_place(slot.register)] = self._answered.get(_place(slot.register)), connection
+        place = _place(slot.register)
+        if self._successors.get(slot.index) is slot:
+            place = (place[0], -1 - slot.index)
+        before, self._answered[place] = self._answered.get(place), connection
         return before != connection
 
     def admit_any(self, parallelism: int) -> None:
@@ -79,19 +84,44 @@ class SlotTable:
         return self._unwanted_standbys()
 
     def stands_by(self, slot: RegisteredSlot) -> bool:
-        return self._standbys.get(_place(slot.register)) is slot
+        return self._standbys.get(_place(slot.register)) is slot or self._successors.get(slot.index) is slot
 
     @property
     def standbys(self) -> tuple[RegisteredSlot, ...]:
         return tuple(self._standbys[place] for place in sorted(self._standbys))
 
+    @property
+    def successors(self) -> tuple[RegisteredSlot, ...]:
+        return tuple(self._successors.values())
+
+    def ready_successors(self, now_ms: int) -> dict[int, RegisteredSlot]:
+        return {slot.index: slot for slot in self._successors.values() if self._is_ready(slot, now_ms)}
+
+    def promote(self, *, only_ready_at: int) -> tuple[RegisteredSlot, ...]:
+        """Gives slots to their successors. Returns processes that leave."""
+        leaving = []
+        for index, slot in self._successors.items():
+            if not self._is_member(_place(slot.register)) or not self._is_ready(slot, only_ready_at):
+                leaving.append(slot)
+                continue
+            before = self._slots.get(index)
+            if before is not None:
+                leaving.append(before)
+                self._cut_off.pop(before.uuid, None)
+                self._asked_away.add(before.uuid)
+            self._kills.pop(index, None)
+            self._slots[index], self._known = slot, None
+            self._moved_in.add(slot.uuid)
+        self._successors.clear()
+        self._slots = dict(sorted(self._slots.items()))
+        return tuple(leaving)
+
+    def _is_ready(self, slot: RegisteredSlot, now_ms: int) -> bool:
+        in_time = now_ms - slot.last_seen_ms <= 3 * self._heartbeat_ms
+        return slot.connected and not slot.register.broken and in_time
+
     def missing_standbys(self, now_ms: int) -> tuple[int, ...]:
-        longest_ms = 3 * self._heartbeat_ms
-        there = {
-            slot.index
-            for slot in self._standbys.values()
-            if slot.connected and not slot.register.broken and now_ms - slot.last_seen_ms <= longest_ms
-        }
+        there = {slot.index for slot in self._standbys.values() if self._is_ready(slot, now_ms)}
         first = self._parallelism if self._awaited == self._program else 0
         return tuple(index for index in range(first, self._admitted) if index not in there)
 
@@ -194,8 +224,9 @@ class SlotTable:
         if refusal is not None:
             return refusal
         index, place, self._known = register.slot, _place(register), None
-        existing = self._present(place)
-        if self._is_member(place):
+        succeeds = self._succeeds(register)
+        existing = self._successors.get(index) if succeeds else self._present(place)
+        if self._is_member(place) and not succeeds:
             self._kills.pop(index, None)
         if existing is not None and existing.uuid == register.uuid:
             old_link, existing.link = existing.link, link
@@ -211,8 +242,11 @@ class SlotTable:
         latency = ReportedHistograms(began_empty=register.token == 0)
         contact = Contact(self._heartbeat_ms, now_ms)
         slot = RegisteredSlot(index, register, link, now_ms, contact, deployed_token=register.token, latency=latency)
+        slot.registered_ms = now_ms
         slot.clock_ms = None if register.facts is None else register.facts.clock_ms - now_ms
-        if self._is_member(place):
+        if succeeds:
+            self._successors[index] = slot
+        elif self._is_member(place):
             self._slots[index] = slot
             self._slots = dict(sorted(self._slots.items()))  # here, because iterating is frequent
         else:
@@ -221,6 +255,16 @@ class SlotTable:
         if existing is not None:
             self._depart(existing)
         return Joined(slot, existing)
+
+    def _succeeds(self, register: Register) -> bool:
+        """Until the log is known, the process that has the slot may register later."""
+        place = _place(register)
+        if not register.succeeds or register.token or not self._is_member(place):
+            return False
+        present = self._slots.get(register.slot)
+        if present is not None and present.uuid == register.uuid:
+            return False
+        return self._awaited is None or (present is not None and present.connected)
 
     def expect(self, known: KnownSlot, now_ms: int, until_ms: int) -> None:
         """A predecessor's process counts as lost unless registered by `until_ms`, so the task can be ended."""
@@ -269,6 +313,7 @@ class SlotTable:
         slot.unheard = message.unheard if message.token == slot.deployed_token else {}
         slot.metrics = message.metrics
         slot.prefetched = message.prefetched
+        slot.notices = message.notices
         slot.figures.tell(message.token, message.sent_at_ms, message.metrics)
         slot.sources = message.sources
         slot.contact.heartbeat(message.sent_at_ms, message.metrics.get(LOOP_LAG_MS.name, 0.0), now_ms)
@@ -281,6 +326,10 @@ class SlotTable:
 
     def lost(self, link: Link, now_ms: int) -> RegisteredSlot | None:
         slot = self._by_link.pop(link, None)
+        if slot is not None and self._successors.get(slot.index) is slot:
+            del self._successors[slot.index]
+            slot.link = None
+            return None
         if slot is not None:
             slot.link, slot.lost_ms, slot.state = None, now_ms, SlotState.OUT_OF_REACH
             slot.gone_ms = now_ms
@@ -292,7 +341,7 @@ class SlotTable:
 
     def forgive(self, now_ms: int) -> None:
         self.forgiven_ms = now_ms
-        for slot in (*self, *self._standbys.values()):
+        for slot in (*self, *self._standbys.values(), *self._successors.values()):
             slot.last_seen_ms = now_ms
             slot.contact.forgive(now_ms)
             slot.in_time_since_ms = now_ms
@@ -358,10 +407,14 @@ class SlotTable:
         existing = self._present(_place(register))
         if existing is None or existing.uuid == register.uuid:
             return None
+        if existing.uuid in self._moved_in and existing.connected and not (register.succeeds or register.token):
+            reason = f"slot {register.slot} of job {self._job} has moved to {existing.register.host}"
+            return Refused(reason, unneeded=True)
         if register.task_attempt < existing.register.task_attempt:
             return Refused(
                 f"slot {register.slot} of job {self._job} was replaced by task attempt "
-                f"{existing.register.task_attempt} on {existing.register.host}"
+                f"{existing.register.task_attempt} on {existing.register.host}",
+                unneeded=register.uuid in self._asked_away,
             )
         return None
 

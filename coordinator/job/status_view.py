@@ -1,6 +1,7 @@
 """Builds the `JobStatus` of a job."""
 
 from dataclasses import astuple
+from typing import Literal
 
 from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload
 from barrier_runtime.coordinator.job.effects import Outcome
@@ -18,6 +19,7 @@ from barrier_runtime.coordinator.status.status import (
     CommitTrouble,
     JobStatus,
     KillRequest,
+    LeavingSlot,
     ProgramWanted,
     SavepointStatus,
     SlotStatus,
@@ -101,6 +103,7 @@ def job_status(
         commits=commits_status(job, condition.slow),
         rescales=job.rescales.statuses,
         standbys=standbys_wanted(job),
+        leaving=leaving_slots(job),
         program=job.spec.program,
         program_wanted=program_wanted(job),
         kill=_kills(job),
@@ -128,7 +131,7 @@ def news_version(job: Job, phase: str, outcome: str | None, condition: str, reas
     moving = any(each.ended_ms is None for each in job.rescales.statuses)
     wanted = standbys_wanted(job), program_wanted(job)
     of_job = (job.identity.leader, job.log.token, phase, outcome)
-    return News(*of_job, condition, reason, _kills(job), *wanted, moving).version
+    return News(*of_job, condition, reason, _kills(job), *wanted, moving, leaving_slots(job)).version
 
 
 def job_summary(job: Job, phase: str, outcome: Outcome | None, condition: Condition, now_ms: int) -> JobSummary:
@@ -240,6 +243,24 @@ def standbys_wanted(job: Job) -> StandbysWanted | None:
     if first >= after.parallelism:
         return None
     return StandbysWanted(f"{job.identity.leader}/{rescale.request.id}", first, after.parallelism - 1, after.program)
+
+
+def leaving_slots(job: Job) -> tuple[LeavingSlot, ...]:
+    if not job.leads or not job.leaving.any:
+        return ()
+    open, found = job.rescales.open, []
+    successors = {slot.index: slot for slot in job.slots.successors}
+    for slot in job.slots:
+        notice, successor = job.leaving.of(slot), successors.get(slot.index)
+        if notice is None:
+            continue
+        moving = open is not None and slot.index in open.request.leaves
+        asked: Literal["asked", "ended"] = "ended" if notice.ended else "asked"
+        state = "moving" if moving else asked if successor is None else "registered"
+        to_host = "" if successor is None else successor.register.host
+        at = slot.register
+        found.append(LeavingSlot(slot.index, at.host, at.task_attempt, notice.since_ms, state, to_host))
+    return tuple(found)
 
 
 def program_wanted(job: Job) -> ProgramWanted | None:

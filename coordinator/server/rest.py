@@ -105,6 +105,7 @@ class Api:
         self._savepoint_roots = tuple(savepoint_roots)
         self._answered: OrderedDict[str, Response] = OrderedDict()
         self._inspection = rest_calls.Inspection(self._runner)
+        self._leaving = rest_calls.LeavingHosts(directory, self._runner)
 
     def routes(self) -> list[Route]:
         return [
@@ -126,6 +127,7 @@ class Api:
             Route("/jobs/{job}/report", self.report, methods=["GET"]),
             Route("/login-links", self.login_link, methods=["POST"]),
             *self._inspection.routes(),
+            *self._leaving.routes(),
         ]
 
     async def healthz(self, request: Request) -> Response:

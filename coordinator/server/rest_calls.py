@@ -1,6 +1,6 @@
 """Parts of REST calls."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import get_args
 
 import msgspec
@@ -9,7 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from barrier_runtime.coordinator.client.rest_types import LONGEST_WAIT_S, RowsAsked, SlotLines
+from barrier_runtime.coordinator.client.rest_types import (
+    LONGEST_WAIT_S,
+    LeavingAsked,
+    LeavingReply,
+    RowsAsked,
+    SlotLines,
+)
 from barrier_runtime.coordinator.server.guard import HEADERS, MAX_BODY_BYTES
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.runner import JobRunner
@@ -96,6 +102,45 @@ class Inspection:
         except UNREADABLE as error:
             raise InvalidJob(f'the body is not understood ({error}): send {{"step": "NAME", "rows": 10}}') from error
         return json_answer(await rows_of(runner, asked))
+
+
+_LEAVING = msgspec.json.Decoder(LeavingAsked)
+_LONGEST_HOST = 255
+
+
+class LeavingHosts:
+    def __init__(self, directory: JobDirectory, runner_of: Callable[[Request], Awaitable[JobRunner]]) -> None:
+        self._directory = directory
+        self._runner_of = runner_of
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/leaving", self.all, methods=["POST"]),
+            Route("/jobs/{job}/leaving", self.one, methods=["POST"]),
+        ]
+
+    async def all(self, request: Request) -> Response:
+        return json_answer(leave(await _host_in(request), self._directory.jobs.values()), 202)
+
+    async def one(self, request: Request) -> Response:
+        runner = await self._runner_of(request)
+        return json_answer(leave(await _host_in(request), (runner,)), 202)
+
+
+async def _host_in(request: Request) -> str:
+    """The query may name the host: a `preStop` hook sends no body."""
+    body = await body_of(request)
+    try:
+        host = _LEAVING.decode(body).host if body else request.query_params.get("host", "")
+    except UNREADABLE as error:
+        raise InvalidJob(f'the body is not understood ({error}): send {{"host": "<name>"}}') from error
+    if not host or len(host) > _LONGEST_HOST or not host.isprintable():
+        raise InvalidJob("no host is named: send host=NAME, as the status of a job shows the hosts of slots")
+    return host
+
+
+def leave(host: str, runners: Iterable[JobRunner]) -> LeavingReply:
+    return LeavingReply({runner.spec.job: runner.leave(host) for runner in runners if runner.outcome is None})
 
 
 async def rows_of(runner: JobRunner, asked: RowsAsked) -> SlotLines:

@@ -28,6 +28,7 @@ from barrier_runtime.coordinator.job.events import (
     SlotRegistered,
     SlotsStarting,
     Tick,
+    UserLeaving,
     UserRescale,
     UserSavepoint,
     UserStop,
@@ -220,6 +221,12 @@ class JobRunner:
         if refusal:
             raise InvalidJob(refusal)
         self._post(UserRescale(request))
+
+    def leave(self, host: str) -> int:
+        """Returns the number of slots on `host`."""
+        slots = sum(slot.register.host == host for slot in self._protocol.facts.slots)
+        self._post(UserLeaving(host))
+        return slots
 
     def replace(self, request: RescaleRequest) -> None:
         """As `rescale`. Without a description, the driver loads the program."""

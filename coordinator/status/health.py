@@ -22,6 +22,7 @@ Once slow commits have delayed checkpoints, the state is WAITING_SINK until the 
 nothing. Time without a checkpoint is summed over generations: a job in a restart loop must not look healthy.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -38,7 +39,7 @@ from barrier_runtime.coordinator.checkpoints.slowness import (
     slow_sink,
     slow_upload,
 )
-from barrier_runtime.coordinator.status.status import AbsentSlot
+from barrier_runtime.coordinator.status.status import AbsentSlot, LeavingSlot
 from barrier_runtime.state.texts import counted
 
 State: TypeAlias = Literal[
@@ -193,6 +194,7 @@ class Facts:
     uploaded: CheckpointUploads | None = None
     interval_ms: int = 0
     narrow: str = ""  # fewer slots than the job should have
+    leaving: str = ""  # hosts that slots leave
 
 
 class ProgressWatch:
@@ -287,6 +289,7 @@ class ProgressWatch:
         blocked = [slot for slot in facts.blocked if not self._over(slot.reported_ms, BLOCKED_MS, now_ms)]
         slow = [*map(slow_sink, self.slow.shown), *map(slow_upload, self.slow_uploads.shown)]
         slow += [f"with {facts.narrow}"] if facts.narrow else []
+        slow += [facts.leaving] if facts.leaving else []
         return ("BLOCKED", _blocked(blocked)) if blocked else ("RUNNING", some_of(slow, "; "))
 
     def _store_trouble(self, facts: Facts, now_ms: int) -> str:
@@ -377,6 +380,25 @@ def _missing_of_host(host: str, absences: list[AbsentSlot], now_ms: int) -> str:
     if any(each.carrier == "processes" for each in absences):
         return f"{text}, no new process has started there"
     return f"{text}, Spark has not replaced task {some_of(ending, ', ')} there"
+
+
+def leaving_in_words(leaving: Sequence[LeavingSlot]) -> str:
+    hosts: dict[str, list[LeavingSlot]] = {}
+    for each in leaving:
+        hosts.setdefault(each.host, []).append(each)
+    return some_of([_leaves(host, each) for host, each in hosts.items()], "; ")
+
+
+def _leaves(host: str, leaving: list[LeavingSlot]) -> str:
+    awaits = {
+        "asked": "awaits a process on another host",
+        "registered": "awaits the next move",
+        "moving": "moves at a barrier",
+        "ended": "stays: no process on another host came in time",
+    }
+    since = time.strftime("%H:%M:%S", time.gmtime(min(each.since_ms for each in leaving) / 1000))
+    slots = [f"slot {each.slot} {awaits[each.state]}" for each in leaving]
+    return f"host {host} leaves since {since} UTC: {some_of(slots, ', ')}"
 
 
 def _blocked(slots: list[BlockedSlot]) -> str:

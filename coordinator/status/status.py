@@ -280,7 +280,20 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def what(self) -> str:
+        if self.kind == "rescale" and self.id.startswith("leaving-"):
+            return "move off a host"
         return "replace" if self.kind == "replace" else f"rescale {self.before} → {counted(self.parallelism, 'slot')}"
+
+
+class LeavingSlot(msgspec.Struct, frozen=True):
+    """The driver starts a successor on another host, once per task attempt and notice, while `asked`."""
+
+    slot: int
+    host: str
+    task_attempt: int
+    since_ms: int
+    state: Literal["asked", "registered", "moving", "ended"]  # ended: no successor came in time
+    to_host: str = ""  # of the registered successor
 
 
 class StandbysWanted(msgspec.Struct, frozen=True):
@@ -352,6 +365,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     full_parallelism: int = 0  # slots at full width; 0: of an older release
     narrow_because: str = ""  # slots that stayed away
     silent_links: tuple[SilentLink, ...] = ()
+    leaving: tuple[LeavingSlot, ...] = ()
     room: Room | None = None  # while slots are missing
     absent_slots: tuple[int, ...] = ()  # of a job that failed without them
     checkpoints: CheckpointsStatus

@@ -4,7 +4,7 @@ import hashlib
 
 import msgspec
 
-from barrier_runtime.coordinator.status.status import KillRequest, ProgramWanted, StandbysWanted
+from barrier_runtime.coordinator.status.status import KillRequest, LeavingSlot, ProgramWanted, StandbysWanted
 
 
 class JobSummary(msgspec.Struct, frozen=True):
@@ -39,7 +39,9 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     standbys: StandbysWanted | None
     program_wanted: ProgramWanted | None
     moving: bool  # a rescale is open
+    leaving: tuple[LeavingSlot, ...] = ()
 
     @property
     def version(self) -> str:
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
+        known = self if self.leaving else msgspec.structs.astuple(self)[:-1]  # as earlier releases
+        return hashlib.sha256(msgspec.json.encode(known)).hexdigest()[:32]

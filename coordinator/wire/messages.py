@@ -67,6 +67,7 @@ class Register(Message, frozen=True, omit_defaults=True):
     parallelism: int = 0  # of the last deployment, for `committed`
     facts: SlotFacts | None = None  # None: of an earlier release
     answers: bool = False  # to an `AskSlot`; False: of an earlier release
+    succeeds: bool = False  # waits beside the process that has the slot
 
 
 class Probed(Message, frozen=True):
@@ -85,7 +86,7 @@ class HeldBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     idle_count: int = 0
 
 
-class Heartbeat(Message, frozen=True):
+class Heartbeat(Message, frozen=True, omit_defaults=True):
     token: int
     metrics: dict[str, float] = {}  # see `metric_table`: "<operator>.late_rows", "rss_bytes"
     latency: dict[str, str] = {}  # "<sink>:processed" / "<sink>:visible" -> HdrHistogram (µs), base64
@@ -96,6 +97,7 @@ class Heartbeat(Message, frozen=True):
     prefetched: int = 0  # newest checkpoint with all files fetched
     unheard: dict[int, int] = {}  # slots unheard for several heartbeats -> milliseconds
     blocked_reading: bool = False  # mostly in a reader of this package
+    notices: int = 0  # signals to leave the host
 
 
 class EventTimeReached(Message, frozen=True):

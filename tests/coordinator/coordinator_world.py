@@ -139,6 +139,8 @@ class FakeSlot:
     broken: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     facts: SlotFacts | None = None
+    host: str = "worker"
+    succeeds: bool = False
     prefetches: bool = True  # at once
     prefetched: int = 0
 
@@ -153,7 +155,7 @@ class FakeSlot:
             slot=self.index,
             uuid=self.uuid,
             pid=1000 + self.index,
-            host="worker",
+            host=self.host,
             task_attempt=self.attempt,
             data_host="127.0.0.1",
             data_port=5000 + self.index,
@@ -167,6 +169,7 @@ class FakeSlot:
             broken=self.broken,
             versions=dict(self.versions),
             facts=self.facts,
+            succeeds=self.succeeds and not self.token,
         )
 
     def cut(self) -> None:

@@ -135,6 +135,8 @@ def test_no_route_takes_code_files_or_names_of_logs() -> None:
         ("/jobs/{job}/checkpoints", "GET"),
         ("/jobs/{job}/checkpoints", "POST"),
         ("/jobs/{job}/rescale", "POST"),
+        ("/jobs/{job}/leaving", "POST"),  # names a host, compared with hosts of slots
+        ("/leaving", "POST"),  # the same, of all jobs
         ("/jobs/{job}/room", "PUT"),  # names of holders of cores, made printable and bounded
         ("/jobs/{job}/replace", "POST"),  # only the file's name; only the program's own file is opened
         ("/jobs/{job}/slots/{slot}/{subject}", "GET"),  # a slot's own log or stacks, no name of a file

@@ -50,7 +50,7 @@ class Ended(Phase):
 
     def _part(self, job: Job) -> None:
         """Links of a replaced process are closed: slots then look for the leader."""
-        for slot in (*job.slots.connected, *job.slots.standbys):
+        for slot in (*job.slots.connected, *job.slots.standbys, *job.slots.successors):
             if self.outcome != "replaced":
                 job.outbox.send(slot, Shutdown(self.outcome, self.reason))
             job.outbox.close(slot)

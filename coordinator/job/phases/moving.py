@@ -6,10 +6,11 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, Check
 from barrier_runtime.coordinator.checkpoints.failures import Cause
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.health_facts import what_opens
+from barrier_runtime.coordinator.job.leaving import GATHER_MS
 from barrier_runtime.coordinator.job.links import slot_to_move
 from barrier_runtime.coordinator.job.phases.checkpointing import checkpoint_aborted
 from barrier_runtime.coordinator.job.phases.phase import Decision, HandOver, Restart
-from barrier_runtime.coordinator.job.rescaling import Next, Rescale, RescaleState, widening
+from barrier_runtime.coordinator.job.rescaling import LEAVING, Next, Rescale, RescaleRequest, RescaleState, widening
 from barrier_runtime.coordinator.job.slot import RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import begin_at_zero, check_fits
@@ -36,6 +37,29 @@ def request_full_width(job: Job, now_ms: int) -> None:
             job.admit(f"job {job.spec.job} has no such slot")
 
 
+def request_departure(job: Job, now_ms: int) -> None:
+    """Moves slots whose successors are registered, all at once if the successors come together."""
+    if job.leaving.any or job.slots.successors:
+        job.leaving.look(job.slots, now_ms)
+    ready = job.slots.ready_successors(now_ms)
+    blocked = job.rescales.open is not None and not job.rescales.open.request.returns
+    if not ready or blocked or _ends(job) or not job.leaving.may_move(now_ms):
+        return
+    notices = {slot.index: job.leaving.of(slot) for slot in job.slots}
+    awaited = [index for index, each in notices.items() if each is not None and not each.ended and index not in ready]
+    if awaited and now_ms - min(slot.registered_ms for slot in ready.values()) < GATHER_MS:
+        return
+    id = f"{LEAVING}{job.led.token}-{now_ms}"
+    job.rescales.ask(RescaleRequest(id, job.spec.parallelism, leaves=tuple(sorted(ready))), job.spec, now_ms)
+
+
+def _missing(job: Job, rescale: Rescale, now_ms: int) -> tuple[int, ...]:
+    if not rescale.request.leaves:
+        return job.slots.missing_standbys(now_ms)
+    ready = job.slots.ready_successors(now_ms)
+    return tuple(index for index in rescale.request.leaves if index not in ready)
+
+
 def _ends(job: Job) -> bool:
     return job.stop is not None or job.generation.final is not None or job.all_ended
 
@@ -52,7 +76,10 @@ def follow_rescale(job: Job, now_ms: int) -> Decision | None:
         if rescale.deadline_ms is not None and now_ms >= rescale.deadline_ms:
             job.fail_rescale(_why_not_loaded(rescale), now_ms)
         return None
-    missing = job.slots.missing_standbys(now_ms)
+    missing = _missing(job, rescale, now_ms)
+    if missing and rescale.request.leaves and rescale.state is RescaleState.STARTING:
+        job.fail_rescale(f"new slots were lost: {', '.join(map(str, missing))}", now_ms)
+        return None
     if missing:
         rescale.wait_for_slots(now_ms)
     late = rescale.deadline_ms is not None and now_ms >= rescale.deadline_ms
@@ -118,7 +145,7 @@ def _fetched(job: Job, rescale: Rescale, late: bool) -> bool:
 
 def _preparing(job: Job) -> list[RegisteredSlot]:
     """Slots to prepare: new and remaining slots fetch files, present slots stop compacting."""
-    return [*job.slots.standbys, *job.slots]
+    return [*job.slots.standbys, *job.slots.successors, *job.slots]
 
 
 def _ask_to_fetch(job: Job, rescale: Rescale) -> None:

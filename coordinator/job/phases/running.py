@@ -259,6 +259,7 @@ class Running(Phase):
             return Restart(exceeded)
         follow_stop(job, pending, now_ms)
         moving.request_full_width(job, now_ms)
+        moving.request_departure(job, now_ms)
         moves = moving.follow_rescale(job, now_ms)
         if moves is not None:
             return moves

@@ -235,6 +235,7 @@ class Fencing(Phase):
         job.begin_generation(appended, self._verified)
         if self._spec is not None:
             self._move(job, self._spec, now_ms)
+        job.give_to_successors(now_ms)
         if self._choice is not None and self._choice.settled:
             job.commits.settled(self._choice.checkpoint)
         job.record.recovery_began(job.led.token, self.reason, self._began_ms, self._kind)

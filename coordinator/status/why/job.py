@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from barrier_runtime.coordinator.checkpoints.slowness import SlowUpload
-from barrier_runtime.coordinator.status.health import TROUBLED, ended_in_words, in_seconds, missing_slots
+from barrier_runtime.coordinator.status.health import TROUBLED, ended_in_words, in_seconds, leaving_in_words, missing_slots
 from barrier_runtime.coordinator.status.statistics import late_rows, late_rows_in_words
 from barrier_runtime.coordinator.status.status import (
     CheckpointStatus,
@@ -42,6 +42,7 @@ def why_job(status: JobStatus, now_ms: int) -> tuple[Reason, ...]:
         why_nothing_is_visible(status, now_ms),
         why_rows_are_missing(status),
         why_fewer_slots(status),
+        why_slots_move(status),
         why_latency_rose(status, now_ms),
         bottleneck(status.chains),
     )
@@ -207,6 +208,19 @@ def why_rows_are_missing(status: JobStatus) -> Reason | None:
         (f"{rows:,} of {status.records:,} rows read",) if status.records >= rows else (),
         "use late=True to get such rows as a stream of their own, or a larger max_out_of_orderness at the source; if "
         "the step's event-time column is not the source's, use the source's column",
+    )
+
+
+def why_slots_move(status: JobStatus) -> Reason | None:
+    if not status.leaving:
+        return None
+    failed = next((each for each in reversed(status.rescales) if each.error and each.what == "move off a host"), None)
+    return Reason(
+        "leaving",
+        f"Job {status.job} moves slots off a host: {leaving_in_words(status.leaving)}.",
+        () if failed is None else (f"the last attempt failed: {line_of(failed.error)}",),
+        "keep a core free on another host for each slot that leaves; without one the slot dies with its host, and the "
+        "job goes on from the last checkpoint",
     )
 
 
