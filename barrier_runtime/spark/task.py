@@ -428,9 +428,17 @@ def remove_what_the_dead_left(run_directory: Path) -> None:
     if not run_directory.is_dir():
         return
     for entry in run_directory.iterdir():
-        try:
-            with (entry / _LIFE).open() as life:
-                fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # the slot lives, or is making the folder
-            continue
-        shutil.rmtree(entry, ignore_errors=True)
+        if is_alive(entry) is False:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def is_alive(directory: Path) -> bool | None:
+    """Whether the process of a slot's folder lives; None: it is making the folder."""
+    try:
+        with (directory / _LIFE).open() as life:
+            fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return True
+    return False

@@ -246,7 +246,17 @@ Event: TypeAlias = (
 )
 
 # Other events cannot change the condition of a job.
-_KINDS = (Begin, Tick, AppendResult, RecordRead, ManifestFailed, StoreRetried, StoreAnswered, SlotsStarting, UserLeaving)
+_KINDS = (
+    Begin,
+    Tick,
+    AppendResult,
+    RecordRead,
+    ManifestFailed,
+    StoreRetried,
+    StoreAnswered,
+    SlotsStarting,
+    UserLeaving,
+)
 _HEALS: dict[State, type] = {"WAITING_SINK": Committed, "WAITING_SERVER": Restored}
 
 
@@ -261,5 +271,7 @@ def may_change_progress(event: Event, state: State, *, slow_commits: bool) -> bo
 
 def _tells(message: ToJob, kinds: Container[type | None], state: State) -> bool:
     if isinstance(message, Heartbeat):
-        return bool(message.opening or message.blocked or message.unheard or message.notices) or state == "WAITING_NETWORK"
+        return bool(message.opening or message.blocked or message.unheard or message.notices) or (
+            state == "WAITING_NETWORK"
+        )
     return type(message) in kinds

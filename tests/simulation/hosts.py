@@ -18,7 +18,7 @@ from barrier_runtime.coordinator.log.records import Complete, Fence
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.testing.simulation.cluster import Program
+from barrier_runtime.testing.simulation.cluster import Program, SlotTask
 
 WAITS_MS = 10_000  # `resource_wait_timeout`
 DEGRADE_AFTER_MS = 4_000
@@ -127,10 +127,10 @@ class CoresWorld(World):
         narrow = max(index for index, record in enumerate(self.facts.records) if isinstance(record, Fence))
         self.decided_meanwhile = sum(isinstance(each, Complete) for each in self.facts.records[narrow:])
 
-    def _start_slot(self, program: Program, index: int, of: str = "") -> None:
+    def _start_slot(self, program: Program, index: int, of: str = "", *, succeeds: bool = False) -> None:
         place = (program, index, of)
         if self._used < self.cores:
-            super()._start_slot(*place)
+            super()._start_slot(*place, succeeds=succeeds)
         elif not any(each[0] is program and each[1:] == place[1:] for each in self._waiting):
             self._waiting.append(place)
 
@@ -156,6 +156,47 @@ def cores_lost(schedule: Schedule, *, target_away: bool = False, coordinators_di
     narrow_ms, back_ms = lost.at_ms + DEGRADE_AFTER_MS, lost.at_ms + lost.length_ms
     moments = [narrow_ms + rng.randrange(4_000), narrow_ms + 7_000, back_ms + rng.randrange(4_000)]
     return CoresWorld(steady, lost, target_away=target_away, deaths_ms=moments if coordinators_die else ())
+
+
+_NOTICE_US = 8_000_000  # from the notice to the death of the host
+
+
+class NoticeWorld(World):
+    """The host of slot `leaver` gives notice at `at_ms`, and dies 8 s later."""
+
+    def __init__(self, schedule: Schedule, at_ms: int, leaver: int) -> None:
+        super().__init__(schedule)
+        self.ended_before_death = False
+        self._leaver = leaver
+        self.sim.at(at_ms * 1000, self._notice)
+
+    def _notice(self, _: None) -> None:
+        self.generations = len(self.restored)
+        (task,) = [each for each in self._living(self._current()) if each.index == self._leaver]
+        assert task.slot is not None
+        task.process.loop.call_soon(task.slot.leave_host)
+        self.sim.after(_NOTICE_US, self._host_dies, task)
+
+    def _host_dies(self, task: SlotTask) -> None:
+        self.ended_before_death = not task.process.alive
+        if task.process.alive:
+            self._lose_slot(self._current(), task, kill=True)
+
+    @property
+    def restored(self) -> list[bool]:
+        """Whether each generation began with the newest decided checkpoint after its sources had stopped."""
+        return [record.reason.endswith("left a host") for record in self.facts.records if isinstance(record, Fence)]
+
+    @property
+    def replays(self) -> int:
+        """Generations since the notice that read rows again."""
+        return self.restored[self.generations :].count(False)
+
+
+def host_leaves(schedule: Schedule) -> NoticeWorld:
+    rng = random.Random(f"notice {schedule.seed}")
+    quiet = replace(schedule, slot_timeout_ms=10_000, chaos_ms=20_000, bounded=False, timeout_ms=600_000)
+    return NoticeWorld(quiet, rng.randrange(3_000, 5_000), rng.randrange(schedule.parallelism))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,18 @@
 """Hosts that are away and links that lose packets, in virtual time, with planted bugs."""
 
 import pytest
-from hosts import CoresWorld, HostWorld, LinkWorld, calm_seeds, cores_lost, host_away, link_lost, link_of_machines_lost
+from hosts import (
+    CoresWorld,
+    HostWorld,
+    LinkWorld,
+    NoticeWorld,
+    calm_seeds,
+    cores_lost,
+    host_away,
+    host_leaves,
+    link_lost,
+    link_of_machines_lost,
+)
 from planting import planted
 from schedule import Schedule
 
@@ -17,7 +28,7 @@ def light(schedule: Schedule) -> bool:
     return schedule.interval_ms >= 200 and schedule.events is None
 
 
-def violations(world: CoresWorld | HostWorld | LinkWorld) -> list[tuple[str, str]]:
+def violations(world: CoresWorld | HostWorld | LinkWorld | NoticeWorld) -> list[tuple[str, str]]:
     world.run()
     return world.violations
 
@@ -106,3 +117,29 @@ def test_coordinators_that_die_meanwhile_change_nothing(schedule):
 @pytest.mark.parametrize("schedule", calm_seeds(2, commits_late), ids=lambda schedule: f"seed{schedule.seed}")
 def test_rows_that_lost_slots_had_to_commit_are_committed_by_the_fewer_slots(schedule):
     assert violations(cores_lost(schedule, target_away=True)) == []
+
+
+@pytest.mark.parametrize("schedule", calm_seeds(3, light), ids=lambda schedule: f"seed{schedule.seed}")
+def test_slots_leave_a_host_before_it_dies_and_read_no_row_twice(schedule):
+    world = host_leaves(schedule)
+    assert violations(world) == []
+    assert world.ended_before_death
+    assert world.replays == 0
+
+
+def test_a_successor_that_takes_the_slot_before_the_barrier_is_found():
+    """Planted bug: the old process ends when the new process registers, before a checkpoint is decided."""
+    with planted(
+        "coordinator/job/slots.py", "        succeeds = self._succeeds(register)\n", "        succeeds = False\n"
+    ):
+        world = host_leaves(calm_seeds(1, light)[0])
+        violations(world)
+    assert world.replays > 0
+
+
+def test_a_process_that_leaves_with_open_commits_is_found():
+    """Planted bug: the old process ends before the rows of the move's checkpoint are visible."""
+    early = planted("coordinator/job/phases/moving.py", "if job.commits.all_through(job.last_completed):", "if True:")
+    with early:
+        found = [what for each in calm_seeds(2, commits_late) for what, _ in violations(host_leaves(each))]
+    assert found

@@ -15,6 +15,7 @@ import msgspec
 
 from barrier_runtime.connectors.files.sink import block_writer, commit_log, commit_reader
 from barrier_runtime.coordinator import savepoint_files
+from barrier_runtime.coordinator.job.status_view import leaving_slots
 from barrier_runtime.coordinator.log.lease import Holder
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.server.control import ControlServer
@@ -86,6 +87,7 @@ class SlotTask:
     slot: Slot | None = None
     given_up: bool = False
     dismissed: bool = False  # the job had no place
+    succeeds: bool = False
 
 
 @dataclass
@@ -99,6 +101,7 @@ class Program:
     attempts: int = 0
     others: dict[str, JobGraph] = field(default_factory=dict)
     standbys: str = ""
+    successors: set[tuple[int, int]] = field(default_factory=set)  # task attempt and time of notices
     outcome: str = ""
     reason: str = ""
 
@@ -279,11 +282,16 @@ class SimCluster:
             for index in range(wanted.first, wanted.last + 1):
                 if not self.sim.chance(self.options.no_cores):
                     self._start_slot(program, index, wanted.program)
+        for each in leaving_slots(runner.facts):
+            if each.state == "asked" and (each.task_attempt, each.since_ms) not in program.successors:
+                program.successors.add((each.task_attempt, each.since_ms))
+                self._start_slot(program, each.slot, runner.spec.program, succeeds=True)
         if runner.lead_position is not None:
             for index in range(runner.spec.parallelism):
                 of = runner.spec.program
                 own = [task for task in program.tasks if (task.index, task.program) == (index, of)]
-                if not own or own[-1].dismissed:
+                living = [task for task in own if task.succeeds and task.process.alive]
+                if not own or (own[-1].dismissed and not living):
                     self._start_slot(program, index, of)
 
     def _start_coordinator(self, program: Program, listening: SimListening) -> None:
@@ -369,13 +377,13 @@ class SimCluster:
         slots = ", ".join(f"{task.process!r}" for task in program.tasks if task.process.alive)
         return f"program {program.number} {program.outcome or 'active'}, {phase}; {slots}"
 
-    def _start_slot(self, program: Program, index: int, of: str = "") -> None:
+    def _start_slot(self, program: Program, index: int, of: str = "", *, succeeds: bool = False) -> None:
         if not program.active:
             return
         program.attempts += 1
         process = self._process(f"slot-{index}", None)
         process.turn_us = self.options.turn_us
-        task = SlotTask(index, program.attempts, process, of)
+        task = SlotTask(index, program.attempts, process, of, succeeds=succeeds)
         program.tasks.append(task)
         process.spawn(self._run_slot(program, task))
 
@@ -412,7 +420,15 @@ class SimCluster:
             window_bytes=self.options.window_bytes,
         )
         identity = SlotIdentity(
-            task.index, uuid, process.pid, process.place, task.attempt, host, port, program=task.program
+            task.index,
+            uuid,
+            process.pid,
+            process.place,
+            task.attempt,
+            host,
+            port,
+            program=task.program,
+            succeeds=task.succeeds,
         )
         slot = Slot(self._graph(program, task), program.spec.checkpoints.mode, identity, resources, plane)
         task.slot = slot

@@ -212,6 +212,29 @@ def rescale(
 
 
 @app.command()
+def leave(
+    host: Annotated[str | None, typer.Option(help="host of slots; default: this machine, no coordinator")] = None,
+    job: Annotated[str, typer.Option(help="a single job; default: all jobs of the daemon")] = "",
+    coordinator: Coordinator = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+) -> None:
+    """Move slots off a host that is about to end: other processes take the slots at a barrier.
+
+    Without `--host`: signals the slots of this user on this machine.
+    """
+    from barrier_runtime.tools.leaving import leave_host, signal_own_slots
+
+    if host is None:
+        print(f"signalled {counted(signal_own_slots(), 'slot')}")
+        return
+    if not job and coordinator is None:
+        raise InvalidJob("which jobs: name one with --job, or a coordinator with --coordinator")
+    for name, slots in sorted(leave_host(client_of(job, coordinator, token_file, ca), host, job).items()):
+        print(f"job {name}: {counted(slots, 'slot')} on {host}")
+
+
+@app.command()
 def replace(
     target: Target,
     job: Annotated[str, typer.Option(help="default: the one that is called as the flow is")] = "",

@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from statistics import median
 
 from barrier_runtime.coordinator.checkpoints.slowness import SlowUpload
-from barrier_runtime.coordinator.status.health import TROUBLED, ended_in_words, in_seconds, leaving_in_words, missing_slots
+from barrier_runtime.coordinator.status.health import (
+    TROUBLED,
+    ended_in_words,
+    in_seconds,
+    leaving_in_words,
+    missing_slots,
+)
 from barrier_runtime.coordinator.status.statistics import late_rows, late_rows_in_words
 from barrier_runtime.coordinator.status.status import (
     CheckpointStatus,

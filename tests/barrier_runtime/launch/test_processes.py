@@ -267,3 +267,44 @@ def test_wrong_numbers_of_processes_are_refused() -> None:
         flow.run_local(coordinator_lease=3)
     with pytest.raises(InvalidJob, match="at_least has no meaning in a local run"):
         flow.run_local(processes=2, at_least=1)  # type: ignore[call-arg]
+
+
+SEEN = """
+import os
+
+from barrier_runtime import Dataflow, JsonlSink
+
+
+def seen(row):
+    with open(os.path.join({seen!r}, str(os.getpid())), "a") as file:
+        file.write(str(row["value"]) + "\\n")
+    return {{"value": row["value"]}}
+
+
+flow = Dataflow("leaves")
+flow.rate("ticks", 500, splits=4).map(seen, schema={{"value": int}}).sink("out", JsonlSink({out!r}))
+"""
+
+
+def test_a_process_with_a_power_signal_is_replaced_without_reading_a_row_twice(tmp_path: Path) -> None:
+    (tmp_path / "seen").mkdir()
+    names: dict[str, Any] = {}
+    exec(SEEN.format(seen=str(tmp_path / "seen"), out=str(tmp_path / "out")), names)
+    options: Any = {"checkpoints": str(tmp_path / "jobs"), "checkpoint_interval": 0.2, "ui": False, **PATIENT}
+    with names["flow"].start_local(processes=2, **options) as job:
+        leaving = until_checkpoints(job, 2).slots[1].pid
+        os.kill(leaving, signal.SIGPWR)
+        until_replaced(job, 1, leaving)
+        until(lambda: is_gone(leaving))
+        status = until_checkpoints(job, 2)
+        assert [each.kind for each in status.recoveries] == ["start", "rescale"], status.recoveries
+        (move,) = status.rescales
+        assert (move.what, move.state) == ("move off a host", "done")
+        assert status.restored_checkpoint == move.checkpoint
+        assert status.leaving == ()
+        print(f"gap {move.pause_ms} ms")
+    rows = [int(line) for file in (tmp_path / "seen").iterdir() for line in file.read_text().splitlines()]
+    assert len(rows) == len(set(rows)), "rows were read twice"
+    assert len(list((tmp_path / "seen").iterdir())) == 3
+    assert values_in(tmp_path) == sorted(rows)
+    assert each_once(values_in(tmp_path))

@@ -92,7 +92,7 @@ def test_a_slot_moves_at_a_barrier_before_its_process_ends():
 
 
 def test_a_host_is_named_by_a_user():
-    coordinator, a, b = leaving_job(MemoryStore())
+    coordinator, _, b = leaving_job(MemoryStore())
     coordinator.post(UserLeaving("elsewhere"))
     assert states(coordinator) == []
     coordinator.post(UserLeaving("spot"))

@@ -400,3 +400,18 @@ async def test_a_program_sees_and_stops_its_own_run_though_another_was_submitted
         assert directory.run("flights", "run-2").outcome is None
         assert (await http.get("/jobs/flights?run=run-3", headers=GOOD)).status_code == 404
         assert (await http.get("/jobs/flights?run=../x", headers=GOOD)).status_code == 400
+
+
+async def test_a_leaving_host_is_named_in_the_query_or_the_body():
+    async with served() as (http, _):
+        await http.put("/jobs/flights", content=body(), headers=GOOD)
+        for path, content in (
+            ("/leaving?host=spot", ""),
+            ("/jobs/flights/leaving?host=spot", ""),
+            ("/jobs/flights/leaving", '{"host": "spot"}'),
+        ):
+            answer = await http.post(path, content=content, headers=GOOD)
+            assert (answer.status_code, answer.json()) == (202, {"slots": {"flights": 0}})
+        for content in ("{}", '{"host": ""}', '{"host": "a\\nb"}', f'{{"host": "{"x" * 256}"}}', ""):
+            answer = await http.post("/leaving", content=content, headers=GOOD)
+            assert answer.status_code == 400

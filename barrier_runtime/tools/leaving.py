@@ -1,0 +1,35 @@
+"""The command `leave`."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from barrier_runtime.spark.task import is_alive, local_root
+from barrier_runtime.state.errors import InvalidJob
+
+
+def leave_host(client: Any, host: str, job: str) -> dict[str, int]:
+    """Returns the number of slots on `host` by job."""
+    return dict(client.leave(host, job).slots)
+
+
+def signal_own_slots() -> int:
+    number = getattr(signal, "SIGPWR", None)
+    if number is None:
+        raise InvalidJob("this system has no SIGPWR: name the host, as in `leave --host HOST`")
+    signalled = 0
+    for pid in _own_slots():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            signalled += 1
+    return signalled
+
+
+def _own_slots() -> Iterator[int]:
+    """Process ids, from the names of the folders that living slots hold."""
+    for entry in sorted(local_root("any").parent.glob("*/*-*-*")):
+        pid = entry.name.split("-")[1]
+        if pid.isdecimal() and is_alive(entry):
+            yield int(pid)

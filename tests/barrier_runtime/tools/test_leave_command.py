@@ -1,0 +1,37 @@
+"""The command `leave` on this machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from barrier_runtime.spark.task import local_root
+from barrier_runtime.tools.leaving import signal_own_slots
+
+HOLDS = """
+import os, pathlib, signal, sys
+from barrier_runtime.spark.task import living_in
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPWR])
+folder = pathlib.Path(sys.argv[1]) / f"1-{os.getpid()}-abc"
+folder.mkdir(parents=True)
+with living_in(folder):
+    print("lives", flush=True)
+    sys.exit(0 if signal.sigwait([signal.SIGPWR]) == signal.SIGPWR else 1)
+"""
+
+
+def test_only_living_slots_of_this_user_are_signalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    run = local_root("run")
+    dead = run / f"0-{os.getpid()}-abc"  # not locked: a signal would end this process
+    dead.mkdir(parents=True)
+    (dead / "life.lock").touch()
+    slot = subprocess.Popen([sys.executable, "-c", HOLDS, str(run)], stdout=subprocess.PIPE, text=True)
+    assert slot.stdout is not None
+    assert slot.stdout.readline() == "lives\n"
+    assert signal_own_slots() == 1
+    assert slot.wait(timeout=120) == 0
+    assert signal_own_slots() == 0
