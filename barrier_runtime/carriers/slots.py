@@ -192,7 +192,9 @@ class AllSlots:
             place, notice = (self._program, each.slot), (each.task_attempt, each.since_ms)
             if each.state == "ended" and notice in self._successors:
                 self._give_up_successor(place, self._successors.pop(notice))
-            if each.state != "asked" or notice in self._successors or place not in self._carried_by:
+            if each.state != "asked" or place not in self._carried_by:
+                continue
+            if notice in self._successors and self._carried_by[place].alive:
                 continue
             hosts: Sequence[str] = ()
             if not self._carrier.one_host:
@@ -200,7 +202,7 @@ class AllSlots:
                 hosts = sorted(set.intersection(*rooms))
                 if not hosts:
                     continue
-            self._successors[notice] = self._carried_by[place]
+            self._successors.setdefault(notice, self._carried_by[place])
             self._carry(place, hosts, succeeds=True)
 
     def _give_up_successor(self, place: "_Place", before: Submission) -> None:

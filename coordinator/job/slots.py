@@ -99,10 +99,13 @@ class SlotTable:
 
     def promote(self, *, only_ready_at: int) -> tuple[RegisteredSlot, ...]:
         """Gives slots to their successors. Returns processes that leave."""
-        leaving = []
+        leaving, waiting = [], dict[int, RegisteredSlot]()
         for index, slot in self._successors.items():
-            if not self._is_member(_place(slot.register)) or not self._is_ready(slot, only_ready_at):
+            if not self._is_member(_place(slot.register)):
                 leaving.append(slot)
+                continue
+            if not self._is_ready(slot, only_ready_at):
+                waiting[index] = slot
                 continue
             before = self._slots.get(index)
             if before is not None:
@@ -112,7 +115,7 @@ class SlotTable:
             self._kills.pop(index, None)
             self._slots[index], self._known = slot, None
             self._moved_in.add(slot.uuid)
-        self._successors.clear()
+        self._successors = waiting
         self._slots = dict(sorted(self._slots.items()))
         return tuple(leaving)
 
@@ -407,7 +410,8 @@ class SlotTable:
         existing = self._present(_place(register))
         if existing is None or existing.uuid == register.uuid:
             return None
-        if existing.uuid in self._moved_in and existing.connected and not (register.succeeds or register.token):
+        keeps = existing.uuid in self._moved_in - self._asked_away
+        if keeps and existing.connected and not (register.succeeds or register.token):
             reason = f"slot {register.slot} of job {self._job} has moved to {existing.register.host}"
             return Refused(reason, unneeded=True)
         if register.task_attempt < existing.register.task_attempt:

@@ -133,20 +133,33 @@ def test_a_successor_takes_the_place_of_a_process_that_died_before_the_move():
     assert coordinator.phase == "running"
 
 
-def test_a_successor_that_dies_leaves_the_job_as_it_was():
+def test_a_successor_that_dies_before_the_sources_stop_leaves_the_job_as_it_was():
+    store = MemoryStore()
+    coordinator, a, b = leaving_job(store)
+    notice(b)
+    new = coordinator.slot(1, attempt=5)
+    new.succeeds, new.prefetches = True, False
+    new.connect()
+    assert states(coordinator) == [(1, "moving")]
+    new.cut()
+    coordinator.later(0)
+    assert states(coordinator) == [(1, "asked")]
+    assert coordinator.phase == "running"
+    assert restored(store) == [0]
+    coordinator.checkpoint(a, b)
+
+
+def test_a_successor_that_dies_after_the_sources_stopped_costs_no_row():
     store = MemoryStore()
     coordinator, a, b = leaving_job(store)
     notice(b)
     new = successor(coordinator)
+    number = pause(coordinator, a, b)
     new.cut()
-    coordinator.later(0)
-    assert states(coordinator) in ([(1, "asked")], [(1, "moving")])
-    number = pause(coordinator, a, b) if coordinator.status.rescales[-1].ended_ms is None else 0
-    if number:
-        commit(coordinator, number, a, b)
-        run(coordinator, a, b)
+    commit(coordinator, number, a, b)
+    run(coordinator, a, b)
     assert not b.got(Shutdown)
-    assert restored(store)[-1] == number, "nothing is read twice"
+    assert restored(store) == [0, number], "nothing is read twice"
     coordinator.later(3_000)
     again = successor(coordinator, attempt=6)
     number = pause(coordinator, a, b)
