@@ -4,11 +4,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from barrier_runtime.carriers.slots import AllSlots
 from barrier_runtime.coordinator.option_types import SlotOptions
-from barrier_runtime.coordinator.status.status import StandbysWanted
+from barrier_runtime.coordinator.status.status import LeavingSlot, StandbysWanted
 from barrier_runtime.spark.stage import SparkCarrier
 from barrier_runtime.spark.task import SlotSettings
 from tests.waiting import until
@@ -227,3 +228,21 @@ def test_slots_that_are_given_up_while_their_spark_job_is_submitted_do_not_run()
     given_up.set()
     assert slots.join(30.0)
     assert context.submitted == [(0,)], "once"
+
+
+def test_a_slot_that_leaves_its_host_gets_one_successor_where_no_slot_leaves() -> None:
+    context = Context()
+    carrier = OnHosts(context, [])
+    slots = slots_of(context, 2, carrier=carrier)
+    leaving = LeavingSlot(1, "spot", 7, since_ms=1, state="asked")
+    slots.succeed([leaving])
+    assert context.submitted == [(0, 1)], "no host has room"
+    carrier.free = ["worker-b"]
+    for _ in range(2):
+        slots.succeed([leaving])
+    until(lambda: context.submitted == [(0, 1), (1,)])
+    assert carrier.wished == [(), ("worker-b",)]
+    slots.succeed([msgspec.structs.replace(leaving, state="ended")])
+    until(lambda: len(context._running) == 1, "the successor was given up")
+    assert context.ended == []
+    slots.cancel()
