@@ -40,7 +40,7 @@ class Carrier(Protocol):
 
     @property
     def one_host(self) -> bool:
-        """Whether slots never have another host."""
+        """Returns whether slots never have another host."""
         ...
 
     def trouble(self) -> Exception | None:

@@ -217,6 +217,11 @@ class Job:
         left = self.slots.resize(spec.parallelism, spec.program, keep=keep)
         self.dismiss(left, f"job {spec.job} {_goes_on(before, spec)}")
 
+    def has_notice(self, slot: RegisteredSlot, now_ms: int) -> bool:
+        if slot.notices:
+            self.leaving.look(self.slots, now_ms)
+        return bool(slot.notices)
+
     def give_to_successors(self, now_ms: int) -> None:
         self.dismiss(self.slots.promote(only_ready_at=now_ms), f"job {self.spec.job} goes on with another process")
 

@@ -92,8 +92,7 @@ class JobProtocol:
         self._stood_still = False  # the last tick only reset waiting times
         self._forgave = False  # an event since the last tick reset waiting times
         self._watch = ProgressWatch()
-        self._poll_ms = 0
-        self._polling = False
+        self._poll_ms, self._polling = 0, False
         self._deadline_ms: int | None = None
         self._event_ms: int | None = None  # of the last event, if the deadline does not reflect the event
 
@@ -141,10 +140,9 @@ class JobProtocol:
     def news(self) -> tuple[object, ...]:
         """Opaque version; changes when drivers should read the status."""
         condition, job = self._watch.condition, self._job
-        kills = job.slots.kills if job.leads else ()
-        wanted = (standbys_wanted(job), program_wanted(job), leaving_slots(job))
+        wanted = (job.slots.kills if job.leads else (), standbys_wanted(job), program_wanted(job), leaving_slots(job))
         of_job = (job.log.token, self._phase.name, self.outcome)
-        return (*of_job, condition.state, condition.reason, kills, *wanted, job.rescales.open is None)
+        return (*of_job, condition.state, condition.reason, *wanted, job.rescales.open is None)
 
     @property
     def lead_position(self) -> int | None:
@@ -423,9 +421,7 @@ class JobProtocol:
             links = job.links.silent(job.slots, now_ms) if slot.unheard and job.leads else ()
             if links:
                 return self._phase.on_silent_links(job, links, now_ms)
-            if slot.notices:
-                job.leaving.look(job.slots, now_ms)
-            moves = job.rescales.open is not None or job.slots.successors
+            moves = job.rescales.open is not None or job.slots.successors or job.has_notice(slot, now_ms)
             return self._phase.on_rescale(job, now_ms) if moves else None
         if isinstance(message, Register | Probed):
             job.take_facts(slot, message)

@@ -22,7 +22,6 @@ Once slow commits have delayed checkpoints, the state is WAITING_SINK until the 
 nothing. Time without a checkpoint is summed over generations: a job in a restart loop must not look healthy.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -396,7 +395,8 @@ def _leaves(host: str, leaving: list[LeavingSlot]) -> str:
         "moving": "moves at a barrier",
         "ended": "stays: no process on another host came in time",
     }
-    since = time.strftime("%H:%M:%S", time.gmtime(min(each.since_ms for each in leaving) / 1000))
+    since_s = min(each.since_ms for each in leaving) // 1000
+    since = f"{since_s // 3600 % 24:02}:{since_s // 60 % 60:02}:{since_s % 60:02}"
     slots = [f"slot {each.slot} {awaits[each.state]}" for each in leaving]
     return f"host {host} leaves since {since} UTC: {some_of(slots, ', ')}"
 

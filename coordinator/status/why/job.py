@@ -48,7 +48,7 @@ def why_job(status: JobStatus, now_ms: int) -> tuple[Reason, ...]:
         why_nothing_is_visible(status, now_ms),
         why_rows_are_missing(status),
         why_fewer_slots(status),
-        why_slots_move(status),
+        why_slots_move(status) if status.leaving else None,
         why_latency_rose(status, now_ms),
         bottleneck(status.chains),
     )
@@ -217,14 +217,12 @@ def why_rows_are_missing(status: JobStatus) -> Reason | None:
     )
 
 
-def why_slots_move(status: JobStatus) -> Reason | None:
-    if not status.leaving:
-        return None
-    failed = next((each for each in reversed(status.rescales) if each.error and each.what == "move off a host"), None)
+def why_slots_move(status: JobStatus) -> Reason:
+    failed = [each.error for each in status.rescales if each.error and each.what == "move off a host"]
     return Reason(
         "leaving",
         f"Job {status.job} moves slots off a host: {leaving_in_words(status.leaving)}.",
-        () if failed is None else (f"the last attempt failed: {line_of(failed.error)}",),
+        tuple(f"the last attempt failed: {line_of(error)}" for error in failed[-1:]),
         "keep a core free on another host for each slot that leaves; without one the slot dies with its host, and the "
         "job goes on from the last checkpoint",
     )
