@@ -122,6 +122,9 @@ class LocalRunOptions(TypedDict, total=False):
     resource_wait_timeout: float | timedelta
     """how long a first start waits for all slots; five times as long once Spark reports that all have cores: processes
     start slowly on a busy machine. A job that has run waits as restart= says. 0.1 s to 1 day. Default: 60 s."""
+    spare_slots: int
+    """warm processes beside the slots, each on a core of its own: a spare takes the place of a lost slot at once. 0 to
+    1,024. Default: 0."""
     latency_target: float | timedelta
     """most that rows of a source with a schedule wait to be processed with others, while the slot rests: four times as
     long as its passes take, and at least half of this, so more saves processor time; a few messages of Kafka wait as
@@ -272,6 +275,7 @@ class OptionValues(SlotOptions):
     resource_wait_timeout: float = 60.0
     at_least: int | None = None
     degrade_after: float = 60.0
+    spare_slots: int = 0
     master: str = "local[*]"
     spark: Any = None
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from barrier_runtime.carriers.carrier import Carrier
-from barrier_runtime.coordinator.status.status import LeavingSlot, StandbysWanted
+from barrier_runtime.coordinator.status.status import LeavingSlot, SparesStatus, StandbysWanted
 from barrier_runtime.spark.task import SlotSettings
 
 _FIRST_DELAY_S = 0.2
@@ -106,6 +106,7 @@ class AllSlots:
         self._first = Submission(carrier, settings, slots, lambda: self._wanted_of(self._first))
         self._carried_by: dict[_Place, Submission] = {(settings.program, slot): self._first for slot in slots}
         self._standbys: StandbysWanted | None = None
+        self._spares = 0
         self._asked = ""  # id of the newest request for standbys
         self._awaited: set[_Place] = set()  # slots of that request that are not started
         self._joined: set[Submission] = set()  # their slots were in the job: the coordinator ends them
@@ -131,6 +132,7 @@ class AllSlots:
         standbys: StandbysWanted | None,
         missing: Sequence[int],
         away: Sequence[int] = (),
+        spares: SparesStatus = SparesStatus(),  # noqa: B008
     ) -> None:
         """Follows a leading coordinator, whose job has `parallelism` slots of `program` and needs `standbys`.
 
@@ -138,13 +140,14 @@ class AllSlots:
         on a lost host, which Spark notices late.
         """
         self._program, self._parallelism, self._standbys = program, parallelism, standbys
+        self._spares, missing = spares.wanted, spares.gone if spares.wanted else missing
         if standbys is not None and standbys.program in self._programs:
             if standbys.request != self._asked:
                 self._asked = standbys.request
                 self._awaited = {(standbys.program, slot) for slot in range(standbys.first, standbys.last + 1)}
             # A slot started for an earlier coordinator keeps the place while the slot runs: two processes for a slot
             # would replace each other for ever.
-            for place in sorted(place for place in self._awaited if not self._is_carried(place)):
+            for place in sorted(place for place in self._awaited if not self._keeps(place)):
                 self._awaited.discard(place)
                 self._carry(place)
         for place, submission in tuple(self._carried_by.items()):
@@ -158,6 +161,9 @@ class AllSlots:
                 self._joined.add(submission)
             elif place[1] in missing:  # an outdated coordinator ordered the slot to leave
                 self._carry(place)
+        for place in [(program, slot) for slot in spares.gone]:
+            if place not in self._carried_by:
+                self._carry(place)
         for place in [(program, slot) for slot in away]:
             if self._carried_by.get(place) is self._first:
                 self._carry(place)
@@ -167,8 +173,13 @@ class AllSlots:
         submission = self._carried_by.get(place)
         return submission is not None and submission is not self._first and submission.alive and not submission.given_up
 
+    def _keeps(self, place: "_Place") -> bool:
+        """True if a process runs, or will run again by itself: of a standby, or of a spare that was a slot before."""
+        first = self._carried_by.get(place) is self._first and self._first.alive
+        return self._is_carried(place) or (first and self._spares > 0 and self._is_of_job(place))
+
     def _is_of_job(self, place: "_Place") -> bool:
-        return place[0] == self._program and place[1] < self._parallelism
+        return place[0] == self._program and place[1] < self._parallelism + self._spares
 
     def _stands_by(self, place: "_Place") -> bool:
         wanted = self._standbys

@@ -291,7 +291,8 @@ class JobHandle(Steered):
                 if status.phase in _LEADING:
                     self._programs.follow(status)
                     away = staying_away(status, self._away_s)
-                    self._slots.follow(status.program, status.parallelism, status.standbys, status.missing_slots, away)
+                    wanted = status.program, status.parallelism, status.standbys, status.missing_slots
+                    self._slots.follow(*wanted, away, status.spares)
                 self._tell_progress(status)
                 self._look_for_room(status)
                 self._slots.succeed(status.leaving)
@@ -345,7 +346,7 @@ class JobHandle(Steered):
                 self._stop_told = status.leader
 
     def _view_of_carrier(self) -> str:
-        view = self._carrier.described(self._options.parallelism)
+        view = self._carrier.described(self._options.parallelism + self._options.spare_slots)
         failed, times = self._slots.last_failure, self._slots.submissions
         return f"{view}\nthe slots were submitted {times} time(s), the last failure:\n{failed}" if failed else view
 
@@ -353,4 +354,5 @@ class JobHandle(Steered):
 def staying_away(status: JobStatus, after_s: float | None) -> list[int]:
     """Returns slots that have been missing for `after_s`; None: no slot counts."""
     since_ms = 0.0 if after_s is None else status.at_ms - after_s * 1000
-    return [each.slot for each in status.absences if 0 < each.since_ms <= since_ms]
+    absent = [each for each in status.absences if 0 < each.since_ms <= since_ms]
+    return [each.slot if each.started_as < 0 else each.started_as for each in absent]

@@ -38,9 +38,9 @@ def start(plan: Plan, options: JobOptions) -> JobHandle:
     if spark is None:
         spark = make_session(job.graph.name, options.master, options.spark_conf, options.checkpoints)
     try:
-        check_session(spark, options.parallelism)
+        check_session(spark, options.parallelism, options.spare_slots)
         if job.has_batch_functions:
-            check_free_core(spark, options.parallelism)
+            check_free_core(spark, options.parallelism + options.spare_slots)
         coordinator = submitted(job, options, store, spark)
     except BaseException:
         if own_session:

@@ -98,6 +98,7 @@ class Slot:
         self._mode = mode
         self.identity = identity
         self._res = resources
+        self._seat = identity.slot
         self._plane = plane
         self.link: ControlLink | None = None
         self.left: asyncio.Future[Shutdown] = resources.loop.create_future()
@@ -157,6 +158,7 @@ class Slot:
                 facts=i.facts and msgspec.structs.replace(i.facts, clock_ms=self._wall_ms()),
                 answers=True,
                 succeeds=i.succeeds and not self.token,
+                seat=-1 if self._seat == i.slot else self._seat,
             )
         )
 
@@ -209,7 +211,8 @@ class Slot:
 
     async def _probe(self, message: Probe) -> None:
         store, prefix = self._res.store, self._res.paths.probe_prefix
-        self._send(await probed(message, self.identity.slot, lambda: read_note(store, prefix)))
+        own = next((peer.slot for peer in message.peers if peer.uuid == self.identity.uuid), self._seat)
+        self._send(await probed(message, own, lambda: read_note(store, prefix)))
 
     def _on_ask(self, message: AskSlot) -> None:
         self._answers.to(message, () if self._execution is None else self._execution.subtasks)
@@ -230,6 +233,7 @@ class Slot:
             return
         self._drop_generation(message.token)
         self._preparing.end()
+        self._sit(self.identity.slot if message.slot < 0 else message.slot)
         self._phase, self._drained = "restoring", message.drained
         self._last_completed = message.checkpoint
         self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
@@ -239,6 +243,10 @@ class Slot:
         execution = Execution(graph, message, self._mode, self._res, self._plane, self._metrics, self)
         self._execution = execution
         self._deploying = self._res.loop.create_task(self._deploy(execution))
+
+    def _sit(self, seat: int) -> None:
+        if seat != self._seat:
+            self._seat, self._res, self._committed = seat, replace(self._res, slot=seat), {}
 
     async def _deploy(self, execution: Execution) -> None:
         try:

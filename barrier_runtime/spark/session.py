@@ -206,7 +206,7 @@ def _quieten(spark: Any) -> None:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
-def check_session(spark: Any, parallelism: int) -> None:
+def check_session(spark: Any, parallelism: int, spare_slots: int = 0) -> None:
     check_release("this Spark session")
     conf = spark.sparkContext.getConf()
     problems = []
@@ -221,10 +221,12 @@ def check_session(spark: Any, parallelism: int) -> None:
     cores = total_cores(spark)
     per_task = int(conf.get("spark.task.cpus", "1"))
     master = spark.sparkContext.master
-    if _LOCAL.fullmatch(master) and cores < parallelism * per_task:
+    needed = (parallelism + spare_slots) * per_task
+    if _LOCAL.fullmatch(master) and cores < needed:
+        spares = f" with spare_slots={spare_slots}" if spare_slots else ""
         raise InvalidJob(
-            f"parallelism {parallelism} needs {parallelism * per_task} cores at once, and the Spark master "
-            f"local[{cores}] has {cores}: use a smaller parallelism or local[{parallelism * per_task}]"
+            f"parallelism {parallelism}{spares} needs {needed} cores at once, and the Spark master "
+            f"local[{cores}] has {cores}: use a smaller parallelism or local[{needed}]"
         )
 
 

@@ -402,7 +402,7 @@ class JobProtocol:
             if job.leads:
                 job.cancel_generation_of(registration.slot)
             return self._phase.on_rescale(job, now_ms)
-        job.reconcile_commits(register)
+        job.reconcile_commits(registration.slot.register)
         return self._phase.on_slot(job, registration, now_ms)
 
     def _on_message(self, event: SlotMessage, now_ms: int) -> Decision | None:

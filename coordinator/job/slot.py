@@ -85,6 +85,7 @@ class RegisteredSlot:
     asked_to_prefetch: tuple[str, int] = "", 0  # move and checkpoint of the last Prefetch on this connection
     prefetched: int = 0  # of the last `Heartbeat` since the first Prefetch
     unheard: dict[int, int] = field(default_factory=dict)
+    started_as: int = -1  # number of the process for the driver: `seats`
     differs: str = ""
     clock_ms: int | None = None  # ahead of the coordinator's
     probed: Probed | None = None

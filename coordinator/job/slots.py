@@ -9,8 +9,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
+import msgspec
+
 from barrier_runtime.coordinator.job.effects import KillSlotTask
 from barrier_runtime.coordinator.job.events import Link
+from barrier_runtime.coordinator.job.seats import Seats
 from barrier_runtime.coordinator.job.slot import (
     Contact,
     Joined,
@@ -33,8 +36,10 @@ def _place(register: Register) -> _Place:
     return register.program, register.slot
 
 
-def _known(register: Register) -> KnownSlot:
-    return KnownSlot(register.slot, register.uuid, register.pid, register.host, register.task_attempt, register.program)
+def _known(slot: RegisteredSlot) -> KnownSlot:
+    r = slot.register
+    started_as = -1 if slot.started_as == slot.index else slot.started_as
+    return KnownSlot(r.slot, r.uuid, r.pid, r.host, r.task_attempt, r.program, started_as)
 
 
 class SlotTable:
@@ -44,6 +49,8 @@ class SlotTable:
         self._program = spec.program
         self._heartbeat_ms = heartbeat_ms
         self._parallelism = spec.parallelism
+        self._spare_slots = spec.spare_slots  # standbys of the job's program from `parallelism` on
+        self._seats = Seats()  # of the job's program
         self._slots: dict[int, RegisteredSlot] = {}
         self._standbys: dict[_Place, RegisteredSlot] = {}
         self._successors: dict[int, RegisteredSlot] = {}  # wait beside the member that leaves its host
@@ -76,6 +83,8 @@ class SlotTable:
     def admit_any(self, parallelism: int) -> None:
         """Admits slots of any program, until the log is known."""
         self._awaited, self._admitted = None, max(parallelism, self._parallelism)
+        for slot in (*self, *self.standbys):
+            self._adopt(slot.started_as, slot.register)
 
     def admit(self, parallelism: int, program: str | None = None) -> tuple[RegisteredSlot, ...]:
         """`program`: None: the job's. Returns superfluous standbys."""
@@ -132,6 +141,8 @@ class SlotTable:
         """Returns the slots that leave. With `keep`, slots of the previous program stand by."""
         leaving: tuple[RegisteredSlot, ...] = ()
         awaited, admitted = program, parallelism
+        while (index := self._seats.exchanged) is not None:  # the driver starts and ends slots by these numbers
+            self._exchange(index, self._seats.started_as(index))
         if program != self._program:
             before, self._slots, self._kills = tuple(self), {}, {}
             if keep:
@@ -144,9 +155,11 @@ class SlotTable:
             self._slots[place[1]] = self._standbys.pop(place)
         self._slots, self._known = dict(sorted(self._slots.items())), None
         self._moves.clear()
-        for index in [index for index in self._kills if index >= parallelism]:
+        for index in [index for index in self._kills if index >= parallelism + self._spare_slots]:
             del self._kills[index]
         beyond = tuple(self._slots.pop(index) for index in list(self._slots) if index >= parallelism)
+        self._standbys.update({_place(slot.register): slot for slot in beyond if self._has_place(_place(slot.register))})
+        beyond = tuple(slot for slot in beyond if not self._has_place(_place(slot.register)))
         leaving = (*leaving, *beyond, *self._unwanted_standbys())
         self._cut_off = {uuid: slot for uuid, slot in self._cut_off.items() if self._has(slot)}
         return leaving
@@ -160,7 +173,7 @@ class SlotTable:
 
     def _has_place(self, place: "_Place") -> bool:
         program, index = place
-        if program == self._program and 0 <= index < self._parallelism:
+        if program == self._program and 0 <= index < self._parallelism + self._spare_slots:
             return True
         return 0 <= index < self._admitted and self._awaited in (None, program)
 
@@ -204,7 +217,7 @@ class SlotTable:
             host = "" if slot is None else slot.register.host
             since_ms = 0 if slot is None or slot.gone_ms is None else slot.gone_ms
             ending = None if kill is None else kill.task_attempt
-            found.append(AbsentSlot(index, host, since_ms, ending, self._carrier))
+            found.append(AbsentSlot(index, host, since_ms, ending, self._carrier, self._seats.started_as(index)))
         return tuple(found)
 
     @property
@@ -223,13 +236,18 @@ class SlotTable:
         )
 
     def register(self, link: Link, register: Register, now_ms: int) -> Registration:
+        started_as = register.slot
+        if register.program == self._program:
+            if register.uuid not in self._given_up:
+                self._adopt(started_as, register)
+            register = msgspec.structs.replace(register, slot=self._seats.index(started_as))
         refusal = self._why_refused(register)
         if refusal is not None:
             return refusal
         index, place, self._known = register.slot, _place(register), None
         succeeds = self._succeeds(register)
         existing = self._successors.get(index) if succeeds else self._present(place)
-        if self._is_member(place) and not succeeds:
+        if place[0] == self._program and not succeeds:
             self._kills.pop(index, None)
         if existing is not None and existing.uuid == register.uuid:
             old_link, existing.link = existing.link, link
@@ -246,6 +264,7 @@ class SlotTable:
         contact = Contact(self._heartbeat_ms, now_ms)
         slot = RegisteredSlot(index, register, link, now_ms, contact, deployed_token=register.token, latency=latency)
         slot.registered_ms = now_ms
+        slot.started_as = started_as
         slot.clock_ms = None if register.facts is None else register.facts.clock_ms - now_ms
         if succeeds:
             self._successors[index] = slot
@@ -271,7 +290,11 @@ class SlotTable:
 
     def expect(self, known: KnownSlot, now_ms: int, until_ms: int) -> None:
         """A predecessor's process counts as lost unless registered by `until_ms`, so the task can be ended."""
-        if known.program != self._program or not 0 <= known.slot < self._parallelism or known.slot in self._slots:
+        if known.program != self._program or not 0 <= known.slot < self._parallelism:
+            return
+        if self._may_change_places(known.slot, known.started_as) and known.slot not in self._slots:
+            self._exchange(known.slot, self._seats.index(known.started_as))
+        if known.slot in self._slots:
             return
         register = Register(
             slot=known.slot,
@@ -288,12 +311,13 @@ class SlotTable:
         contact = Contact(self._heartbeat_ms, until_ms)
         slot = RegisteredSlot(known.slot, register, None, now_ms, contact, SlotState.OUT_OF_REACH, lost_ms=until_ms)
         slot.gone_ms, self._cut_off[slot.uuid] = until_ms, slot
+        slot.started_as = self._seats.started_as(known.slot)
         self._slots[known.slot] = slot
         self._slots, self._known = dict(sorted(self._slots.items())), None
 
     def known(self) -> tuple[KnownSlot, ...]:
         if self._known is None:
-            self._known = tuple(_known(slot.register) for slot in self)
+            self._known = tuple(_known(slot) for slot in self)
         return self._known
 
     def heard(self, slot: RegisteredSlot, now_ms: int) -> None:
@@ -361,12 +385,12 @@ class SlotTable:
         """
         return tuple(
             (slot, 0 if slot.uuid in self._given_up else slot.last_seen_ms)
-            for slot in self.cut_off
+            for slot in (*self.cut_off, *self._replaced_by_spares)
             if slot.index not in self._kills
         )
 
     def want_moved(self, slot: RegisteredSlot) -> KillSlotTask:
-        move = KillSlotTask(slot.index, slot.register.task_attempt, slot.uuid, slot.register.host)
+        move = KillSlotTask(slot.started_as, slot.register.task_attempt, slot.uuid, slot.register.host)
         self._moves[slot.index] = move
         self._asked_away.add(slot.uuid)
         return move
@@ -379,7 +403,7 @@ class SlotTable:
         return slot.uuid in self._asked_away
 
     def want_killed(self, slot: RegisteredSlot) -> KillSlotTask:
-        kill = KillSlotTask(slot.index, slot.register.task_attempt, slot.uuid)
+        kill = KillSlotTask(slot.started_as, slot.register.task_attempt, slot.uuid)
         self._kills[slot.index] = kill
         return kill
 
@@ -398,6 +422,84 @@ class SlotTable:
 
     def _has(self, slot: RegisteredSlot) -> bool:
         return self._present(_place(slot.register)) is slot
+
+    # ------------------------------------------------------------ spares, docs/design/spare-slots.md
+
+    def ready_spares(self, now_ms: int) -> tuple[RegisteredSlot, ...]:
+        return tuple(
+            slot
+            for slot in self.standbys
+            if self._is_spare(slot.index, slot.register.program)
+            and slot.connected
+            and not slot.register.broken
+            and now_ms - slot.last_seen_ms <= 3 * self._heartbeat_ms
+        )
+
+    def take_spares(self, now_ms: int) -> tuple[RegisteredSlot, ...]:
+        """Gives numbers of missing slots to ready spares, first to spares of other hosts. Returns the spares."""
+        taken = []
+        for index in self.missing:
+            lost, ready = self._slots.get(index), self.ready_spares(now_ms)
+            if not ready:
+                break
+            host = "" if lost is None else lost.register.host
+            spare = min(ready, key=lambda each: (each.register.host == host, each.index))
+            if lost is not None:
+                self.give_up(lost, f"spare {spare.uuid} on {spare.register.host} has the number of this process")
+            self._exchange(index, spare.index)
+            taken.append(spare)
+        return tuple(taken)
+
+    def gone(self) -> tuple[int, ...]:
+        """Numbers, as started, of the job's slots and spares that are not connected."""
+        indices = range(self._parallelism + self._spare_slots)
+        places = {index: self._present((self._program, index)) for index in indices}
+        return tuple(
+            sorted(self._seats.started_as(i) for i, slot in places.items() if slot is None or not slot.connected)
+        )
+
+    @property
+    def _replaced_by_spares(self) -> tuple[RegisteredSlot, ...]:
+        return tuple(
+            slot
+            for slot in self._cut_off.values()
+            if slot.uuid in self._given_up and self._is_spare(slot.index, slot.register.program) and self._has(slot)
+        )
+
+    def _is_spare(self, index: int, program: str) -> bool:
+        return program == self._program and self._parallelism <= index < self._parallelism + self._spare_slots
+
+    def _adopt(self, started_as: int, register: Register) -> None:
+        """After a restart of the coordinator: the number of a process that was deployed under another number."""
+        seat = register.seat
+        if register.program != self._program or not self._may_change_places(seat, started_as):
+            return
+        occupant = self._present((self._program, seat))
+        if occupant is None or occupant.deployed_token < register.token:
+            self._exchange(seat, self._seats.index(started_as))
+
+    def _may_change_places(self, index: int, started_as: int) -> bool:
+        numbers = range(self._parallelism + self._spare_slots)
+        return index in numbers and started_as in numbers and self._seats.index(started_as) != index
+
+    def _exchange(self, one: int, other: int) -> None:
+        places = ((one, other), (other, one))
+        slots = [(self._taken((self._program, index)), to) for index, to in places]
+        kills = {to: self._kills.pop(index) for index, to in places if index in self._kills}
+        self._kills.update(kills)
+        self._moves.clear()
+        self._seats.exchange(one, other)
+        for slot, index in slots:
+            if slot is not None:
+                slot.index, slot.register = index, msgspec.structs.replace(slot.register, slot=index)
+                if self._is_member(_place(slot.register)):
+                    self._slots[index] = slot
+                else:
+                    self._standbys[_place(slot.register)] = slot
+        self._slots, self._known = dict(sorted(self._slots.items())), None
+
+    def _taken(self, place: "_Place") -> RegisteredSlot | None:
+        return self._slots.pop(place[1], None) if self._is_member(place) else self._standbys.pop(place, None)
 
     def _why_refused(self, register: Register) -> Refused | None:
         if not self._has_place(_place(register)):

@@ -23,6 +23,7 @@ from barrier_runtime.coordinator.status.status import (
     ProgramWanted,
     SavepointStatus,
     SlotStatus,
+    SparesStatus,
     StandbysWanted,
 )
 from barrier_runtime.coordinator.status.summary import JobSummary, News
@@ -92,6 +93,7 @@ def job_status(
         missing_slots=job.slots.missing,
         silent_links=job.links.silent(job.slots, now_ms) if job.leads else (),
         absences=job.slots.absences() if job.has_run else (),
+        spares=spares_status(job, now_ms),
         absent_slots=job.record.absent_slots,
         checkpoints=_checkpoints(job, condition.slow_uploads, brief=brief),
         recoveries=tuple(job.record.recoveries),
@@ -261,6 +263,15 @@ def leaving_slots(job: Job) -> tuple[LeavingSlot, ...]:
         at = slot.register
         found.append(LeavingSlot(slot.index, at.host, at.task_attempt, notice.since_ms, state, to_host))
     return tuple(found)
+
+
+def spares_status(job: Job, now_ms: int) -> SparesStatus:
+    """The driver starts spares once all slots have their cores."""
+    wanted = job.spec.spare_slots
+    if not wanted:
+        return SparesStatus()
+    gone = job.slots.gone() if job.leads and job.has_run else ()
+    return SparesStatus(wanted, len(job.slots.ready_spares(now_ms)), gone)
 
 
 def program_wanted(job: Job) -> ProgramWanted | None:

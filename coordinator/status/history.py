@@ -47,6 +47,7 @@ class KnownSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str
     task_attempt: int
     program: str = ""
+    started_as: int = -1  # number for the driver, if other than `slot`
 
 
 class RunOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,6 +30,13 @@ class AbsentSlot(msgspec.Struct, frozen=True):
     since_ms: int
     ending: int | None = None  # task that still occupies a core
     carrier: Literal["spark", "processes"] = "spark"
+    started_as: int = -1  # number for the driver
+
+
+class SparesStatus(msgspec.Struct, frozen=True):
+    wanted: int = 0
+    ready: int = 0
+    gone: tuple[int, ...] = ()  # numbers for the driver of slots and spares that are not connected
 
 
 class SilentLink(msgspec.Struct, frozen=True):
@@ -367,6 +374,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     silent_links: tuple[SilentLink, ...] = ()
     leaving: tuple[LeavingSlot, ...] = ()
     room: Room | None = None  # while slots are missing
+    spares: SparesStatus = SparesStatus()
     absent_slots: tuple[int, ...] = ()  # of a job that failed without them
     checkpoints: CheckpointsStatus
     recoveries: tuple[RecoveryStatus, ...]

@@ -59,4 +59,5 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     full_parallelism: int = 0  # slots to which the job returns; 0: `parallelism`
     narrow_because: str = ""  # slots that stayed away
     carrier: Literal["spark", "processes"] = "spark"  # runs the slots, replaces dead slots
+    spare_slots: int = 0
     slot_options: dict[str, OptionValue] | msgspec.UnsetType = msgspec.UNSET  # for slots of `barrier-runtime slot`

@@ -68,6 +68,7 @@ class Register(Message, frozen=True, omit_defaults=True):
     facts: SlotFacts | None = None  # None: of an earlier release
     answers: bool = False  # to an `AskSlot`; False: of an earlier release
     succeeds: bool = False  # waits beside the process that has the slot
+    seat: int = -1  # number of the last deployment, if other than `slot`
 
 
 class Probed(Message, frozen=True):
@@ -257,6 +258,7 @@ class Deploy(Message, frozen=True, omit_defaults=True):
     drained: bool = False  # this run has ended the sources early
     reopened: bool = False  # another run had, but this run reads on: ended event time begins anew
     first_sha256: str = ""  # of the log's first record
+    slot: int = -1  # number of the slot, if other than that of its Register
 
 
 class Prefetch(Message, frozen=True):

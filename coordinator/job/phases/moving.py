@@ -145,7 +145,10 @@ def _fetched(job: Job, rescale: Rescale, late: bool) -> bool:
 
 def _preparing(job: Job) -> list[RegisteredSlot]:
     """Slots to prepare: new and remaining slots fetch files, present slots stop compacting."""
-    return [*job.slots.standbys, *job.slots.successors, *job.slots]
+    rescale = job.rescales.open
+    needed = 0 if rescale is None else rescale.after.parallelism  # spares beyond prepare nothing
+    standbys = (slot for slot in job.slots.standbys if slot.index < needed)
+    return [*standbys, *job.slots.successors, *job.slots]
 
 
 def _ask_to_fetch(job: Job, rescale: Rescale) -> None:

@@ -188,7 +188,9 @@ class Resuming(Phase):
         return None
 
     def _alive(self, job: Job, slot: RegisteredSlot) -> bool:
-        return slot.register.token == job.log.token and slot.register.phase == "running"
+        register = slot.register
+        seat = slot.started_as if register.seat < 0 else register.seat
+        return register.token == job.log.token and register.phase == "running" and seat == slot.index
 
     def _dead_reason(self, slot: RegisteredSlot) -> str:
         return f"the coordinator restarted and slot {slot.index} came without its state"

@@ -41,6 +41,7 @@ class WaitingForSlots(Phase):
         self.reason = reason
         self._deploy_from_ms = deploy_from_ms
         self._deployed = False
+        self._looked_for_spares = False
         self._waiting_since_ms: int | None = None  # for an unavailable server
         self._give_back_ms: int | None = None  # when a replacing program must be running
 
@@ -68,7 +69,8 @@ class WaitingForSlots(Phase):
         if not job.slots.missing:
             return self._deploy_from_ms
         moments = [heard_ms + job.spec.slot_timeout_ms for _, heard_ms in job.slots.to_be_killed()]
-        others = (self._complete_until_ms(job), self._narrow_ms(job))
+        spares_ms = None if self._looked_for_spares else self._deploy_from_ms
+        others = (self._complete_until_ms(job), self._narrow_ms(job), spares_ms)
         return min([*moments, *(moment for moment in others if moment is not None)], default=None)
 
     def on_tick(self, job: Job, now_ms: int) -> Decision | None:
@@ -102,6 +104,9 @@ class WaitingForSlots(Phase):
             job.record.recovery_because(self.reason)
         job.cancel_generation_of(slot)
         return self._deploy_if_complete(job, now_ms)
+
+    def on_rescale(self, job: Job, now_ms: int) -> Decision | None:
+        return self._deploy_if_complete(job, now_ms)  # a spare may have registered
 
     def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
         if self._deployed:
@@ -162,7 +167,12 @@ class WaitingForSlots(Phase):
                 job.outbox.put(job.slots.want_killed(slot))
 
     def _deploy_if_complete(self, job: Job, now_ms: int) -> Decision | None:
-        if self._deployed or job.slots.missing or now_ms < self._deploy_from_ms:
+        if self._deployed or now_ms < self._deploy_from_ms:
+            return None
+        if job.slots.missing and not _is_first_start(job):
+            self._take_spares(job, now_ms)
+        self._looked_for_spares = True
+        if job.slots.missing:
             return None
         if _is_first_start(job) or job.probing:
             job.probe()
@@ -199,9 +209,18 @@ class WaitingForSlots(Phase):
                 job.generation.drained,
                 reopened,
                 job.log.first_sha256,
+                -1 if slot.started_as == slot.index else slot.index,
             )
             job.outbox.send(slot, deploy)
         return None
+
+    def _take_spares(self, job: Job, now_ms: int) -> None:
+        for spare in job.slots.take_spares(now_ms):
+            job.acknowledge_registration(spare, job.led.token)
+            spare.state = SlotState.REGISTERED
+            self.reason = f"{self.reason}; a spare took the place of slot {spare.index}"
+            job.record.recovery_because(self.reason)
+        self._ask_for_kills(job, now_ms)
 
     def _start(self, job: Job) -> Decision:
         for slot in job.slots:
@@ -252,7 +271,7 @@ class WaitingForSlots(Phase):
                 "overloaded, or raise resource_wait_timeout, a fifth of this time"
             )
         return (
-            f"{begins}{waits_ms / 1000:g} s, {which}. Are there {needed} free cores? Give the job more cores, lower "
+            f"{begins}{waits_ms / 1000:g} s, {which}. Are there {needed + job.spec.spare_slots} free cores? Give the job more cores, lower "
             "its parallelism, or raise resource_wait_timeout; and see the executors' logs for tasks that could not "
             "reach the coordinator"
         )
