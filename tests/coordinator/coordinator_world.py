@@ -143,6 +143,7 @@ class FakeSlot:
     succeeds: bool = False
     prefetches: bool = True  # at once
     prefetched: int = 0
+    started_as: int = -1  # once a deployment has given the process another number
 
     def connect(self) -> "FakeSlot":
         self.link = self.coordinator.new_link(self)
@@ -152,7 +153,7 @@ class FakeSlot:
 
     def register(self) -> Register:
         return Register(
-            slot=self.index,
+            slot=self.index if self.started_as < 0 else self.started_as,
             uuid=self.uuid,
             pid=1000 + self.index,
             host=self.host,
@@ -170,6 +171,7 @@ class FakeSlot:
             versions=dict(self.versions),
             facts=self.facts,
             succeeds=self.succeeds and not self.token,
+            seat=self.index if self.started_as >= 0 else -1,
         )
 
     def cut(self) -> None:
@@ -183,6 +185,8 @@ class FakeSlot:
         self.inbox.append(message)
         if isinstance(message, Deploy):
             self.token, self.phase, self.drained = message.token, "restoring", message.drained
+            if message.slot >= 0:
+                self.started_as, self.index = self.index if self.started_as < 0 else self.started_as, message.slot
         elif isinstance(message, EndSources):
             self.drained = True
         elif isinstance(message, Start):

@@ -125,6 +125,25 @@ def test_a_killed_process_is_replaced_and_no_row_is_lost_or_doubled(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_spare_takes_the_place_of_a_killed_slot_exactly_once(tmp_path: Path) -> None:
+    with start(tmp_path, 2, spare_slots=1) as job:
+        until_checkpoints(job, 2)
+        pids = set[int]()
+        for slot in (0, 0, 1):
+            status = until_status(job, lambda status: status.phase == "running" and status.spares.ready == 1)
+            pids |= {each.pid for each in status.slots}
+            killed = status.slots[slot].pid
+            os.kill(killed, signal.SIGKILL)
+            until_replaced(job, slot, killed)
+            until_checkpoints(job, 2)
+        assert "a spare took the place of slot" in job.status().recoveries[-1].reason
+        pids |= {each.pid for each in job.status().slots}
+        assert len(pids) == 5
+    until(lambda: all(map(is_gone, pids)))
+    assert each_once(values_in(tmp_path))
+
+
+@pytest.mark.slow
 def test_a_run_in_processes_ends_with_its_input(tmp_path: Path) -> None:
     flow = Dataflow("bounded")
     rows = flow.rate("ticks", 1_000_000, 1_000).map(lambda row: {"value": row["value"]})

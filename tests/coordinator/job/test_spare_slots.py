@@ -1,0 +1,160 @@
+"""Spare slots: states, and the interleavings of docs/design/spare-slots.md."""
+
+from coordinator_world import Coordinator, FakeSlot, spec, started
+
+from barrier_runtime.coordinator.job.effects import KillSlotTask
+from barrier_runtime.coordinator.job.events import UserRescale
+from barrier_runtime.coordinator.job.rescaling import RescaleRequest
+from barrier_runtime.coordinator.status.status import SparesStatus
+from barrier_runtime.coordinator.wire.messages import Deploy, Shutdown, Start, Trigger
+from barrier_runtime.state.store.memory import MemoryStore
+
+
+def with_spares(store: MemoryStore, spares: int = 1, **arguments: object) -> tuple[Coordinator, list[FakeSlot]]:
+    """Returns a running job of two slots, and its processes; the spares are the last."""
+    coordinator, *slots = started(store, spec(spare_slots=spares), **arguments)
+    return coordinator, [*slots, *(coordinator.slot(2 + n, attempt=2 + n).connect() for n in range(spares))]
+
+
+def lose(coordinator: Coordinator, *slots: FakeSlot) -> None:
+    for slot in slots:
+        slot.cut()
+    for _ in range(3):  # the grace for a reconnect, then the delay of a restart
+        coordinator.later(600)
+        coordinator.settle()
+
+
+def run(coordinator: Coordinator, *slots: FakeSlot) -> None:
+    for slot in slots:
+        slot.restored()
+    assert coordinator.phase == "running", coordinator.protocol.reason
+
+
+def dies_and_returns(coordinator: Coordinator, number: int, attempt: int) -> FakeSlot:
+    return coordinator.slot(number, attempt=attempt).connect()
+
+
+def spares(coordinator: Coordinator) -> tuple[int, tuple[int, ...]]:
+    found = coordinator.status.spares
+    return found.ready, found.gone
+
+
+def test_job_starts_without_its_spares_and_then_asks_for_them(store: MemoryStore) -> None:
+    coordinator, *_ = started(store, spec(spare_slots=2))
+    assert coordinator.status.spares == SparesStatus(wanted=2, ready=0, gone=(2, 3))
+    coordinator.slot(2, attempt=2).connect()
+    assert coordinator.status.spares == SparesStatus(wanted=2, ready=1, gone=(3,))
+
+
+def test_spare_has_the_number_of_a_lost_slot_at_once(store: MemoryStore) -> None:
+    coordinator, (first, second, spare) = with_spares(store)
+    number = coordinator.checkpoint(first, second)
+    lose(coordinator, first)
+    deploy = spare.last(Deploy)
+    assert (deploy.slot, deploy.checkpoint, spare.index) == (0, number, 0)
+    assert [peer.uuid for peer in deploy.peers] == [spare.uuid, second.uuid]
+    run(coordinator, spare, second)
+    assert spares(coordinator) == (0, (0,))
+    assert coordinator.checkpoint(spare, second) == number + 1
+
+
+def test_replacement_of_a_lost_slot_is_the_new_spare(store: MemoryStore) -> None:
+    coordinator, (first, second, spare) = with_spares(store)
+    lose(coordinator, first)
+    run(coordinator, spare, second)
+    new = dies_and_returns(coordinator, 0, attempt=9)
+    assert (coordinator.phase, spares(coordinator), new.got(Deploy)) == ("running", (1, ()), [])
+    lose(coordinator, spare)
+    assert new.last(Deploy).slot == -1  # its own number again
+    run(coordinator, new, second)
+    assert spares(coordinator) == (0, (2,))
+
+
+def test_process_that_was_only_cut_off_is_refused_and_ended(store: MemoryStore) -> None:
+    coordinator, (first, second, spare) = with_spares(store)
+    lose(coordinator, first)
+    kill = next(each for each in coordinator.protocol.facts.slots.kills if each.uuid == first.uuid)
+    assert isinstance(kill, KillSlotTask)
+    assert (kill.slot, kill.task_attempt) == (0, first.attempt)
+    first.connect()
+    assert first.last(Shutdown).outcome == "replaced"
+    run(coordinator, spare, second)
+    dies_and_returns(coordinator, 0, attempt=9)
+    assert (coordinator.protocol.facts.slots.kills, spares(coordinator)[0]) == ((), 1)
+
+
+def test_two_lost_slots_with_one_spare_wait_for_one_process(store: MemoryStore) -> None:
+    coordinator, (first, second, spare) = with_spares(store)
+    lose(coordinator, first, second)
+    assert (coordinator.phase, coordinator.status.missing_slots) == ("waiting", (1,))
+    new = dies_and_returns(coordinator, 0, attempt=9)  # of the slot whose number the spare has
+    assert (spare.last(Deploy).slot, new.last(Deploy).slot) == (0, 1)
+    run(coordinator, spare, new)
+    assert spares(coordinator) == (0, (1,))
+
+
+def test_spare_that_dies_as_it_is_taken_is_a_lost_slot(store: MemoryStore) -> None:
+    coordinator, (first, second, spare) = with_spares(store)
+    lose(coordinator, first)
+    lose(coordinator, spare)
+    assert coordinator.status.missing_slots == (0,)
+    new = dies_and_returns(coordinator, 2, attempt=9)
+    run(coordinator, new, second)
+    assert (new.index, spares(coordinator)) == (0, (0, (0,)))
+
+
+def test_silent_spare_is_not_taken(store: MemoryStore) -> None:
+    coordinator, (first, second, spare) = with_spares(store)
+    for _ in range(5):
+        coordinator.later(1_000)
+        first.beat()
+        second.beat()
+    assert spares(coordinator) == (0, ())
+    lose(coordinator, first)
+    assert (coordinator.status.missing_slots, spare.got(Deploy)) == ((0,), [])
+
+
+def test_spare_on_another_host_than_the_lost_slot_comes_first(store: MemoryStore) -> None:
+    coordinator, *slots = started(store, spec(spare_slots=2))
+    near, far = coordinator.slot(2, attempt=2), coordinator.slot(3, attempt=3)
+    far.host = "other"
+    near.connect(), far.connect()
+    lose(coordinator, slots[0])
+    assert (far.last(Deploy).slot, near.got(Deploy)) == (0, [])
+
+
+def test_new_coordinator_learns_numbers_from_running_slots(store: MemoryStore) -> None:
+    coordinator, (first, second, spare) = with_spares(store)
+    lose(coordinator, first)
+    run(coordinator, spare, second)
+    new = dies_and_returns(coordinator, 0, attempt=9)
+    token = spare.token
+    after = Coordinator(store, spec(spare_slots=1)).begin()
+    for slot in (second, spare, new):
+        slot.coordinator, slot.link = after, 0
+        slot.connect()
+    after.settle()
+    assert (after.phase, spare.token, spares(after)) == ("running", token, (1, ()))
+    assert after.checkpoint(spare, second)
+
+
+def test_rescale_up_takes_the_spare_and_asks_for_another(store: MemoryStore) -> None:
+    coordinator, (first, second, spare) = with_spares(store)
+    lose(coordinator, first)
+    run(coordinator, spare, second)
+    new = dies_and_returns(coordinator, 0, attempt=9)
+    coordinator.post(UserRescale(RescaleRequest("up", 3, 60_000)))
+    coordinator.later(0)
+    coordinator.settle()
+    last = coordinator.acknowledge(spare, second) if spare.last(Trigger).pause else None
+    assert last is not None
+    for slot in (spare, second):
+        slot.commit(last)
+    coordinator.settle()
+    coordinator.later(0)
+    coordinator.settle()
+    assert [new.last(Deploy).slot, second.last(Deploy).slot, spare.last(Deploy).slot] == [-1, -1, -1]
+    spare.index = 2
+    run(coordinator, new, second, spare)
+    assert (coordinator.status.parallelism, spares(coordinator)) == (3, (0, (3,)))
+    assert len(new.got(Start)) == 1
