@@ -189,7 +189,7 @@ SLOTS = (
            none="the job waits for all slots", field="at_least", where="spark", shown="value"),
     _seconds("degrade_after", 60.0, 0.1, DAY_S, "with at_least: how long the job waits for all slots before it goes on "
              "with those that are there", where="spark", field="degrade_after_ms"),
-    Option("spare_slots", int, 0, "warm processes beside the slots, each on a core of its own: a spare takes the place "
+    Option("spare_slots", int, 0, "warm processes beside the slots, each on another core: a spare takes the place "
            "of a lost slot at once", 0, 1024, field="spare_slots", where="apart"),
     _seconds("latency_target", 0.00065, 0, 10, "most that rows of a source with a schedule wait to be processed with "
              "others, while the slot rests: four times as long as its passes take, and at least half of this, so more "

@@ -123,7 +123,7 @@ class LocalRunOptions(TypedDict, total=False):
     """how long a first start waits for all slots; five times as long once Spark reports that all have cores: processes
     start slowly on a busy machine. A job that has run waits as restart= says. 0.1 s to 1 day. Default: 60 s."""
     spare_slots: int
-    """warm processes beside the slots, each on a core of its own: a spare takes the place of a lost slot at once. 0 to
+    """warm processes beside the slots, each on another core: a spare takes the place of a lost slot at once. 0 to
     1,024. Default: 0."""
     latency_target: float | timedelta
     """most that rows of a source with a schedule wait to be processed with others, while the slot rests: four times as

@@ -132,7 +132,7 @@ class AllSlots:
         standbys: StandbysWanted | None,
         missing: Sequence[int],
         away: Sequence[int] = (),
-        spares: SparesStatus = SparesStatus(),  # noqa: B008
+        spares: SparesStatus = SparesStatus(),
     ) -> None:
         """Follows a leading coordinator, whose job has `parallelism` slots of `program` and needs `standbys`.
 

@@ -211,8 +211,8 @@ class Slot:
 
     async def _probe(self, message: Probe) -> None:
         store, prefix = self._res.store, self._res.paths.probe_prefix
-        own = next((peer.slot for peer in message.peers if peer.uuid == self.identity.uuid), self._seat)
-        self._send(await probed(message, own, lambda: read_note(store, prefix)))
+        own = (peer.slot for peer in message.peers if peer.uuid == self.identity.uuid)
+        self._send(await probed(message, next(own, self._seat), lambda: read_note(store, prefix)))
 
     def _on_ask(self, message: AskSlot) -> None:
         self._answers.to(message, () if self._execution is None else self._execution.subtasks)
@@ -233,7 +233,9 @@ class Slot:
             return
         self._drop_generation(message.token)
         self._preparing.end()
-        self._sit(self.identity.slot if message.slot < 0 else message.slot)
+        seat = self.identity.slot if message.slot < 0 else message.slot
+        if seat != self._seat:
+            self._seat, self._res, self._committed = seat, replace(self._res, slot=seat), {}
         self._phase, self._drained = "restoring", message.drained
         self._last_completed = message.checkpoint
         self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
@@ -243,10 +245,6 @@ class Slot:
         execution = Execution(graph, message, self._mode, self._res, self._plane, self._metrics, self)
         self._execution = execution
         self._deploying = self._res.loop.create_task(self._deploy(execution))
-
-    def _sit(self, seat: int) -> None:
-        if seat != self._seat:
-            self._seat, self._res, self._committed = seat, replace(self._res, slot=seat), {}
 
     async def _deploy(self, execution: Execution) -> None:
         try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from barrier_runtime.coordinator.job.events import Link
+from barrier_runtime.coordinator.status.history import KnownSlot
 from barrier_runtime.coordinator.status.latency import ReportedHistograms
 from barrier_runtime.coordinator.status.shares import ReportedFigures
 from barrier_runtime.coordinator.status.status import SlotDuring
@@ -102,12 +103,25 @@ class RegisteredSlot:
     def connected(self) -> bool:
         return self.link is not None
 
+    def is_ready(self, now_ms: int, silent_ms: int) -> bool:
+        return self.connected and not self.register.broken and now_ms - self.last_seen_ms <= silent_ms
+
+    @property
+    def known(self) -> KnownSlot:
+        r, started_as = self.register, -1 if self.started_as == self.index else self.started_as
+        return KnownSlot(r.slot, r.uuid, r.pid, r.host, r.task_attempt, r.program, started_as)
+
     def is_to_prefetch(self, move: str, checkpoint: int) -> bool:
         """Files fetched for another move do not count."""
         before, self.asked_to_prefetch = self.asked_to_prefetch, (move, checkpoint)
         if before[0] != move:
             self.prefetched = 0
         return before != (move, checkpoint)
+
+
+def registered(known: KnownSlot) -> Register:
+    of_process = known.slot, known.uuid, known.pid, known.host, known.task_attempt
+    return Register(*of_process, "", 0, 0, "idle", program=known.program)
 
 
 @dataclass(frozen=True)

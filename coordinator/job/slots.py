@@ -22,6 +22,7 @@ from barrier_runtime.coordinator.job.slot import (
     RegisteredSlot,
     Registration,
     SlotState,
+    registered,
 )
 from barrier_runtime.coordinator.metric_table import LOOP_LAG_MS
 from barrier_runtime.coordinator.status.history import KnownSlot
@@ -34,12 +35,6 @@ _Place: TypeAlias = tuple[str, int]  # (program, index)
 
 def _place(register: Register) -> _Place:
     return register.program, register.slot
-
-
-def _known(slot: RegisteredSlot) -> KnownSlot:
-    r = slot.register
-    started_as = -1 if slot.started_as == slot.index else slot.started_as
-    return KnownSlot(r.slot, r.uuid, r.pid, r.host, r.task_attempt, r.program, started_as)
 
 
 class SlotTable:
@@ -129,8 +124,7 @@ class SlotTable:
         return tuple(leaving)
 
     def _is_ready(self, slot: RegisteredSlot, now_ms: int) -> bool:
-        in_time = now_ms - slot.last_seen_ms <= 3 * self._heartbeat_ms
-        return slot.connected and not slot.register.broken and in_time
+        return slot.is_ready(now_ms, 3 * self._heartbeat_ms)
 
     def missing_standbys(self, now_ms: int) -> tuple[int, ...]:
         there = {slot.index for slot in self._standbys.values() if self._is_ready(slot, now_ms)}
@@ -157,10 +151,9 @@ class SlotTable:
         self._moves.clear()
         for index in [index for index in self._kills if index >= parallelism + self._spare_slots]:
             del self._kills[index]
-        beyond = tuple(self._slots.pop(index) for index in list(self._slots) if index >= parallelism)
-        self._standbys.update({_place(slot.register): slot for slot in beyond if self._has_place(_place(slot.register))})
-        beyond = tuple(slot for slot in beyond if not self._has_place(_place(slot.register)))
-        leaving = (*leaving, *beyond, *self._unwanted_standbys())
+        beyond = [self._slots.pop(index) for index in list(self._slots) if index >= parallelism]
+        self._standbys.update({_place(slot.register): slot for slot in beyond})  # some are spares now
+        leaving = (*leaving, *self._unwanted_standbys())
         self._cut_off = {uuid: slot for uuid, slot in self._cut_off.items() if self._has(slot)}
         return leaving
 
@@ -296,18 +289,7 @@ class SlotTable:
             self._exchange(known.slot, self._seats.index(known.started_as))
         if known.slot in self._slots:
             return
-        register = Register(
-            slot=known.slot,
-            uuid=known.uuid,
-            pid=known.pid,
-            host=known.host,
-            task_attempt=known.task_attempt,
-            data_host="",
-            data_port=0,
-            token=0,
-            phase="idle",
-            program=known.program,
-        )
+        register = registered(known)
         contact = Contact(self._heartbeat_ms, until_ms)
         slot = RegisteredSlot(known.slot, register, None, now_ms, contact, SlotState.OUT_OF_REACH, lost_ms=until_ms)
         slot.gone_ms, self._cut_off[slot.uuid] = until_ms, slot
@@ -317,7 +299,7 @@ class SlotTable:
 
     def known(self) -> tuple[KnownSlot, ...]:
         if self._known is None:
-            self._known = tuple(_known(slot) for slot in self)
+            self._known = tuple(slot.known for slot in self)
         return self._known
 
     def heard(self, slot: RegisteredSlot, now_ms: int) -> None:
@@ -423,20 +405,12 @@ class SlotTable:
     def _has(self, slot: RegisteredSlot) -> bool:
         return self._present(_place(slot.register)) is slot
 
-    # ------------------------------------------------------------ spares, docs/design/spare-slots.md
-
     def ready_spares(self, now_ms: int) -> tuple[RegisteredSlot, ...]:
-        return tuple(
-            slot
-            for slot in self.standbys
-            if self._is_spare(slot.index, slot.register.program)
-            and slot.connected
-            and not slot.register.broken
-            and now_ms - slot.last_seen_ms <= 3 * self._heartbeat_ms
-        )
+        longest_ms = 3 * self._heartbeat_ms
+        return tuple(slot for slot in self.standbys if self._is_spare(slot) and slot.is_ready(now_ms, longest_ms))
 
     def take_spares(self, now_ms: int) -> tuple[RegisteredSlot, ...]:
-        """Gives numbers of missing slots to ready spares, first to spares of other hosts. Returns the spares."""
+        """Gives numbers of missing slots to ready spares, first of other hosts: docs/design/spare-slots.md."""
         taken = []
         for index in self.missing:
             lost, ready = self._slots.get(index), self.ready_spares(now_ms)
@@ -453,21 +427,20 @@ class SlotTable:
     def gone(self) -> tuple[int, ...]:
         """Numbers, as started, of the job's slots and spares that are not connected."""
         indices = range(self._parallelism + self._spare_slots)
-        places = {index: self._present((self._program, index)) for index in indices}
-        return tuple(
-            sorted(self._seats.started_as(i) for i, slot in places.items() if slot is None or not slot.connected)
-        )
+        places = {self._seats.started_as(index): self._present((self._program, index)) for index in indices}
+        return tuple(sorted(number for number, slot in places.items() if slot is None or not slot.connected))
 
     @property
     def _replaced_by_spares(self) -> tuple[RegisteredSlot, ...]:
         return tuple(
             slot
             for slot in self._cut_off.values()
-            if slot.uuid in self._given_up and self._is_spare(slot.index, slot.register.program) and self._has(slot)
+            if slot.uuid in self._given_up and self._is_spare(slot) and self._has(slot)
         )
 
-    def _is_spare(self, index: int, program: str) -> bool:
-        return program == self._program and self._parallelism <= index < self._parallelism + self._spare_slots
+    def _is_spare(self, slot: RegisteredSlot) -> bool:
+        own = slot.register.program == self._program
+        return own and self._parallelism <= slot.index < self._parallelism + self._spare_slots
 
     def _adopt(self, started_as: int, register: Register) -> None:
         """After a restart of the coordinator: the number of a process that was deployed under another number."""

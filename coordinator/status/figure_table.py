@@ -287,8 +287,6 @@ FIGURES = (
            exposed="barrier_job_trouble", labels=("cause",), read=_trouble),
     Figure("gauge", "slots that the job waits for", exposed="barrier_slots_missing",
            read=_number(lambda status: len(status.missing_slots))),
-    Figure("gauge", "spares that can take the place of a lost slot at once (spare_slots)",
-           exposed="barrier_spare_slots_ready", read=_number(lambda status: status.spares.ready)),
     Figure("counter", "checkpoints by how they ended: completed, failed", exposed="barrier_checkpoints_total",
            labels=("result",), read=_checkpoints),
     DURATION,
