@@ -271,8 +271,8 @@ class WaitingForSlots(Phase):
                 "overloaded, or raise resource_wait_timeout, a fifth of this time"
             )
         return (
-            f"{begins}{waits_ms / 1000:g} s, {which}. Are there {needed + job.spec.spare_slots} free cores? Give the job "
-            "more cores, lower its parallelism, or raise resource_wait_timeout; and see the executors' logs for tasks "
+            f"{begins}{waits_ms / 1000:g} s, {which}. Are there {needed + job.spec.spare_slots} free cores? Give the "
+            "job more cores, lower its parallelism, or raise resource_wait_timeout; and see the executors' logs for tasks "
             "that could not reach the coordinator"
         )
 
