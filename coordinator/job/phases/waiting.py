@@ -266,14 +266,14 @@ class WaitingForSlots(Phase):
             return f"{begins}{waits_ms / 1000:g} s, {which}: {job.slots.room.failing}"
         if _all_have_cores(job):
             return (
-                f"{begins}{waits_ms * _STARTS / 1000:g} s, {which}. All have their cores, so their processes start too "
+                f"{begins}{waits_ms * _STARTS / 1000:g} s, {which}. All have their cores, so processes start too "
                 "slowly or cannot reach the coordinator: see the executors' logs, and whether the machines are "
                 "overloaded, or raise resource_wait_timeout, a fifth of this time"
             )
         return (
             f"{begins}{waits_ms / 1000:g} s, {which}. Are there {needed + job.spec.spare_slots} free cores? Give the "
-            "job more cores, lower its parallelism, or raise resource_wait_timeout; and see the executors' logs for tasks "
-            "that could not reach the coordinator"
+            "job more cores, lower its parallelism, or raise resource_wait_timeout; and see the executors' logs for "
+            "tasks that could not reach the coordinator"
         )
 
 
