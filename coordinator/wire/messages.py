@@ -258,7 +258,7 @@ class Deploy(Message, frozen=True, omit_defaults=True):
     drained: bool = False  # this run has ended the sources early
     reopened: bool = False  # another run had, but this run reads on: ended event time begins anew
     first_sha256: str = ""  # of the log's first record
-    slot: int = -1  # number of the slot, if other than that of its Register
+    slot: int = -1  # number of the slot, if other than in Register
 
 
 class Prefetch(Message, frozen=True):

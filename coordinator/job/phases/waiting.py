@@ -266,7 +266,7 @@ class WaitingForSlots(Phase):
             return f"{begins}{waits_ms / 1000:g} s, {which}: {job.slots.room.failing}"
         if _all_have_cores(job):
             return (
-                f"{begins}{waits_ms * _STARTS / 1000:g} s, {which}. All have their cores, so processes start too "
+                f"{begins}{waits_ms * _STARTS / 1000:g} s, {which}. All have their cores, so their processes start too "
                 "slowly or cannot reach the coordinator: see the executors' logs, and whether the machines are "
                 "overloaded, or raise resource_wait_timeout, a fifth of this time"
             )
