@@ -2,7 +2,7 @@
 
 
 class Seats:
-    """A permutation: a process has the number of its start until it changes places with a spare."""
+    """A permutation: a process has the first number until a spare takes the place."""
 
     def __init__(self) -> None:
         self._index: dict[int, int] = {}

@@ -48,7 +48,7 @@ class SlotTable:
         self._seats = Seats()  # of the job's program
         self._slots: dict[int, RegisteredSlot] = {}
         self._standbys: dict[_Place, RegisteredSlot] = {}
-        self._successors: dict[int, RegisteredSlot] = {}  # wait beside the member that leaves its host
+        self._successors: dict[int, RegisteredSlot] = {}  # wait beside the member that leaves a host
         self._moved_in: set[str] = set()  # uuids of former successors
         self._awaited: str | None = spec.program  # program of admitted standbys; None: any
         self._admitted = spec.parallelism  # of that program: slots below this

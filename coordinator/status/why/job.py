@@ -223,7 +223,7 @@ def why_slots_move(status: JobStatus) -> Reason:
         "leaving",
         f"Job {status.job} moves slots off a host: {leaving_in_words(status.leaving)}.",
         tuple(f"the last attempt failed: {line_of(error)}" for error in failed[-1:]),
-        "keep a core free on another host for each slot that leaves; without one the slot dies with its host, and the "
+        "keep a core free on another host for each slot that leaves; without it the slot dies with the host, and the "
         "job goes on from the last checkpoint",
     )
 
