@@ -1,4 +1,4 @@
-"""Sockets between hosts."""
+"""Sockets between hosts: options, ranges of ports, addresses of interfaces."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Texts of limited length, for messages and pictures."""
+"""Texts for messages and pictures: of limited length, with counted nouns, with masked secrets."""
 
 import re
 

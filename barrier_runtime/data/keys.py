@@ -1,7 +1,7 @@
-"""Key columns of a batch as state keys, and back.
+"""Key columns of a batch as state keys, and back; rows of a batch to subtasks.
 
-A state key is a tuple of None, bool, int, float, str or bytes. Dates are days and timestamps microseconds, as in
-partitioning.
+A state key is a tuple of None, bool, int, float, str or bytes. Dates are days and timestamps microseconds, as
+for the choice of a subtask.
 """
 
 from collections.abc import Sequence

@@ -96,8 +96,7 @@ class GeneratedWatermarkOperator(Operator):
             )
             raise InvalidJob(
                 f"{self._where}: {function} gave {said} for {counted(len(times), 'row')}: return a numpy array of "
-                "int64 with the "
-                "watermark (ms) at each of them"
+                "int64 with the watermark (ms) at each of them"
             )
         # the last watermark is reserved for the end of the input
         told: Ints = np.minimum(given.astype(np.int64), WATERMARK_MAX - 1)

@@ -1,4 +1,4 @@
-"""SVG charts of a job: the graph of operator chains, and latencies. Pure.
+"""SVG charts of a job: the graph of operator chains, latencies, and the last hour. Pure.
 
 A chain's layer is the longest path from a source; sorting a layer by inputs avoids most crossings. The axis of
 latencies is logarithmic, because the slowest of a thousand rows takes a hundred times the median.

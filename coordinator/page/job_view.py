@@ -1,4 +1,4 @@
-"""Content of a job's page, from the status. Pure.
+"""Content of a job's page and of the list of jobs, from the status. Pure.
 
 Missing figures are absent, never computed from others.
 """

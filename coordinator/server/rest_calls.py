@@ -1,4 +1,4 @@
-"""Parts of REST calls."""
+"""Parts of REST calls; routes of views and of leaving hosts."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import get_args

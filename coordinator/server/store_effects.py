@@ -327,10 +327,9 @@ def _taken_of(effect: CopySavepoint) -> tuple[str, int]:
 # Writes FINISH (failed) to the log of a broken job, so that no other daemon adopts the job. Blocking.
 #
 # Nothing is written if another FENCE or LEAD follows this process's record: that writer owns the job. Each attempt
-# reads
-# the log anew, because the facts of the broken job may be wrong; so FINISH takes the position of an append without an
-# answer, or the next, and a FINISH whose answer was lost is found. If all attempts fail, the log is damaged, or the
-# process dies, the next daemon breaks again, and writes then.
+# reads the log anew, because the facts of the broken job may be wrong; so FINISH takes the position of an append
+# without an answer, or the next, and a FINISH whose answer was lost is found. If all attempts fail, the log is
+# damaged, or the process dies, the next daemon breaks again, and writes then.
 
 _ATTEMPTS = 6  # about three seconds
 _MAX_REASON = 20_000  # characters

@@ -1,4 +1,4 @@
-"""History of a job across coordinators and runs. Pure.
+"""History of a job across coordinators and runs: packed times of subtasks, status of past runs. Pure.
 
 One object per job, written by the leader after the events. The history decides nothing: a loss costs figures.
 """

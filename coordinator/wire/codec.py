@@ -20,8 +20,7 @@ from barrier_runtime.state.versioned import Format
 # Messages of the previous protocol version, for slots of an upgraded coordinator. Pure.
 #
 # A release that changes a message raises `PROTOCOL_VERSION`, keeps the version before in `ACCEPTED_PROTOCOLS`, and
-# adds
-# the changed messages here. A slot always speaks the protocol of its own release.
+# adds the changed messages here. A slot always speaks the protocol of its own release.
 
 Fields = dict[str, Any]
 TAG = "type"

@@ -1,4 +1,4 @@
-"""Rows that a freeze of a columnar table copied, to be written as a segment by a worker.
+"""Rows that a freeze of a columnar table copied: a worker writes a segment, or encodes them for the key-value store.
 
 Keys other than ints are encoded before, in small parts on the slot's loop, where the table caches encoded keys.
 """

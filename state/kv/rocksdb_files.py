@@ -1,4 +1,4 @@
-"""Places of key ranges in an SST file, and live files of a MANIFEST.
+"""Places of key ranges in an SST file, live files of a MANIFEST, small files in memory.
 
     SST file: data blocks · filter · index · other blocks that an open file needs · footer (53 bytes)
 
@@ -234,8 +234,7 @@ def _behind_text(entry: bytes, at: int) -> int:
 # RocksDB's event log, and a lock.
 #
 # Files in memory are removed at the close, or when the slot or the process ends; those of a killed process, when
-# another
-# process of this user opens a database and finds the lock free.
+# another process of this user opens a database and finds the lock free.
 
 MEMORY = Path("/dev/shm")
 _PREFIX = "barrier-runtime-db-"

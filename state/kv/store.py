@@ -1,4 +1,4 @@
-"""Interface of the key-value store below keyed state.
+"""Interface of the key-value store below keyed state, and the store in memory.
 
 `write` and `flush` are never called by two threads at a time; `flush` and `checkpoint` run on a worker thread while the
 loop does not `write`. Reads may run at any time.

@@ -1,4 +1,4 @@
-"""Transfers snapshot files to and from the object store.
+"""Transfers snapshot files and large values to and from the object store.
 
 Every file is hashed for the upload, and again after a download. Runs on worker threads only; deletes nothing remote.
 """

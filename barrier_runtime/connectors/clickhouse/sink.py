@@ -282,8 +282,7 @@ def _for_client(kind: pa.DataType) -> pa.DataType:
 # | list                        | Array of a type for the values                        |
 #
 # Refused values: dates and times beyond the column's range, which the server would wrap; nulls in an array whose
-# elements
-# are not `Nullable`; in key columns -0.0, which is the key 0.0.
+# elements are not `Nullable`; in key columns -0.0, which is the key 0.0.
 
 _BITS = {"Int8": (8, True), "Int16": (16, True), "Int32": (32, True), "Int64": (64, True)}
 _BITS |= {"UInt8": (8, False), "UInt16": (16, False), "UInt32": (32, False), "UInt64": (64, False)}

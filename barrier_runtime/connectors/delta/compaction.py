@@ -190,8 +190,7 @@ class DeltaCompaction:
         if rows.num_rows != file.rows:
             raise Corrupt(
                 f"{self._where}: {file.name} of the table {self._store.url} has {counted(rows.num_rows, 'row')}, and "
-                "the table's "
-                f"log says {file.rows}: it is not compacted; restore the file, or delete its rows"
+                f"the table's log says {file.rows}: it is not compacted; restore the file, or delete its rows"
             )
         return rows
 

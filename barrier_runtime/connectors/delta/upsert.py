@@ -173,9 +173,8 @@ class DeltaUpsertSink(BatchingSink):
                 return
             raise Corrupt(
                 f"{self._where}: of the {counted(sum(batch.rows for batch in new), 'row')} that checkpoints up to "
-                f"{last} decided "
-                f"some are gone, and the table {shown(self.url)} does not have them ({error}). Were they aborted, "
-                "moved or deleted? Restore the object from a backup; the commit is tried again"
+                f"{last} decided some are gone, and the table {shown(self.url)} does not have them ({error}). Were "
+                "they aborted, moved or deleted? Restore the object from a backup; the commit is tried again"
             ) from error
         fields = self._fields(by_checkpoint[-1][1].schema, self._where)
         self._log.merge(

@@ -133,10 +133,8 @@ class IcebergCompaction:
         if before != after or {repr(file.partition) for file in files} != {repr(group[0].partition)}:
             raise Corrupt(
                 f"{self._where}: {counted(len(group), 'file')} of the table {self._name}, such as "
-                f"{group[0].file_path}, have "
-                f"{counted(after, 'row')}, and the table says {before}: they are not compacted; restore the files, or "
-                "delete "
-                "their rows"
+                f"{group[0].file_path}, have {counted(after, 'row')}, and the table says {before}: they are not "
+                "compacted; restore the files, or delete their rows"
             )
 
     def _dropped(self, table: Table, made: Sequence[DataFile]) -> None:

@@ -192,8 +192,7 @@ class IcebergSink(BatchingSink):
                 return
             raise Corrupt(
                 f"{self._where}: the description of {counted(sum(batch.rows for batch in new), 'decided data file')} "
-                "of "
-                f"checkpoints up to {last.checkpoint} is gone, and the table {self.table} does not have them "
+                f"of checkpoints up to {last.checkpoint} is gone, and the table {self.table} does not have them "
                 f"({error}). Were they aborted, moved or deleted? Restore the object from a backup; the commit is "
                 "tried again"
             ) from error

@@ -311,8 +311,7 @@ class BatchFunctionSink(BatchingSink):
                 raise Unavailable(
                     f"{self._where}: {self.function or 'the function'} of for_each_batch has not returned for "
                     f"checkpoint {batch.checkpoint} ({counted(batch.rows, 'row')}) yet: see the log of the program "
-                    "that started "
-                    "the job"
+                    "that started the job"
                 )
             look_s = min(look_s * 1.5, _LONGEST_LOOK_S)
 

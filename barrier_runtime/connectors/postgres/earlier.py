@@ -136,8 +136,8 @@ class EarlierCommits:
         if found.target != self.target.shown:
             raise InvalidJob(
                 f"{where}: checkpoint {found.checkpoint} decided {counted(found.rows, 'row')} for table "
-                f"{found.target}; the "
-                f"sink now has {self.target.shown}: run the job once more with the old table, then change"
+                f"{found.target}; the sink now has {self.target.shown}: run the job once more with the old table, then "
+                "change"
             )
         return found
 
@@ -209,7 +209,7 @@ class EarlierCommits:
     def _gone(self, committable: EarlierCommittable, found: str) -> Corrupt:
         return Corrupt(
             f"{self.context.where}: the {counted(committable.rows, 'row')} that checkpoint {committable.checkpoint} "
-            "decided are "
-            f"gone: {found}, and nothing says that they are in {committable.target}. Were they aborted, rolled back or "
-            "deleted, or was an older backup of the database restored? Put them back; the commit is tried again"
+            f"decided are gone: {found}, and nothing says that they are in {committable.target}. Were they aborted, "
+            "rolled back or deleted, or was an older backup of the database restored? Put them back; the commit is "
+            "tried again"
         )

@@ -91,8 +91,7 @@ class Staging:
         except ObjectNotFound as error:
             raise Corrupt(
                 f"{self._where}: a decided file of {counted(file.rows, 'row')} is gone: {self._store.url} has neither "
-                "the "
-                f"staged {file.staged} nor the final {file.final} (sha256 {file.sha256}). Was it aborted, moved or "
+                f"the staged {file.staged} nor the final {file.final} (sha256 {file.sha256}). Was it aborted, moved or "
                 "deleted? Put one of them back; the commit is tried again"
             ) from error
 

@@ -1,4 +1,4 @@
-"""Functions known by Spark's name alone, however they are parsed."""
+"""Functions known by Spark's name alone, however they are parsed, and functions of dates."""
 
 import datetime
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Counts of references to rows: a row that a user's function dropped needs no copy."""
+"""Counts of references to rows: a row that a user's function dropped needs no copy. Rows returned twice."""
 
 import sys
 import warnings

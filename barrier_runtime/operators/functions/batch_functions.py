@@ -168,8 +168,7 @@ class MapBatchesOperator(Operator):
     def _not_one_to_one(self, rows: int, batch: Batch) -> InvalidJob:
         return InvalidJob(
             f"{function_name(self._function)} of operator {self._name!r} returned {counted(rows, 'row')} for "
-            f"{batch.count}, and "
-            "one_to_one=True says that each row becomes one row: leave one_to_one out"
+            f"{batch.count}, and one_to_one=True says that each row becomes one row: leave one_to_one out"
         )
 
     def _checked(self, schema: pa.Schema) -> pa.Schema:

@@ -81,9 +81,8 @@ class BatchKeys:
             numbers.dtype.kind not in "iu" or numbers.ndim != 1 or not 0 <= numbers.min() <= numbers.max() < self._count
         ):
             raise InvalidJob(
-                f"keys.forget({which!r}): give a mask with a boolean for each of the {counted(self._count, 'key')}, "
-                "or numbers of "
-                "keys, as in keys.forget(state['open'] == 0)"
+                f"keys.forget({which!r}): give a mask with a boolean for each of the {counted(self._count, 'key')}, or "
+                "numbers of keys, as in keys.forget(state['open'] == 0)"
             )
         self._forgotten.append(numbers)
 

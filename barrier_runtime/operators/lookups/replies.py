@@ -94,8 +94,7 @@ class ReplyReader:
             if len(reply) != len(keys):
                 raise InvalidJob(
                     f"{self._where} gave a list of {len(reply)} for {counted(len(keys), 'key')}: return one row for "
-                    "each key, in "
-                    "their order, with None where there is nothing; or a dict by key"
+                    "each key, in their order, with None where there is nothing; or a dict by key"
                 )
             return list(reply) if self._are_plain(reply) else list(map(self._result, keys, reply))
         if inspect.isawaitable(reply):

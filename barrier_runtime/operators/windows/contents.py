@@ -1,4 +1,4 @@
-"""Content of windows that keep aggregates, and the choice of their entries."""
+"""Content of windows that keep aggregates, the choice of their entries, and rows that may be combined."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Clock of a slot, replaceable by virtual time."""
+"""Clock of a slot, replaceable by virtual time, and operators' timers."""
 
 import asyncio
 import ctypes

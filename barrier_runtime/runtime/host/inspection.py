@@ -1,4 +1,4 @@
-"""Answers of a slot to clients: log records, stacks, preview rows.
+"""Answers of a slot to clients and probes: log records, stacks, preview rows, reachable slots.
 
 Made on a worker thread, bounded, with secrets masked. Errors go to the client and never fail the job.
 """

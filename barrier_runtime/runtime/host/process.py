@@ -1,4 +1,4 @@
-"""Garbage collection, interpreter settings and metrics of a slot's process.
+"""Garbage collection, allocator, interpreter settings and metrics of a slot's process.
 
 Pauses of the garbage collector are the tail of the latency: imports, most of the heap, are frozen, and so is a
 generation with very many objects.
@@ -95,8 +95,7 @@ def _rss_bytes() -> int:
 # Settings of glibc's allocator for a slot, whose batches make and free arrays of 0.1 to 4 MB all the time.
 #
 # By default glibc returns such an array to the kernel at once, and each new array costs a page fault per 4 KB: more
-# than
-# half of the time of `last_of_groups` (benchmarks/figures.md).
+# than half of the time of `last_of_groups` (benchmarks/figures.md).
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 MOST_KEPT_BYTES = 64 << 20  # free memory at the end of each heap that stays with the process

@@ -1,4 +1,4 @@
-"""Input channels of a subtask: reading order, queued barriers, joined small batches."""
+"""Input channels of a subtask: reading order, queued barriers, joined small batches, watermark."""
 
 from collections import deque
 from collections.abc import Collection, Sequence

@@ -1,4 +1,6 @@
-"""Pending set of a sink subtask in a snapshot: committables not known to be visible, with checkpoints.
+"""Values of a sink subtask in a snapshot: the pending set, kept rows, and the description of the sink.
+
+The pending set has committables not known to be visible, with checkpoints.
 
 Whichever process restores a decided checkpoint commits all entries. An entry keeps the index of the subtask that wrote
 it. After rescaling, entry e and orphans of that writer belong to subtask `e.subtask % P`: deleting orphans requires the

@@ -1,4 +1,4 @@
-"""Interface of phases: takes events, changes `Job`, returns a decision for `transitions`."""
+"""Interface of phases: takes events, changes `Job`, returns a decision for `transitions`. The decisions."""
 
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -78,9 +78,8 @@ class Loading(Phase):
             return EndJob(
                 "failed",
                 f"job {job.spec.job}: other coordinators took the log's head "
-                f"{counted(self._attempts.lost_races, 'time')} in a "
-                "row: "
-                "stop the other runs of this job, then start again",
+                f"{counted(self._attempts.lost_races, 'time')} in a row: stop the other runs of this job, then start "
+                "again",
             )
         try:
             choice = start_run(job.spec, view)

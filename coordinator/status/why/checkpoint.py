@@ -300,8 +300,7 @@ class _Look:
             (
                 parts,
                 f"{most.rows:,} of {counted(in_all, 'row')} since the last checkpoint, where each of {subtasks} "
-                "subtasks would "
-                f"have {fair:.0%}; it was busy for {_time(most.busy_ms)}",
+                f"subtasks would have {fair:.0%}; it was busy for {_time(most.busy_ms)}",
             ),
             "give the source more splits (files, partitions), or `rebalance()` its rows"
             if most.chain in self.sources

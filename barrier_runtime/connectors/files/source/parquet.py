@@ -169,9 +169,8 @@ class ParquetReader(FileReader):
         """Detects a truncated file, of which Arrow reads nothing, without an error."""
         if self._decoded < self._rows:
             raise InvalidJob(
-                f"{self.where}: it had {counted(self._rows, 'row')} and ends after row {self._decoded} now: files "
-                "must not change "
-                "while they are read; write to a new file and rename it into place"
+                f"{self.where}: it had {counted(self._rows, 'row')} and ends after row {self._decoded} now: files must "
+                "not change while they are read; write to a new file and rename it into place"
             )
 
     def _next_of_window(self) -> pa.RecordBatch | None:

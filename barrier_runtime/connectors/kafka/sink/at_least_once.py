@@ -144,8 +144,7 @@ class KafkaDirect(DirectSink):
             waiting = sum((flight.sent or 0) - flight.acknowledged for flight in flights)
             raise Unavailable(
                 f"{self._where}: Kafka at {self._cluster.bootstrap_servers} has not taken {counted(waiting, 'row')} "
-                "for "
-                f"topic {self._topic!r} within {_FLUSH_S:.0f} s: they go on being sent; are the brokers up?"
+                f"for topic {self._topic!r} within {_FLUSH_S:.0f} s: they go on being sent; are the brokers up?"
             )
         self._cluster.answers()
 
