@@ -199,24 +199,24 @@ class AllSlots:
 
     def succeed(self, slots: Sequence[LeavingSlot]) -> None:
         """Starts a successor of each slot that leaves its host, once another host has room."""
+        hosts: Sequence[str] | None = () if self._carrier.one_host else None  # None: not asked yet
         for each in slots:
             place, notice = (self._program, each.slot), (each.task_attempt, each.since_ms)
             if each.state == "ended" and notice in self._successors:
-                self._give_up_successor(place, self._successors.pop(notice))
+                self._return_to(self._successors.pop(notice), place)
             if each.state != "asked" or place not in self._carried_by:
                 continue
             if notice in self._successors and self._carried_by[place].alive:
                 continue
-            hosts: Sequence[str] = ()
-            if not self._carrier.one_host:
+            if hosts is None:
                 rooms = [set(self._carrier.elsewhere(other.task_attempt)) for other in slots]
                 hosts = sorted(set.intersection(*rooms))
-                if not hosts:
-                    continue
+            if not hosts and not self._carrier.one_host:
+                continue
             self._successors.setdefault(notice, self._carried_by[place])
             self._carry(place, hosts, succeeds=True)
 
-    def _give_up_successor(self, place: "_Place", before: Submission) -> None:
+    def _return_to(self, before: Submission, place: "_Place") -> None:
         self._carried_by[place].give_up()
         self._carried_by[place] = before
 
@@ -224,8 +224,7 @@ class AllSlots:
         """Ends `attempt`, which the process elsewhere has not replaced."""
         before, place = self._before.pop(attempt, None), (self._program, slot)
         if before is not None and place in self._carried_by:
-            self._carried_by[place].give_up()
-            self._carried_by[place] = before
+            self._return_to(before, place)
             self.kill(attempt, reason)
 
     @property

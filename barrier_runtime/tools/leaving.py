@@ -4,15 +4,9 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 from barrier_runtime.spark.task import is_alive, local_root
 from barrier_runtime.state.errors import InvalidJob
-
-
-def leave_host(client: Any, host: str, job: str) -> dict[str, int]:
-    """Returns the number of slots on `host` by job."""
-    return dict(client.leave(host, job).slots)
 
 
 def signal_own_slots() -> int:

@@ -62,7 +62,7 @@ def commit_log(folder: Path, records: int) -> dict[str, bytes]:
     sample = decode_commit_record(first.read_bytes(), str(first), NAME, _SINK)
     store = MemoryStore()
     stored = StoredRecords(store, NAME, _SINK)
-    writer = BlockWriter(store, stored.blocks, NAME, _SINK, stored.record, stored.key)
+    writer = BlockWriter(stored)
     for checkpoint in range(1, records + 1):
         files = tuple(
             msgspec.structs.replace(file, name=_NUMBER.sub(rf"\g<1>{checkpoint:08d}", file.name))

@@ -22,7 +22,6 @@ from barrier_runtime.coordinator.status.status import AbsentSlot, RescaleStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.texts import counted
 
-LEAVING = "leaving-"  # of ids of moves off a host
 RETURN = "full-width-"  # prefix of ids of a job's own requests
 _MOST_ROUNDS = 5
 

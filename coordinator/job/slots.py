@@ -406,8 +406,7 @@ class SlotTable:
         return self._present(_place(slot.register)) is slot
 
     def ready_spares(self, now_ms: int) -> tuple[RegisteredSlot, ...]:
-        longest_ms = 3 * self._heartbeat_ms
-        return tuple(slot for slot in self.standbys if self._is_spare(slot) and slot.is_ready(now_ms, longest_ms))
+        return tuple(slot for slot in self.standbys if self._is_spare(slot) and self._is_ready(slot, now_ms))
 
     def take_spares(self, now_ms: int) -> tuple[RegisteredSlot, ...]:
         """Gives numbers of missing slots to ready spares, first of other hosts: docs/design/spare-slots.md."""

@@ -270,6 +270,9 @@ class SavepointStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+LEAVING = "leaving-"  # of ids of moves off a host
+
+
 class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     before: int
@@ -286,8 +289,12 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["rescale", "replace"] = "rescale"
 
     @property
+    def leaves_host(self) -> bool:
+        return self.kind == "rescale" and self.id.startswith(LEAVING)
+
+    @property
     def what(self) -> str:
-        if self.kind == "rescale" and self.id.startswith("leaving-"):
+        if self.leaves_host:
             return "move off a host"
         return "replace" if self.kind == "replace" else f"rescale {self.before} → {counted(self.parallelism, 'slot')}"
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from barrier_runtime.connectors.files.sink import block_writer, commit_log, commit_reader
+from barrier_runtime.connectors.files.sink import commit_log, commit_reader
 from barrier_runtime.coordinator import savepoint_files
 from barrier_runtime.coordinator.job.status_view import leaving_slots
 from barrier_runtime.coordinator.log.lease import Holder
@@ -497,7 +497,6 @@ def in_one_thread() -> Iterator[None]:
     with (
         patch.object(commit_log, "READS_AT_ONCE", 1),
         patch.object(commit_reader, "READS_AT_ONCE", 1),
-        patch.object(block_writer, "READS_AT_ONCE", 1),
         patch.object(savepoint_files, "COPIES_AT_ONCE", 1),
         patch.object(process, "_rss_bytes", lambda: 1 << 26),
     ):

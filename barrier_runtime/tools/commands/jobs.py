@@ -223,14 +223,14 @@ def leave(
 
     Without `--host`: signals the slots of this user on this machine.
     """
-    from barrier_runtime.tools.leaving import leave_host, signal_own_slots
+    from barrier_runtime.tools.leaving import signal_own_slots
 
     if host is None:
         print(f"signalled {counted(signal_own_slots(), 'slot')}")
         return
     if not job and coordinator is None:
         raise InvalidJob("which jobs: name one with --job, or a coordinator with --coordinator")
-    for name, slots in sorted(leave_host(client_of(job, coordinator, token_file, ca), host, job).items()):
+    for name, slots in sorted(client_of(job, coordinator, token_file, ca).leave(host, job).slots.items()):
         print(f"job {name}: {counted(slots, 'slot')} on {host}")
 
 

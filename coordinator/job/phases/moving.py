@@ -10,12 +10,12 @@ from barrier_runtime.coordinator.job.leaving import GATHER_MS
 from barrier_runtime.coordinator.job.links import slot_to_move
 from barrier_runtime.coordinator.job.phases.checkpointing import checkpoint_aborted
 from barrier_runtime.coordinator.job.phases.phase import Decision, HandOver, Restart
-from barrier_runtime.coordinator.job.rescaling import LEAVING, Next, Rescale, RescaleRequest, RescaleState, widening
+from barrier_runtime.coordinator.job.rescaling import Next, Rescale, RescaleRequest, RescaleState, widening
 from barrier_runtime.coordinator.job.slot import RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import begin_at_zero, check_fits
 from barrier_runtime.coordinator.status.health import some_of
-from barrier_runtime.coordinator.status.status import SilentLink
+from barrier_runtime.coordinator.status.status import LEAVING, SilentLink
 from barrier_runtime.coordinator.wire.messages import Prefetch
 from barrier_runtime.state.errors import InvalidJob
 

@@ -215,12 +215,14 @@ class WaitingForSlots(Phase):
         return None
 
     def _take_spares(self, job: Job, now_ms: int) -> None:
-        for spare in job.slots.take_spares(now_ms):
+        taken = job.slots.take_spares(now_ms)
+        for spare in taken:
             job.acknowledge_registration(spare, job.led.token)
             spare.state = SlotState.REGISTERED
             self.reason = f"{self.reason}; a spare took the place of slot {spare.index}"
             job.record.recovery_because(self.reason)
-        self._ask_for_kills(job, now_ms)
+        if taken:
+            self._ask_for_kills(job, now_ms)
 
     def _start(self, job: Job) -> Decision:
         for slot in job.slots:

@@ -218,7 +218,7 @@ def why_rows_are_missing(status: JobStatus) -> Reason | None:
 
 
 def why_slots_move(status: JobStatus) -> Reason:
-    failed = [each.error for each in status.rescales if each.error and each.what == "move off a host"]
+    failed = [each.error for each in status.rescales if each.error and each.leaves_host]
     return Reason(
         "leaving",
         f"Job {status.job} moves slots off a host: {leaving_in_words(status.leaving)}.",

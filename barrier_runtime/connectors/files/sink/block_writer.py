@@ -9,18 +9,15 @@ The step of block n, of level 1, is, in this order:
 So block n proves that all of this is done up to n - 1. A crash leaves a step that is repeated as a whole.
 """
 
-from collections.abc import Callable
-
-from barrier_runtime.connectors.files.sink import commit_blocks, commit_record
-from barrier_runtime.connectors.files.sink.commit_blocks import LEVELS, Blocks, CommitBlock, block_of, merged, span
+from barrier_runtime.connectors.files.sink import commit_blocks, commit_reader, commit_record
+from barrier_runtime.connectors.files.sink.commit_blocks import LEVELS, CommitBlock, block_of, merged, span
+from barrier_runtime.connectors.files.sink.commit_reader import StoredRecords
 from barrier_runtime.connectors.files.sink.commit_record import MAY_GO_FROM, CommitRecord
 from barrier_runtime.coordinator.log.reader import find_head
 from barrier_runtime.coordinator.log.records import is_milestone
 from barrier_runtime.state.errors import Corrupt, Unavailable
 from barrier_runtime.state.snapshots.transfer import in_parallel
-from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
-
-READS_AT_ONCE = 32
+from barrier_runtime.state.store.object_store import PutOutcome
 
 
 def may_go(position: int, record: CommitRecord) -> bool:
@@ -31,21 +28,10 @@ def may_go(position: int, record: CommitRecord) -> bool:
 
 
 class BlockWriter:
-    def __init__(
-        self,
-        store: ObjectStore,
-        blocks: Blocks,
-        job: str,
-        sink: str,
-        record_at: Callable[[int], CommitRecord | None],
-        key_of: Callable[[int], str],
-    ) -> None:
-        self._store = store
-        self._blocks = blocks
-        self._job = job
-        self._sink = sink
-        self._record_at = record_at
-        self._key_of = key_of
+    def __init__(self, stored: StoredRecords) -> None:
+        self._stored = stored
+        self._store = stored.store
+        self._blocks = stored.blocks
         self._through = -1  # the newest block; -1: unknown
         self._durable: set[tuple[int, int]] = set()  # level and number of blocks put by this process
 
@@ -77,20 +63,21 @@ class BlockWriter:
             self._drop(number, before)
             self._merge(number - 1)
         first = (number - 1) * commit_blocks.RECORDS + 1
-        found = in_parallel(self._intact, range(first, first + commit_blocks.RECORDS), READS_AT_ONCE)
+        found = in_parallel(self._intact, range(first, first + commit_blocks.RECORDS), commit_reader.READS_AT_ONCE)
         records = [record for record in found if record is not None]
         if self._covers(number):  # another process was faster, and may have deleted records that were read
             return True
         if len(records) < commit_blocks.RECORDS:
             return False
-        self._put(1, number, block_of(self._job, self._sink, number, records, before.head.origins if before else {}))
+        origins = before.head.origins if before else {}
+        self._put(1, number, block_of(self._stored.job, self._stored.sink, number, records, origins))
         return True
 
     def _drop(self, number: int, before: CommitBlock) -> None:
         self._keep(before)
         first = (number - 2) * commit_blocks.RECORDS + 1
         records = before.records(first, first + commit_blocks.RECORDS - 1)
-        gone = [self._key_of(at) for at, record in enumerate(records, first) if may_go(at, record)]
+        gone = [self._stored.key(at) for at, record in enumerate(records, first) if may_go(at, record)]
         for level in range(2, LEVELS + 1):
             upper, over = divmod(number - 2, span(level) // commit_blocks.RECORDS)
             block = None if over or not upper else self._blocks.read(level, upper)
@@ -132,6 +119,6 @@ class BlockWriter:
 
     def _intact(self, sequence: int) -> CommitRecord | None:
         try:
-            return self._record_at(sequence)
+            return self._stored.record(sequence)
         except Corrupt:
             return None

@@ -61,7 +61,7 @@ class CommitLog:
         self._later = later
         self._stored = StoredRecords(store, job, sink)
         self._blocks = self._stored.blocks
-        self._writer = BlockWriter(store, self._blocks, job, sink, self.record, self._stored.key)
+        self._writer = BlockWriter(self._stored)
         self._hint = HeadHint(store, f"{commits_prefix(job, sink)}hint.json")
         self._head: int | None = None
         self._own = 0  # number of an answered record of this process, behind which nothing is in doubt

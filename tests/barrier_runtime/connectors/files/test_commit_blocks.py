@@ -11,7 +11,6 @@ import pytest
 from sink_harness import Crash, CrashingStore
 
 from barrier_runtime.connectors.files.sink import (
-    block_writer,
     commit_blocks,
     commit_log,
     commit_reader,
@@ -274,7 +273,6 @@ def test_random_interleavings_leave_one_log(seed: int, small: None) -> None:
     store.act = act
     with (
         patch.object(commit_log, "READS_AT_ONCE", 1),
-        patch.object(block_writer, "READS_AT_ONCE", 1),
         patch.object(commit_reader, "READS_AT_ONCE", 1),
     ):
         while len(decided) <= 250:
