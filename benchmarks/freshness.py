@@ -15,6 +15,7 @@ import contextlib
 import json
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +23,13 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.broker import LoadedKafka, broker
 from benchmarks.engines import ENGINES
 from benchmarks.machine import describe
-from benchmarks.runner import Engine, EngineFailed, Feeder, prepared
+from benchmarks.runner import Engine, EngineFailed, Feeder, go_on, prepared, wait_for_output
+from benchmarks.slow_store.tables import delta_sizes, iceberg_sizes
 from benchmarks.spec import RunSpec, Sink
 from benchmarks.stamps import Stamps, held
 from benchmarks.usage import Usage
@@ -39,27 +40,28 @@ from examples.servers.base import ServerError
 _FOLDER = Path("build/bench/freshness")
 _LOOK_S = 0.02
 _START_S = 240.0
-_LATE_S = 30.0  # in which rows of the measured interval may still become visible
+_LATE_NS = 30 * 10**9  # in which rows of the measured interval may still become visible
+_TAIL_NS, _STEP_NS = 2 * 10**9, 10**8
 _NOW = (("ours", 1_000), ("ours", 200), ("spark-tuned", 0), ("flink", 1_000))  # engine, checkpoint interval in ms
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(ABC):
     """A table as the files of its format tell; `folder` may have no table yet."""
 
     folder: Path
 
+    @abstractmethod
     def commits(self) -> Mapping[str, int]:
         """Name of each commit that exists now -> time (ns) since when."""
-        raise NotImplementedError
 
+    @abstractmethod
     def added(self, commit: str) -> Sequence[str]:
         """Files with rows that the commit added, without files that only join others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def live_bytes(self) -> Sequence[int]:
         """Size of each file of the newest version."""
-        raise NotImplementedError
 
 
 class Delta(Table):
@@ -72,10 +74,7 @@ class Delta(Table):
         return [str(self.folder / add["path"]) for add in adds if add["dataChange"]]
 
     def live_bytes(self) -> Sequence[int]:
-        from deltalake import DeltaTable
-
-        sizes: list[int] = pa.table(DeltaTable(str(self.folder)).get_add_actions())["size_bytes"].to_pylist()
-        return sizes
+        return delta_sizes(str(self.folder))
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Iceberg(Table):
         return [_local(entry.data_file.file_path) for entry in entries if entry.snapshot_id in (None, int(commit))]
 
     def live_bytes(self) -> Sequence[int]:
-        return [int(task.file.file_size_in_bytes) for task in self._newest().scan().plan_files()]
+        return iceberg_sizes(self._newest())
 
     def _metadata(self) -> list[Path]:
         return list(self.folder.glob("**/metadata/*.metadata.json"))
@@ -202,13 +201,14 @@ def _run(spec: RunSpec, environment: Mapping[str, str]) -> str:
         with Usage(engine.process.pid) as usage, Watched(table) as watched:
             engine.wait_for("running", _START_S)
             with Feeder(spec):
-                _wait(engine, lambda: bool(watched.seen), _START_S)
+                wait_for_output(engine, lambda: bool(watched.seen))
                 first_ns = time.time_ns() + int(spec.warm_up_s * 1e9)
                 last_ns = first_ns + int(spec.seconds * 1e9)
-                _wait(engine, lambda: time.time_ns() >= last_ns, spec.warm_up_s + spec.seconds + 60)
+                go_on(engine, last_ns)
                 sizes = table.live_bytes()
-                with contextlib.suppress(TimeoutError):  # then rows are missing, and the rate was not held
-                    _wait(engine, lambda: max(watched.seen.values()) > last_ns + 2 * 10**9, _LATE_S)
+                until_ns = last_ns + _LATE_NS  # then rows are missing, and the rate was not held
+                while max(watched.seen.values()) <= last_ns + _TAIL_NS and time.time_ns() < until_ns:
+                    go_on(engine, time.time_ns() + _STEP_NS)
             engine.stop()
     finally:
         engine.kill()
@@ -227,16 +227,6 @@ def _run(spec: RunSpec, environment: Mapping[str, str]) -> str:
             f"{usage.cpu_between(first_ns, last_ns) / spec.seconds:.2f}",
         ]
     )
-
-
-def _wait(engine: Engine, done: Any, patience_s: float) -> None:
-    deadline = time.monotonic() + patience_s
-    while not done():
-        if "end" in engine.said:
-            raise EngineFailed(f"ended by itself: {engine.last_words()}")
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {patience_s:.0f} s")
-        time.sleep(0.1)
 
 
 def stamps(table: Table, commits: Mapping[str, int]) -> Stamps:

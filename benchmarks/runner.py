@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -182,14 +182,15 @@ def _endless(spec: RunSpec, engine: Engine, usage: Usage, store: CountedS3 | Non
         engine.wait_for("running", _START_S)
         if spec.source == "kafka":
             feeder = stack.enter_context(Feeder(spec))
-        _wait_for_output(spec, engine, watcher)
+        folder = Path(spec.folder)
+        wait_for_output(engine, lambda: _stamped(folder) or (watcher is not None and bool(watcher.rows)))
         first_ns = time.time_ns() + int(spec.warm_up_s * 1e9)
         last_ns = first_ns + int(spec.seconds * 1e9)
-        _go_on(engine, first_ns)
+        go_on(engine, first_ns)
         requests = store.requests() if store is not None else 0
-        _go_on(engine, last_ns)
+        go_on(engine, last_ns)
         requests = store.requests() - requests if store is not None else 0
-        _go_on(engine, last_ns + int(_AFTER_S * 1e9))
+        go_on(engine, last_ns + int(_AFTER_S * 1e9))
         engine.stop()
     stamps, appended = watcher.both(first_ns) if watcher is not None else (read_stamps(Path(spec.folder)), None)
     found = _latency(spec, stamps, usage, first_ns, last_ns, requests)
@@ -203,22 +204,24 @@ def watching(spec: RunSpec) -> Watcher:
     return Watcher(spec.bootstrap, spec.topic_out, PARTITIONS, emitted)
 
 
-def _go_on(engine: Engine, until_ns: int) -> None:
+def go_on(engine: Engine, until_ns: int) -> None:
     while (left_ns := until_ns - time.time_ns()) > 0:
         if "end" in engine.said:
             raise EngineFailed(f"ended by itself: {engine.last_words()}")
         time.sleep(min(left_ns / 1e9, 0.1))
 
 
-def _wait_for_output(spec: RunSpec, engine: Engine, watcher: Watcher | None) -> None:
+def _stamped(folder: Path) -> bool:
+    return any(file.stat().st_size for file in folder.glob("rows-*")) or any(folder.glob("first-*"))
+
+
+def wait_for_output(engine: Engine, seen: Callable[[], bool]) -> None:
     """Waits for the first output row, however late: the warm-up begins with this row."""
     deadline = time.monotonic() + _START_S
-    folder = Path(spec.folder)
     while time.monotonic() < deadline:
         if "end" in engine.said:
             raise EngineFailed(f"ended before any output: {engine.last_words()}")
-        stamped = any(file.stat().st_size for file in folder.glob("rows-*")) or any(folder.glob("first-*"))
-        if stamped or (watcher is not None and watcher.rows):
+        if seen():
             return
         time.sleep(0.05)
     raise EngineFailed(f"no output within {_START_S:.0f} s: {engine.last_words()}")

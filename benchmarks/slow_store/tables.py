@@ -223,10 +223,17 @@ def file_sizes(settings: Settings, sink: str) -> CellResult:
 def _live_sizes(sink: str, order: Order) -> list[int]:
     """Bytes of each file of the table's newest version."""
     if sink == "delta":
-        from deltalake import DeltaTable
-
-        return [int(size) for size in pa.table(DeltaTable(order.target).get_add_actions())["size_bytes"].to_pylist()]
+        return delta_sizes(order.target)
     from pyiceberg.catalog import load_catalog
 
-    table = load_catalog("default", **order.properties).load_table(order.target)
+    return iceberg_sizes(load_catalog("default", **order.properties).load_table(order.target))
+
+
+def delta_sizes(folder: str) -> list[int]:
+    from deltalake import DeltaTable
+
+    return [int(size) for size in pa.table(DeltaTable(folder).get_add_actions())["size_bytes"].to_pylist()]
+
+
+def iceberg_sizes(table: Any) -> list[int]:
     return [int(task.file.file_size_in_bytes) for task in table.scan().plan_files()]
