@@ -12,9 +12,11 @@ from barrier_runtime.tools.leaving import signal_own_slots
 
 HOLDS = """
 import os, pathlib, signal, sys
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPWR])  # threads of libraries inherit this
+
 from barrier_runtime.spark.task import living_in
 
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPWR])
 folder = pathlib.Path(sys.argv[1]) / f"1-{os.getpid()}-abc"
 folder.mkdir(parents=True)
 with living_in(folder):
