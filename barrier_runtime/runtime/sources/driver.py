@@ -234,9 +234,11 @@ class SourceDriver:
             return None
         if self._ends is not None:
             self._ends.request()
-        limit = most = self._spec.max_rows_per_batch
+        limit = self._spec.max_rows_per_batch
         if max_rows is not None:
-            limit = min(max_rows, max(most, min(_MORE * most, max_rows // 2)) if self.takes_more else most)
+            if self.takes_more:
+                limit = max(limit, min(_MORE * limit, max_rows // 2))
+            limit = min(limit, max_rows)
         if self._bucket is not None:
             limit = min(limit, self._bucket.tokens(now_ns))
             if limit == 0:
