@@ -246,9 +246,11 @@ def test_after_the_function_is_fixed_the_job_goes_on_from_its_checkpoint(tmp_pat
 
 
 def test_names_are_checked_and_unique():
-    for name in ("Bad Name", "", None):
+    for name in ("Bad Name", ""):
         with pytest.raises(InvalidJob, match=r"job name .* is not allowed: use 1 to 64"):
             Dataflow(name)
+    with pytest.raises(InvalidJob, match="name=None: give a text: the only argument without a name is the job's name"):
+        Dataflow(None)
     with pytest.raises(InvalidJob, match="the name 'numbers' is used twice, by a source and a running aggregate"):
         ten_rows(Dataflow("x")).key_by("key").aggregate("numbers", n=count())
     with pytest.raises(InvalidJob, match="no column 'shop': use one of value, intended_at, key"):

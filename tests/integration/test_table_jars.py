@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from examples.older_spark import VERSION, older_spark
+from examples.servers.maven import machine_cache
 from tests.integration.test_pages import placed, programs_of
 from tests.test_documents import ROOT
 
@@ -40,7 +41,7 @@ def write_and_die(rows, checkpoint):
 
 conf = {{
     "spark.jars.packages": "{jars}",
-    "spark.jars.excludes": "org.slf4j:slf4j-api",  # Spark has it; Maven's folder may have half of it
+    "spark.jars.ivy": "{kept}",
     "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
     "spark.sql.catalog.lake.type": "hadoop",
     "spark.sql.catalog.lake.warehouse": os.path.abspath("warehouse"),
@@ -79,11 +80,15 @@ def test_the_jars_of_iceberg_and_delta_write_each_row_once_through_a_kill(tmp_pa
         write_iceberg=function_of("write_iceberg"),
         write_delta=placed(function_of("write_delta"), {"/tables/orders": str(tmp_path / "delta")}),
         jars=f"{package_of('org.apache.iceberg:')},{package_of('io.delta:')}",
+        kept=machine_cache() / "ivy",
         rows=ROWS,
     )
     (tmp_path / "app.py").write_text(program, encoding="utf-8")
     path = f"{older_spark()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
+    home = (
+        f"-Duser.home={tmp_path}"  # without the folder of a Maven, which may hold descriptions of jars that it left out
+    )
+    environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": home}
 
     def run(code: int) -> str:
         with (tmp_path / "told").open("w") as told:

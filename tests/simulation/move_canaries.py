@@ -169,13 +169,13 @@ def _drain_ends_early() -> Iterator[None]:
 
 @canary("broken-slot-is-taken", "new slots that cannot import their program count as ones that are there")
 def _broken_slot_is_taken() -> Iterator[None]:
-    phase, slots = "coordinator/job/phases/moving.py", "coordinator/job/slots.py"
+    phase, slots = "coordinator/job/phases/moving.py", "coordinator/job/slot.py"
     found = 'next((slot.register.broken for slot in job.slots.standbys if slot.register.broken), "")'
     fetched = "newest.checkpoint if slot.register.broken else slot.prefetched"
     with (
         planted(phase, found, '""'),
         planted(phase, "min(slot.prefetched for", f"min({fetched} for"),
-        planted(slots, " and not slot.register.broken", ""),
+        planted(slots, " and not self.register.broken", ""),
     ):
         yield
 

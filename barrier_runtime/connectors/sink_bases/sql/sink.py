@@ -27,6 +27,7 @@ from barrier_runtime.connectors.sink_bases.sql.dialect import MOST_ROWS, Deliver
 from barrier_runtime.data.schemas import key_columns
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound
+from barrier_runtime.state.texts import counted
 
 Step = TypeVar("Step")
 
@@ -210,9 +211,9 @@ class SqlSink(BatchingSink):
                 self._look_up(mark, what)
                 if self._marks[mark] < checkpoint:
                     raise Corrupt(
-                        f"{self._where}: of the {_rows_of(due)} rows that checkpoints up to {checkpoint} decided some "
-                        f"are gone, and table {self._target.shown} does not have them ({error}). Were they aborted, "
-                        "moved or deleted? Restore the object from a backup; the commit is tried again"
+                        f"{self._where}: of the {counted(_rows_of(due), 'row')} that checkpoints up to {checkpoint} "
+                        f"decided some are gone, and table {self._target.shown} does not have them ({error}). Were they "
+                        "aborted, moved or deleted? Restore the object from a backup; the commit is tried again"
                     ) from error
 
     def _written(self, mark: DeliveryMark, due: Sequence[DecidedBatch], what: str) -> bool:
