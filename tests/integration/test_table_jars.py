@@ -85,9 +85,7 @@ def test_the_jars_of_iceberg_and_delta_write_each_row_once_through_a_kill(tmp_pa
     )
     (tmp_path / "app.py").write_text(program, encoding="utf-8")
     path = f"{older_spark()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    home = (
-        f"-Duser.home={tmp_path}"  # without the folder of a Maven, which may hold descriptions of jars that it left out
-    )
+    home = f"-Duser.home={tmp_path}"  # Maven's folder in the true home may describe jars that it does not hold
     environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": home}
 
     def run(code: int) -> str:

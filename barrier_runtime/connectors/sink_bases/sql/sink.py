@@ -212,8 +212,8 @@ class SqlSink(BatchingSink):
                 if self._marks[mark] < checkpoint:
                     raise Corrupt(
                         f"{self._where}: of the {counted(_rows_of(due), 'row')} that checkpoints up to {checkpoint} "
-                        f"decided some are gone, and table {self._target.shown} does not have them ({error}). Were they "
-                        "aborted, moved or deleted? Restore the object from a backup; the commit is tried again"
+                        f"decided some are gone, and table {self._target.shown} does not have them ({error}). Were "
+                        "they aborted, moved or deleted? Restore the object from a backup; the commit is tried again"
                     ) from error
 
     def _written(self, mark: DeliveryMark, due: Sequence[DecidedBatch], what: str) -> bool:
