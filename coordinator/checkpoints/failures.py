@@ -1,4 +1,4 @@
-"""Limits of failures within a generation, and the pause before the next generation.
+"""Which failures of checkpoints are tolerated, when a job restarts, and the pause before the next generation.
 
 `FailureCounter` counts like Flink's CheckpointFailureManager: consecutive failures of the checkpoint itself, each id
 once.

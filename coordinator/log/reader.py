@@ -84,7 +84,7 @@ def find_head(
     `exists_now`: a new read of the next milestone; if missing, the position after the head was never written (else
     perhaps compacted). `step`: between milestones of another log.
     """
-    step, head = step or records.STEP, known
+    step, head = step or records.MILESTONE_STEP, known
     if hint > known:
         found = in_parallel(exists, range(hint, hint + READ_AHEAD), at_once)
         if found[0]:

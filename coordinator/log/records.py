@@ -160,16 +160,19 @@ def _check_stamp(name: str, data: bytes, stamp: str) -> None:
 # A new log after a deleted job uses the positions again, so the first record is compared before each deletion. Design:
 # docs/design/log-compaction.md.
 
-STEP = 1_024  # a power of two; between STEP and 2 STEP records are in reach, more while sinks have not committed
+# Part of the stored format, a power of two: compacted logs keep milestones at its multiples, and by these readers
+# find the end of a log. Another step would lose the end of existing logs. Between MILESTONE_STEP and twice as many
+# records are in reach, more while sinks have not committed.
+MILESTONE_STEP = 1_024
 
 
 def is_milestone(position: int, step: int = 0) -> bool:
     """`step` of another log: a power of two."""
-    return position % (step or STEP) == 0 or position & (position - 1) == 0
+    return position % (step or MILESTONE_STEP) == 0 or position & (position - 1) == 0
 
 
 def milestone_after(position: int, step: int = 0) -> int:
-    step = step or STEP
+    step = step or MILESTONE_STEP
     return (position // step + 1) * step
 
 
@@ -179,12 +182,14 @@ def base_of(record: Record | None) -> int:
 
 
 def is_due(base: int, position: int) -> bool:
-    return position - base >= 2 * STEP
+    return position - base >= 2 * MILESTONE_STEP
 
 
 def base_after(base: int, position: int, committed: int) -> int:
-    """`committed`: position of the last decision that all sinks have committed. Sinks read later decisions."""
-    return max(base, min(position - STEP, committed) // STEP * STEP)
+    """Returns a milestone, because readers bisect from there. `committed`: position of the last decision that all sinks
+    have committed; sinks read later decisions.
+    """
+    return max(base, min(position - MILESTONE_STEP, committed) // MILESTONE_STEP * MILESTONE_STEP)
 
 
 def may_go(position: int, record: Record, base: int, kept: Container[int]) -> bool:

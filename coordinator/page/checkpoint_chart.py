@@ -11,7 +11,7 @@ from statistics import median
 from markupsafe import Markup, escape
 
 from barrier_runtime.coordinator.page.figures import duration, duration_ticks, time_of_day, time_ticks
-from barrier_runtime.coordinator.page.job_view import KINDS, EventView
+from barrier_runtime.coordinator.page.job_view import EVENT_KINDS, EventView
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, SubtaskPhases
 from barrier_runtime.state.texts import counted, shortened
 
@@ -233,7 +233,7 @@ def _drawn(status: JobStatus, events: Sequence[EventView], now_ms: int, width: i
     rows: list[tuple[str, Markup]] = []
     if status.failures:
         rows.append(("failures", _failures(status, x)))
-    for kind, name in KINDS.items():
+    for kind, name in EVENT_KINDS.items():
         of_kind = [each for each in events if each.kind == kind]
         if of_kind:
             rows.append((name, Markup("").join(_mark(each, x, last, width - _RIGHT) for each in reversed(of_kind))))

@@ -177,7 +177,7 @@ def operators(status: JobStatus) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class EventView:
-    """`kind`: a key of `KINDS`.
+    """`kind`: a key of `EVENT_KINDS`.
 
     `gap_ms`: time between the completed checkpoints around the event; None: unknown.
     """
@@ -191,7 +191,7 @@ class EventView:
 
 
 # Rows of the time axis.
-KINDS = {
+EVENT_KINDS = {
     "start": "starts",
     "recovery": "recoveries",
     "takeover": "takeovers",
@@ -202,7 +202,7 @@ KINDS = {
 
 
 def events(status: JobStatus) -> list[EventView]:
-    """Returns events, newest first. A new kind is a function below and a row of `KINDS`."""
+    """Returns events, newest first. A new kind is a function below and a row of `EVENT_KINDS`."""
     ends = sorted(each.triggered_ms + each.duration_ms for each in status.checkpoints.history if _counts(each))
 
     def gap(at_ms: int) -> int | None:
@@ -329,7 +329,7 @@ class JobList:
     rows: tuple[JobRow, ...]
 
 
-_KINDS: dict[str, Callable[[JobSummary], bool]] = {
+JOB_FILTERS: dict[str, Callable[[JobSummary], bool]] = {
     "all": lambda job: True,
     "in trouble": lambda job: tone(job.condition) in ("warn", "bad"),
     "running": lambda job: job.phase == "running" and job.outcome is None,
@@ -340,11 +340,11 @@ _ORDER = {"bad": 0, "warn": 1}
 
 def job_list(jobs: Sequence[JobSummary], words: str = "", kind: str = "all") -> JobList:
     """Lists living jobs before ended jobs, jobs in trouble first. An unknown kind is "all"."""
-    kind = kind if kind in _KINDS else "all"
+    kind = kind if kind in JOB_FILTERS else "all"
     words = words[:LONGEST_FILTER]
-    shown = [job for job in jobs if _KINDS[kind](job) and _has(job, words.lower().split())]
+    shown = [job for job in jobs if JOB_FILTERS[kind](job) and _has(job, words.lower().split())]
     shown.sort(key=lambda job: (job.outcome is not None, _ORDER.get(tone(job.condition), 2), job.job))
-    kinds = tuple((name, sum(map(belongs, jobs))) for name, belongs in _KINDS.items())
+    kinds = tuple((name, sum(map(belongs, jobs))) for name, belongs in JOB_FILTERS.items())
     return JobList(kinds, kind, words, tuple(map(_row, shown)))
 
 

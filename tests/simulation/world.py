@@ -455,7 +455,7 @@ class World(SimCluster):
             yield
             return
         with (
-            patch.object(records, "STEP", 4),
+            patch.object(records, "MILESTONE_STEP", 4),
             patch.object(commit_blocks, "RECORDS", 4),
             patch.object(commit_blocks, "FAN", 2),
             patch.object(commit_record, "FIRST_RECORDS", 2),

@@ -1,4 +1,4 @@
-"""Functions of SQL expressions, each as an Arrow expression of its arguments."""
+"""Functions that sqlglot parses to a class of their own, each as an Arrow expression; all others: `named.NAMED`."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from sqlglot import exp
 
 from barrier_runtime.data.sql.arguments import Argument, Made, Unfit, as_number, beside_each_other, one_time, to_round
 from barrier_runtime.data.sql.kernels import TIME_PARTS, how_many, part, time_text
+from barrier_runtime.data.sql.text_functions import locate
 from barrier_runtime.data.sql.texts import text_of, time_of_text
-from barrier_runtime.data.sql.words import locate
 
 
 def time_of(argument: Argument) -> Made:

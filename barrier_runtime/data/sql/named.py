@@ -13,7 +13,7 @@ from barrier_runtime.data.sql.collections import COLLECTIONS
 from barrier_runtime.data.sql.functions import date_format, extract, time_of
 from barrier_runtime.data.sql.kernels import TIME_PARTS, call, kernel, value_kernel
 from barrier_runtime.data.sql.numbers import NUMBERS
-from barrier_runtime.data.sql.words import WORDS
+from barrier_runtime.data.sql.text_functions import TEXT_FUNCTIONS
 
 # Functions of dates, and of moments as numbers since 1970.
 
@@ -185,7 +185,7 @@ CALENDAR: dict[str, tuple[int, int | None, Callable[..., Made]]] = {
 
 
 # name -> least and greatest number of arguments, and the function that makes the expression
-NAMED: dict[str, tuple[int, int | None, Callable[..., Made]]] = {**CALENDAR, **COLLECTIONS, **NUMBERS, **WORDS}
+NAMED: dict[str, tuple[int, int | None, Callable[..., Made]]] = {**CALENDAR, **COLLECTIONS, **NUMBERS, **TEXT_FUNCTIONS}
 OTHER_NAMES = {"char": "chr", "date_diff": "datediff", "datepart": "date_part"}
 NEVER_FAIL = frozenset({"array_contains", "concat_ws", "from_json", "get", "get_json_object", "isnotnull", "isnull"})
 NEVER_FAIL |= {"map_keys", "map_values", "md5", "nvl2", "regexp_extract", "sha1", "sha2", "size", "split", "to_json"}

@@ -1,4 +1,4 @@
-"""Built-in aggregates for users and for SQL.
+"""Built-in aggregates. A name ends in `_` only where Python has a builtin of that name.
 
 Aggregates ignore nulls, except `first` and `last` without `ignore_nulls`, as in Spark. An aggregate over no value is
 null, `count` is 0. NaN is the greatest number, as in Spark; -0.0 equals 0.0. Float sums add in row order. *First* and

@@ -53,7 +53,7 @@ def test_partitions_are_read_after_the_log_of_the_job_was_compacted(tmp_path: Pa
         head = read_log(open_store(url), paths).head
         return 0 if head is None else base_of(head.record)
 
-    with patch.object(records, "STEP", 8), ThreadPoolExecutor(1) as pool:
+    with patch.object(records, "MILESTONE_STEP", 8), ThreadPoolExecutor(1) as pool:
         job = pool.submit(living(over).run_local, checkpoints=url, parallelism=2, checkpoint_interval=0.05)
         try:
             until(base, "the log begins")

@@ -32,7 +32,7 @@ def certified(folder: Path, files: dict[str, str]) -> "subprocess.CompletedProce
 def test_the_example_is_certified(tmp_path: Path) -> None:
     done = certified(tmp_path, examples())
     assert done.returncode == 0, done.stdout
-    assert "SqliteSink: exactly once held in" in done.stdout
+    assert "StagedSqliteSink: exactly once held in" in done.stdout
 
 
 def test_without_the_memory_of_what_was_committed_it_fails_as_the_document_says(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_without_the_memory_of_what_was_committed_it_fails_as_the_document_says(
     files["sqlite_sink.py"] = files["sqlite_sink.py"].replace(remembers, "")
     done = certified(tmp_path, files)
     assert done.returncode == 1
-    said = "SqliteSink is not certified: lost: open and recover of subtask 0 raised Corrupt"
+    said = "StagedSqliteSink is not certified: lost: open and recover of subtask 0 raised Corrupt"
     assert said in done.stdout
     assert said in DOCUMENT.read_text(encoding="utf-8")
     assert "was decided and is not staged" in done.stdout

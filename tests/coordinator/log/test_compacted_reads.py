@@ -26,7 +26,7 @@ RETAINED = msgspec.structs.replace(spec().checkpoints, retained=20)
 
 @pytest.fixture(autouse=True)
 def small_steps() -> Iterator[None]:
-    with patch.object(records, "STEP", 8):
+    with patch.object(records, "MILESTONE_STEP", 8):
         yield
 
 

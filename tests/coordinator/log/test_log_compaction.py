@@ -36,7 +36,7 @@ PATHS = Paths("flights")
 
 @pytest.fixture
 def small_steps() -> Iterator[None]:
-    with patch.object(records, "STEP", 8):
+    with patch.object(records, "MILESTONE_STEP", 8):
         yield
 
 
@@ -414,7 +414,7 @@ class LongLog(MemoryStore):
         coordinator.checkpoint(*slots)
         fence, decision = record(small, 1), record(small, 2)
         self._set(PATHS.log_record(1), encode_record(fence))
-        self.base = length - 1_500 - (length - 1_500) % records.STEP
+        self.base = length - 1_500 - (length - 1_500) % records.MILESTONE_STEP
         parent = "0" * 64
         for position in range(self.base, length + 1):
             checkpoint = position - 1

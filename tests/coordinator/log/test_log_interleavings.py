@@ -165,7 +165,7 @@ class World:
 
 @pytest.fixture
 def tiny_steps() -> Iterator[None]:
-    with patch.object(records, "STEP", 4):
+    with patch.object(records, "MILESTONE_STEP", 4):
         yield
 
 

@@ -123,7 +123,7 @@ def test_fence_in_a_gap_is_answered_with_the_proof_and_the_start_reads_again() -
             return await effects.carry_out(effect)
 
     store = MemoryStore()
-    with patch.object(records, "STEP", 8):
+    with patch.object(records, "MILESTONE_STEP", 8):
         coordinator, *slots = started(store)
         coordinator.checkpoint(*slots)
         late = Coordinator(store, spec(run_id="run-9"), leader="leader-n", now_ms=5_000_000).begin()

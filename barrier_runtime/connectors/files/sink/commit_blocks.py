@@ -23,7 +23,7 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 BLOCK_VERSION = 1
-RECORDS = 256  # a power of two
+RECORDS = 256  # a power of two, part of the stored format: milestones of logs are at its multiples
 FAN = 16
 LEVELS = 3
 MOST_BYTES = 32 << 20

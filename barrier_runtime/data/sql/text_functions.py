@@ -1,4 +1,4 @@
-"""More functions of texts: parts, patterns, padding, digests."""
+"""Functions of texts by Spark's names: parts, patterns, padding, digests."""
 
 import base64
 import hashlib
@@ -212,7 +212,7 @@ value_kernel("chr", lambda number: "" if number < 0 else chr(number & 255))
 
 _STRING = pa.string()
 # as in `named.NAMED`
-WORDS: dict[str, tuple[int, int | None, Callable[..., Made]]] = {
+TEXT_FUNCTIONS: dict[str, tuple[int, int | None, Callable[..., Made]]] = {
     "ascii": (1, 1, _of_texts("ascii", pa.int32())),
     "base64": (1, 1, _of_bytes("base64", _STRING)),
     "bit_length": (1, 1, lambda value: pc.multiply(pc.binary_length(_bytes(value).made), pc.scalar(8))),
