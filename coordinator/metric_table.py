@@ -64,8 +64,9 @@ BACKLOG_ROWS = Gauge("backlog_rows", "rows", "`read_kafka`: records (offsets, so
 SPLITS_DISCOVERED = Counter("splits_discovered", "splits", "splits found while the job runs (files, partitions)")
 DISCOVERY_FAILURES = Counter("discovery_failures", "times", "a source could not list its splits or open a new one; it "
                              "is tried again")
-FILES_WITH_MORE_COLUMNS = Counter("files_with_more_columns", "files", "sources of files without `schema=`: files with "
-                                  "columns or JSON fields that are not read, since the first rows lacked them")
+FILES_WITH_MORE_COLUMNS = Counter("files_with_more_columns", "files", "sources of files: files with columns or JSON "
+                                  "fields that the first rows lacked (without `schema=`), or with keys of JSON objects "
+                                  "that `schema=` lacks; they are not read")
 FILES_PASSED_OVER = Gauge("files_passed_over", "files", "sources of files: names in the folders or patterns that are "
                           "not read, as listed at the start: other endings, links, hidden names that a wildcard would "
                           "match")

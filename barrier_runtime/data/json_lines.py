@@ -110,6 +110,9 @@ def _unknown_within(value: Any, kind: pa.DataType) -> str | None:
         return unknown_field([value], kind)
     if types.is_list(kind) and isinstance(value, list):
         return next((found for each in value if (found := _unknown_within(each, kind.value_type))), None)
+    if types.is_map(kind) and isinstance(value, JsonObject):
+        inner = ((name, _unknown_within(each, kind.item_type)) for name, each in value.items())
+        return next((f"{name}.{found}" for name, found in inner if found), None)
     return None
 
 
@@ -164,11 +167,12 @@ def json_parser(
     schema: pa.Schema,
     left_out: Callable[[str, int], None] | None = None,
     declared: Collection[str] = (),
+    inside: "KeysInside | None" = None,
 ) -> Callable[[bytes], pa.RecordBatch]:
     """Returns a function from whole lines to rows, which raises `LineError` for unfit lines.
 
-    Fields that `schema` lacks are omitted, absent fields are null. `left_out`: the types are guesses, except those of
-    the `declared` columns; `left_out` gets the first omitted field and the byte where that line begins.
+    Fields that `schema` lacks are omitted, absent fields are null. `left_out` gets the first omitted field and the byte
+    where that line begins: of guessed types, except those of the `declared` columns, or the first key found `inside`.
     """
     for field in schema:
         if wire_type(field.type) is None:
@@ -176,7 +180,34 @@ def json_parser(
                 f"{where}: column {field.name!r} is declared as {field.type}, which is not read from JSON: declare "
                 "another type, or read text and parse that in map()"
             )
-    return _Parser(schema, left_out, declared)
+    return _Parser(schema, left_out, declared, inside)
+
+
+_SAMPLED = 8  # lines of a block
+
+
+class KeysInside:
+    """Search for keys of nested objects that a declared schema lacks.
+
+    Arrow finds the keys in blocks whose other fields are all declared. Else the first lines of each block are searched.
+    """
+
+    samples = False
+
+    def found(self, data: bytes, schema: pa.Schema) -> tuple[str, int] | None:
+        """First such key, such as `item.price`, and the byte where its line begins."""
+        if self.samples:
+            data = b"\n".join(data.split(b"\n", _SAMPLED)[:_SAMPLED])
+        try:
+            objects = objects_of_lines(data)
+        except LineError:  # Arrow may read the line, otherwise the parser raises this error
+            return None
+        for row, each in enumerate(objects):
+            for field in schema:
+                key = _unknown_within(each.get(field.name), field.type)
+                if key is not None:
+                    return f"{field.name}.{key}", begins_of_lines(data)[row]
+        return None
 
 
 def _refuse_other_bytes(data: bytes) -> None:
@@ -192,13 +223,20 @@ def _begins_with_null(data: bytes) -> bool:
 
 class _Parser:
     def __init__(
-        self, schema: pa.Schema, left_out: Callable[[str, int], None] | None, declared: Collection[str]
+        self,
+        schema: pa.Schema,
+        left_out: Callable[[str, int], None] | None,
+        declared: Collection[str],
+        inside: KeysInside | None,
     ) -> None:
         self._schema = schema
         self._left_out = left_out
-        self._guessed = pa.schema([field for field in schema if left_out is not None and field.name not in declared])
+        self._inside = inside if any(has(field.type, types.is_struct) for field in schema) else None
+        guesses = left_out is not None and inside is None
+        self._guessed = pa.schema([field for field in schema if guesses and field.name not in declared])
         self._guessed_names = frozenset(self._guessed.names)
-        self._unexpected = "ignore" if left_out is None else "error"
+        searches = self._inside is not None and not self._inside.samples
+        self._unexpected = "error" if guesses or searches else "ignore"
         self._empty = no_rows(schema)
         self._by_lines = any(has(field.type, types.is_map) for field in schema)
         self._has_times = any(has(field.type, types.is_timestamp) for field in schema)
@@ -206,6 +244,8 @@ class _Parser:
         self._guesses_times = any(has(field.type, types.is_timestamp) for field in self._guessed)
         self._times_as_text = self._guesses_times  # Arrow does not distinguish times with and without a zone
         self._options = None if self._by_lines else self._options_of()
+        if self._by_lines and self._inside is not None:
+            self._inside.samples = True
 
     def _options_of(self) -> pajson.ParseOptions:
         fields = [field.with_type(wire_type(field.type, times_as_text=self._times_as_text)) for field in self._schema]
@@ -215,6 +255,8 @@ class _Parser:
         _refuse_other_bytes(data)
         if data[:1].isspace() and not data.strip():
             return self._empty
+        if self._inside is not None and self._inside.samples:
+            self._tells_key_inside(self._inside, data)
         if self._options is None or _begins_with_null(data):
             return self._by_line(data)
         try:
@@ -240,7 +282,19 @@ class _Parser:
             refuse_other_zones(data, self._guessed)
         return columns_of_lines(data, self._schema)
 
+    def _tells_key_inside(self, inside: KeysInside, data: bytes) -> bool:
+        found = inside.found(data, self._schema)
+        if found is not None and self._left_out is not None:
+            self._inside = None
+            self._left_out(*found)
+        return found is not None
+
     def _tells_unknown_field(self, data: bytes) -> bool:
+        if self._inside is not None:
+            if self._tells_key_inside(self._inside, data):
+                return True
+            self._inside.samples = unknown_field(objects_of_lines(data), self._schema) is not None
+            return self._inside.samples
         for row, each in enumerate(objects_of_lines(data)):
             found = unknown_field([each], self._schema)
             if found is not None and self._left_out is not None:

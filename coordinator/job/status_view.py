@@ -91,6 +91,7 @@ def job_status(
         ),
         preflight=Preflight(complete=False) if brief else _preflight(job),
         missing_slots=job.slots.missing,
+        carrier=job.spec.carrier,
         silent_links=job.links.silent(job.slots, now_ms) if job.leads else (),
         absences=job.slots.absences() if job.has_run else (),
         spares=spares_status(job, now_ms),

@@ -374,6 +374,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     slots: tuple[SlotStatus, ...]
     missing_slots: tuple[int, ...]
+    carrier: Literal["spark", "processes"] = "spark"
     preflight: Preflight = Preflight(complete=False)
     absences: tuple[AbsentSlot, ...] = ()
     full_parallelism: int = 0  # slots at full width; 0: of an older release

@@ -266,6 +266,11 @@ class WaitingForSlots(Phase):
         which = f"missing: {', '.join(map(str, missing))}"
         if job.slots.room.failing:
             return f"{begins}{waits_ms / 1000:g} s, {which}: {job.slots.room.failing}"
+        if job.spec.carrier == "processes":
+            return (
+                f"{begins}{waits_ms / 1000:g} s, {which}. Start them with `barrier-runtime slot`, see the messages of "
+                "their processes, lower the parallelism, or raise resource_wait_timeout"
+            )
         if _all_have_cores(job):
             return (
                 f"{begins}{waits_ms * _STARTS / 1000:g} s, {which}. All have their cores, so their processes start too "

@@ -23,7 +23,7 @@ from barrier_runtime.coordinator.status.status import (
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.why.checkpoint import slow_above_ms, why_checkpoint
-from barrier_runtime.coordinator.status.why.reason import Answer, Reason, line_of
+from barrier_runtime.coordinator.status.why.reason import REMEDIES_FOR_SLOTS, Answer, Reason, line_of
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.texts import counted
 
@@ -142,8 +142,7 @@ def _waits_for_slots(status: JobStatus, now_ms: int) -> Reason:
         "cores",
         sentence,
         (_missing(status, now_ms), *((room.failing,) if room.failing else ()), *_last_failures(status)),
-        "every slot occupies a core (spark.task.cpus) for as long as the job runs: stop a job, add executors, or use a "
-        "smaller parallelism",
+        REMEDIES_FOR_SLOTS[status.carrier],
     )
 
 

@@ -34,3 +34,11 @@ def line_of(error: str) -> str:
     lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
     line = "" if not lines else lines[-1] if lines[0].startswith("Traceback") else lines[0]
     return shortened(line.rstrip("."), _LONGEST_LINE)
+
+
+REMEDIES_FOR_SLOTS = {  # missing ones, by `JobSpec.carrier`
+    "processes": "start missing slots with `barrier-runtime slot`, or use a smaller parallelism; a slot that the "
+    "program starts says there why it does not come",
+    "spark": "every slot occupies a core (spark.task.cpus) for as long as the job runs: stop a job, add executors, or "
+    "use a smaller parallelism",
+}

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from coordinator_world import Coordinator, started
+from coordinator_world import Coordinator, spec, started
 from test_bottleneck import INPUT_BOUND, SLOW_SINK
 
 from barrier_runtime.coordinator.status.status import (
@@ -82,6 +82,16 @@ def test_a_job_that_waits_for_slots_tells_cores_and_who_holds_them() -> None:
     assert sentence.endswith("job-4 (5) and 4 others (10).")
     cause, sentence = first(coordinator.status)
     assert "needs 2 slots, 1 have come" in sentence
+
+
+def test_missing_slots_have_the_remedy_of_what_carries_them() -> None:
+    for carrier, remedy in (("spark", "spark.task.cpus"), ("processes", "slots with `barrier-runtime slot`")):
+        coordinator = Coordinator(MemoryStore(), spec(carrier=carrier)).begin().settle()
+        assert remedy in why_job(coordinator.status, NOW)[0].remedy
+        for _ in range(13):
+            coordinator.later(5_000)
+        coordinator.settle()
+        assert ("`barrier-runtime slot`" in coordinator.ended.reason) is (carrier == "processes")
 
 
 def test_other_jobs_of_the_daemon_hold_cores_unless_the_program_knows_better() -> None:

@@ -281,6 +281,38 @@ def test_a_field_that_comes_later_is_not_left_out_without_a_word(
 
 
 # Source: our own trial
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "later", "line"),
+    [
+        ('{"x": {"a": 1}}', '{"x": {"a": 2, "b": 3}}', 40_001),
+        ('{"x": {"a": 1, "b": 0}, "more": 1}', '{"x": {"a": 2}}', 1),
+        ('{"m": {"k": {"a": 1, "b": 0}}}', '{"m": {}}', 1),
+        ('{"x": {"a": 1}, "more": {"b": 1}}', '{"x": {"a": 2}, "others": [{"b": 1}]}', None),
+    ],
+)
+def test_a_key_of_an_object_that_the_schema_lacks_is_told_once_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: str, later: str, line: int | None
+) -> None:
+    """A field that the schema lacks is left out on purpose, without a word."""
+    inside = pa.struct([("a", pa.int64())])
+    schema = pa.schema([("m", pa.map_(pa.string(), inside))] if '"m"' in first else [("x", inside)])
+    for name in ("in-1.jsonl", "in-2.jsonl"):
+        (tmp_path / name).write_text(f"{first}\n" * 40_000 + f"{later}\n" * 2)
+    flow, sink = Dataflow("key"), CollectSink()
+    flow.read_jsonl("in", str(tmp_path), schema=schema).sink("out", sink)
+    (slot,) = flow.run_local(parallelism=1).status.slots
+    assert len(sink.rows()) == 2 * 40_002
+    assert "'b'" not in str(sink.rows()[-1])
+    told = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert len(told) == (0 if line is None else 1)
+    assert slot.metrics.get("in.files_with_more_columns", 0) == 2 * len(told)
+    if line is not None:
+        key = "m.k.b" if '"m"' in first else "x.b"
+        assert f".jsonl, line {line}: key {key!r} of an object is not in schema=" in told[0]
+
+
+# Source: our own trial
 @pytest.mark.parametrize("zone", ["+25:00", "-24:00", "+2500", "+02:60"])
 def test_an_offset_of_a_day_or_more_is_no_zone(tmp_path: Path, zone: str) -> None:
     path = lines(tmp_path / "in.jsonl", '{"t": "2024-01-31T10:00:00+02:00"}', f'{{"t": "2024-01-31T10:00:00{zone}"}}')

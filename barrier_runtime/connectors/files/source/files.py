@@ -84,12 +84,11 @@ class Files:
     def log_left_out(self, where: str, column: str) -> None:
         if not self._logged:
             self._logged = True
-            log.warning(
-                "%s: column %r is not among those that were guessed from the beginning of the first file, so it is "
-                "left out, as others may be: name it in types= or schema= to read it",
-                where,
-                column,
-            )
+            lacking = "column %r is not among those that were guessed from the beginning of the first file"
+            remedy = "name it in types= or schema="
+            if not self._guesses:
+                lacking, remedy = "key %r of an object is not in schema=", "add it to schema="
+            log.warning(f"%s: {lacking}, so it is left out, as others may be: {remedy} to read it", where, column)
 
     @property
     def checked_in_driver(self) -> Sequence[FoundFile]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,7 +21,7 @@ from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import GuessingSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
 from barrier_runtime.data.argument_types import kinds_checked
-from barrier_runtime.data.json_lines import guessed_schema, json_parser
+from barrier_runtime.data.json_lines import KeysInside, guessed_schema, json_parser
 from barrier_runtime.data.schemas import Rows, meant
 from barrier_runtime.data.values.text_columns import LineError
 from barrier_runtime.state.errors import InvalidJob
@@ -46,18 +47,23 @@ class JsonlFiles(Files):
     may_grow = True
     suffixes = or_compressed((".jsonl", ".ndjson", ".json"))
 
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._inside = KeysInside()
+
     def check(self) -> None:
         json_parser(self.where, self.schema_in(self.files[0]) if self.files else self.schema)
 
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
         schema = self.schema_in(file)
+        inside = None if self._guesses else self._inside
 
         def left_out(field: str, at: int) -> None:
             self.log_left_out(f"{reader.where}, {reader.line_in_block(at)}", field)
             reader.leaves_out()
 
         def parser(header: bytes, where: str) -> Parse:
-            parse = json_parser(where, schema, left_out if self._guesses else None, self.types.names)
+            parse = json_parser(where, schema, left_out, self.types.names, inside)
 
             def rows(data: bytes) -> pa.RecordBatch:
                 refuse_array(data)
