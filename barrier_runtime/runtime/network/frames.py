@@ -40,6 +40,7 @@ _FIRST_VERSION = 0
 _HEADER = struct.Struct(">IBQqIB3x")
 _CRC_PART = struct.Struct(">IBQq")
 _CRC_PART_SIZE = _CRC_PART.size
+_VERSION_AT = 25
 _WATERMARK = struct.Struct(">q")
 _BARRIER = struct.Struct(">QQqq")  # the last field is -1 for None
 _CANCEL = struct.Struct(">QQ")
@@ -147,48 +148,62 @@ class FrameReader:
     """Raises `FrameError` at the first wrong byte."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
         self._sequence = 0
         self._schema: pa.Schema | None = None
         self._reached: npt.NDArray[np.int64] | None = None
         self._ahead = 0
+        self._head = b""  # of a frame; with the whole header while `_missing`
+        self._pieces: list[bytes] = []  # of that frame's payload, copied once
+        self._missing = 0  # bytes of that payload
 
     def feed(self, data: bytes) -> list[tuple[Element, int]]:
         """Complete elements; sizes are on the wire, with preceding schemas and event times."""
-        buffer: bytes | bytearray = data
-        if self._buffer:
-            self._buffer += data
-            buffer = self._buffer
         elements: list[tuple[Element, int]] = []
         start = 0
-        available = len(buffer)
+        if self._missing:
+            if len(data) < self._missing:
+                self._missing -= len(data)
+                self._pieces.append(data)
+                return elements
+            start, self._missing = self._missing, 0
+            self._pieces.append(data[:start])
+            pieces, self._pieces = self._pieces, []
+            self._take(self._head, b"".join(pieces), elements)
+        elif self._head:
+            data = self._head + data
+        available = len(data)
         while available - start >= HEADER_SIZE:
-            length, kind, sequence, emit_ns, crc, version = _HEADER.unpack_from(buffer, start)
-            if version > FRAME_VERSION:
-                _FORMAT.check(version)
-            if length > MAX_PAYLOAD:
-                raise FrameError(f"a frame announces {length:,} bytes; the cap is {MAX_PAYLOAD:,}")
-            end = start + HEADER_SIZE + length
-            if end > available:
-                break
             begin = start + HEADER_SIZE
-            payload = data[begin:end] if buffer is data else bytes(memoryview(buffer)[begin:end])
-            if sequence != self._sequence:
-                raise FrameError(f"frame {sequence} came where {self._sequence} was due")
-            if crc != zlib.crc32(payload, zlib.crc32(buffer[start : start + _CRC_PART_SIZE], version)):
-                raise FrameError(f"frame {sequence} has a wrong checksum")
-            self._sequence += 1
-            element = self._decode(kind, payload, emit_ns, version)
-            self._ahead += HEADER_SIZE + length
-            if element is not None:
-                elements.append((element, self._ahead))
-                self._ahead = 0
+            head = data[start:begin]
+            end = begin + self._length(head)
+            if end > available:
+                self._head, self._pieces, self._missing = head, [data[begin:]], end - available
+                return elements
+            self._take(head, data[begin:end], elements)
             start = end
-        if buffer is data:
-            self._buffer += data[start:] if start else data
-        elif start:
-            del self._buffer[:start]
+        self._head = data[start:]
         return elements
+
+    def _length(self, head: bytes) -> int:
+        if head[_VERSION_AT] > FRAME_VERSION:
+            _FORMAT.check(head[_VERSION_AT])
+        length = int.from_bytes(head[:4], "big")
+        if length > MAX_PAYLOAD:
+            raise FrameError(f"a frame announces {length:,} bytes; the cap is {MAX_PAYLOAD:,}")
+        return length
+
+    def _take(self, head: bytes, payload: bytes, elements: list[tuple[Element, int]]) -> None:
+        length, kind, sequence, emit_ns, crc, version = _HEADER.unpack(head)
+        if sequence != self._sequence:
+            raise FrameError(f"frame {sequence} came where {self._sequence} was due")
+        if crc != zlib.crc32(payload, zlib.crc32(head[:_CRC_PART_SIZE], version)):
+            raise FrameError(f"frame {sequence} has a wrong checksum")
+        self._sequence += 1
+        element = self._decode(kind, payload, emit_ns, version)
+        self._ahead += HEADER_SIZE + length
+        if element is not None:
+            elements.append((element, self._ahead))
+            self._ahead = 0
 
     def _decode(self, kind: int, payload: bytes, emit_ns: int, version: int) -> Element | None:
         try:

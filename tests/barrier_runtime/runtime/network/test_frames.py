@@ -1,6 +1,7 @@
 """Frames of a data connection: every element survives the round trip; invalid bytes close the connection."""
 
 import pickle
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -66,6 +67,21 @@ def test_the_sizes_of_elements_are_all_bytes_that_came(step):
     reader = FrameReader()
     sizes = [size for start in range(0, len(data), step) for _, size in reader.feed(data[start : start + step])]
     assert sum(sizes) == len(data)
+
+
+def test_a_large_frame_that_arrives_in_pieces_is_copied_once():
+    batch = Batch(pa.record_batch({"n": np.arange(1 << 18)}), 17)
+    data = wire(FrameWriter(), batch)
+    pieces = [data[start : start + 65_536] for start in range(0, len(data), 65_536)]
+    reader = FrameReader()
+    tracemalloc.start()
+    try:
+        received = [element for piece in pieces for element, _ in reader.feed(piece)]
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert received == [batch]
+    assert most < 1.2 * len(data)
 
 
 @pytest.mark.slow
