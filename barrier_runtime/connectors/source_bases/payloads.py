@@ -34,6 +34,7 @@ def checked_start(start: Any, words: Sequence[str], where: str) -> Any:
 
 _CUT = 300
 _FEW_TEXTS = 16  # Arrow parses times if there are more
+_LONGEST_REST = 64
 _FEW_PAYLOADS = 8  # are decoded singly if a payload among them is invalid
 
 
@@ -217,15 +218,20 @@ class JsonPayloads(Decoder):
         kinds = enumerate(schema.types)
         self._times = [(at, kind) for at, kind in kinds if is_time_kind(kind) and not pa.types.is_date(kind)]
         self._packed = PackedColumns(schema)
+        self._rest = 0  # batches until numbers are packed again
+        self._next_rest = 1
 
     def arrays(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[pa.Array]:
-        if self._packed.useful:
+        self._rest = max(0, self._rest - 1)
+        if self._packed.useful and not self._rest:
             decode, absent = self._decode, self._absent
             rows = (decode(payload or b"") if payload is not None or absent is None else absent for payload in payloads)
             try:
-                return self._packed.arrays(map(msgspec.structs.astuple, rows))
+                columns = self._packed.arrays(map(msgspec.structs.astuple, rows))
+                self._next_rest = 1
+                return columns
             except Unpacked:
-                pass
+                self._rest = self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
         return super().arrays(payloads, records)
 
     def rows(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """JSON payloads as columns: sink output is read back equal, and no digit is lost silently."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -172,6 +172,26 @@ def test_wide_rows_have_the_values_and_errors_of_single_columns(payloads: list[A
     for one, other in zip(found, expected, strict=True):
         one.validate(full=True)
         assert_same(one, other)
+
+
+class _Counted(list[bytes]):
+    """Payloads that count how often they are decoded."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        type(self).passes += 1
+        return super().__iter__()
+
+
+def test_numbers_that_cannot_be_packed_are_seldom_decoded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = JsonPayloads(_WIDE, "source 'in'")
+    monkeypatch.setattr(_Counted, "passes", 0)
+    for _ in range(100):
+        columns = decoder.arrays(_Counted([b'{"n1":"NaN","n2":7}']), [None])
+        assert str(columns[1][0]) == "nan"
+        assert columns[2][0].as_py() == 7
+    assert _Counted.passes < 110
 
 
 @pytest.mark.parametrize("kind", READ, ids=str)
