@@ -1,8 +1,8 @@
 """Reader of text files with a record per line, and `TextSource`.
 
 Blocks end at line ends, after about 256 KiB, or 1 MiB on a thread. A position is the byte offset of a block and the
-number of rows already returned, which later blocks may hold in part. A growing file is read up to the listed size, and only whole
-records. A record above 1 MiB is read and parsed on a thread.
+number of rows already returned, which blocks cut otherwise may hold in part. A growing file is read up to the listed
+size, and only whole records. A record above 1 MiB is read and parsed on a thread.
 
 A thread decodes the next block of a local file; meanwhile the attributes of decoding (`_reached` to `_longest`) belong
 to the thread.
