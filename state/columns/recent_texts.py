@@ -12,6 +12,7 @@ Place = Callable[[Sequence[Key]], RowIds]
 
 _SEARCHES = 16  # after which the texts of a batch are counted again
 _RESTS = 64  # batches without search, after too many texts
+_GROWN = 2  # times the rows of the batch whose texts are known: its texts tell little of this batch
 _MOST = 4  # times the texts of a batch: a search in more costs more than lookups
 _MOST_BYTES = 4 << 20
 
@@ -29,6 +30,7 @@ class RecentTexts:
         self._searches = 0
         self._rests = 0
         self._most = 0
+        self._rows = 0
 
     def row_ids(self, column: pa.Array, place: Place) -> RowIds:
         """Row id of each row. `place` returns those of keys, and may make them; nulls are equal."""
@@ -43,8 +45,9 @@ class RecentTexts:
         new = column.filter(is_new).dictionary_encode(null_encoding="encode")
         more = new.dictionary
         if 4 * len(more) > 3 * len(column) or len(self._texts) + len(more) > self._most:
+            grown = len(column) > _GROWN * self._rows
             self.clear()
-            self._rests = _RESTS
+            self._rests = 0 if grown else _RESTS
             return self._learnt(column, place)
         of_more, mask = place(_keys(more)), is_new.to_numpy(zero_copy_only=False)
         row_ids = np.empty(len(column), np.int64)
@@ -64,7 +67,7 @@ class RecentTexts:
         elif texts.nbytes > _MOST_BYTES:
             self.clear()
         elif self._texts is None or self._texts.nbytes > _MOST_BYTES or len(self._texts) > self._most:
-            self._texts, self._row_ids = texts, of_texts
+            self._texts, self._row_ids, self._rows = texts, of_texts, len(column)
         row_ids: RowIds = of_texts[encoded.indices.to_numpy()]
         return row_ids
 
