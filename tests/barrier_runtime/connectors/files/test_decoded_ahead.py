@@ -18,6 +18,7 @@ from barrier_runtime.connectors.files.source.csv import CsvFiles
 from barrier_runtime.connectors.files.source.decoding import DecodedAhead
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
+from barrier_runtime.connectors.files.source.lines import TextFiles
 from barrier_runtime.connectors.files.source.parquet import ParquetFiles
 from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FileReader
 from barrier_runtime.connectors.source_bases.ranges import MOST_BYTES, PartFetcher
@@ -65,6 +66,11 @@ def jsonl(folder: Path) -> Files:
     return JsonlFiles("src", str(folder), SCHEMA, None)
 
 
+def text(folder: Path) -> Files:
+    (folder / "a.txt").write_text("".join(f"line {n}\n" for n in range(ROWS)))
+    return TextFiles("src", str(folder), line_blocks.LINE, None)
+
+
 def reader_of(files: Files, fetcher: PartFetcher | None) -> FileReader:
     reader = files.reader(files.splits(1)[0])
     assert isinstance(reader, FileReader)
@@ -102,7 +108,7 @@ def test_rows_and_positions_are_those_of_decoding_on_the_loop(
             assert left == [row for part, _ in parts[number + 1 :] for row in part]
 
 
-@pytest.mark.parametrize(("make", "name"), [(csv, "a.csv"), (jsonl, "a.jsonl")])
+@pytest.mark.parametrize(("make", "name"), [(csv, "a.csv"), (jsonl, "a.jsonl"), (text, "a.txt")])
 def test_a_thread_decodes_four_blocks_at_once_and_the_loop_one(
     tmp_path: Path, make: Callable[[Path], Files], name: str, fetcher: PartFetcher
 ) -> None:
