@@ -191,6 +191,13 @@ OF_FLOWS = {
         ),
         _OWN_ROWS,
     ),
+    "read_delta": "Delta tables are read by .source(name, DeltaSource(url))",
+    "read_iceberg": "Iceberg tables are read by .source(name, IcebergSource(table, …))",
+    "read_kinesis": "Kinesis streams are read by .source(name, KinesisSource(stream, …))",
+    **dict.fromkeys(
+        ("read_sql", "read_table", "read_postgres", "read_mysql", "read_jdbc", "jdbc", "read_sqlite"),
+        "changes of PostgreSQL tables are read by .read_postgres_changes(name, …), queries by .from_poll(name, …)",
+    ),
     **dict.fromkeys(
         ("read", "readStream", "read_stream", "add_source", "from_source", "input", "connector", "dataframe", "load"),
         "rows come from .read_kafka(name, …), .read_parquet(name, …), … or .source(name, source)",
@@ -212,7 +219,8 @@ def no_step(stream: object, name: str, hints: Mapping[str, str]) -> AttributeErr
     if answer:
         return NoSuchStep(f"{kind} has no method {name!r}: {answer}")
     steps = [step for step in dir(type(stream)) if not step.startswith("_")]
-    close = [] if name.startswith("_") else difflib.get_close_matches(name, [*steps, *hints], 1)
+    elsewhere = () if hints is OF_FLOWS else hints  # methods of other kinds of streams
+    close = [] if name.startswith("_") else difflib.get_close_matches(name, [*steps, *elsewhere], 1)
     meant = "" if not close else f": did you mean {close[0]!r}?"
     told = f"{kind!r} object has no attribute {name!r}{meant}"
     return AttributeError(told, name=name, obj=None)  # without the object Python adds no suggestion
