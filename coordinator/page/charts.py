@@ -236,7 +236,7 @@ def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
             )
             out.append(
                 Markup('<text class="axis" x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(
-                    _LEFT - 6, y(grid) + 4, duration(grid)
+                    _LEFT - 6, y(grid) + 4, duration(grid) if grid < _MINUTE_MS else f"{grid / 1000:.0f} s"
                 )
             )
         grid *= 10
@@ -247,8 +247,8 @@ def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
             apart = not path or point.at_ms - before > 90_000
             path.append(f"{'M' if apart else 'L'}{x(point.at_ms):.1f} {y(getattr(point, kind)):.1f}")
             before = point.at_ms
-        joined = "".join(path)
-        out.append(Markup('<path class="l-{}" d="{}"/>').format(kind, f"{joined}h0.1" if len(known) == 1 else joined))
+        single = ("", "") if len(known) > 1 else (" point", "h0.1")
+        out.append(Markup('<path class="l-{}{}" d="{}{}"/>').format(kind, single[0], "".join(path), single[1]))
     for at, label in time_ticks(first, last, 6):
         if x(at) <= _WIDTH - 20:
             out.append(
@@ -285,10 +285,9 @@ def distribution(latency: LatencyStatus, name: str) -> Markup:
         )
         out.append(Markup("</g>"))
         if index % 3 == 0:
+            at, anchor = ((index + 0.5) * step + 5, "middle") if label != "more" else (_WIDTH, "end")
             out.append(
-                Markup('<text class="axis" x="{:.1f}" y="134" text-anchor="middle">{}</text>').format(
-                    (index + 0.5) * step + 5, label
-                )
+                Markup('<text class="axis" x="{:.1f}" y="134" text-anchor="{}">{}</text>').format(at, anchor, label)
             )
     out.append(Markup("</svg>"))
     return Markup("").join(out)

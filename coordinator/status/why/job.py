@@ -251,8 +251,8 @@ def _slow_commit(status: JobStatus, now_ms: int) -> Reason:
     behind = {each.sink: each.pending for each in of_sinks(status, now_ms) if each.pending}
     return Reason(
         "slow_commit",
-        f"Rows become visible late, because {' and '.join(each.sink for each in slow[:_HOLDERS])} commits more slowly "
-        "than checkpoints complete.",
+        f"Rows become visible late, because {' and '.join(each.sink for each in slow[:_HOLDERS])} "
+        f"{'commits' if len(slow) == 1 else 'commit'} more slowly than checkpoints complete.",
         (
             *(
                 f"{each.sink}: since checkpoint {each.checkpoint}, for {in_seconds(max(0, now_ms - each.since_ms))}"

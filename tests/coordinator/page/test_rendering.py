@@ -456,6 +456,16 @@ def test_minutes_without_rows_are_gaps():
     assert charts.latencies([replace(each, count=0) for each in points], "x") == ""
 
 
+def test_labels_of_latencies_fit_and_a_single_minute_is_seen():
+    point = replace(status().latency_hour["files:visible"][0], p50=12_000.0, p99=110_000.0, p999=110_000.0, max=120_000)
+    picture = charts.latencies([point], "files:visible")
+    assert [each.text for each in svgs(picture)[0].iter("text")][:2] == ["10 s", "100 s"]
+    assert picture.count(' point" d="') == 4
+    bars = charts.distribution(status().latency["files:visible"], "files:visible")
+    (last,) = [each for each in svgs(bars)[0].iter("text") if each.text == "more"]
+    assert last.get("text-anchor") == "end"
+
+
 def test_minutes_before_a_clock_was_set_back_are_drawn_within_the_picture():
     """The predecessor's clock was ahead: each line runs from left to right, within the picture."""
     points = list(status().latency_hour["files:visible"])
