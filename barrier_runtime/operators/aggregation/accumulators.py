@@ -171,7 +171,8 @@ def _running_rounds(ufunc: np.ufunc, values: Values, before: Values, rows: Runni
         start = rows.starts[group]
         end = start + rows.lengths[group]
         result[start:end] = ufunc.accumulate(np.concatenate((before[group : group + 1], values[start:end])))[1:]
-    by_length = np.argsort(-rows.lengths, kind="stable")
+    lengths = np.minimum(rows.lengths, _ROUNDS + 1)
+    by_length = np.argsort((_ROUNDS + 1 - lengths).astype(np.uint16), kind="stable")  # 16 bits are sorted by radix
     by_length = by_length[len(rows.lengths) - np.count_nonzero(short) :]
     current, position, length = before[by_length], rows.starts[by_length], rows.lengths[by_length]
     for round_ in range(int(length[0]) if len(length) else 0):
