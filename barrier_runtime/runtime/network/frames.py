@@ -153,7 +153,7 @@ class FrameReader:
         self._reached: npt.NDArray[np.int64] | None = None
         self._ahead = 0
         self._head = b""  # of a frame; with the whole header while `_missing`
-        self._pieces: list[bytes] = []  # of that frame's payload, copied once
+        self._chunks: list[bytes] = []  # of that frame's payload, copied once
         self._missing = 0  # bytes of that payload
 
     def feed(self, data: bytes) -> list[tuple[Element, int]]:
@@ -163,12 +163,12 @@ class FrameReader:
         if self._missing:
             if len(data) < self._missing:
                 self._missing -= len(data)
-                self._pieces.append(data)
+                self._chunks.append(data)
                 return elements
             start, self._missing = self._missing, 0
-            self._pieces.append(data[:start])
-            pieces, self._pieces = self._pieces, []
-            self._take(self._head, b"".join(pieces), elements)
+            self._chunks.append(data[:start])
+            chunks, self._chunks = self._chunks, []
+            self._take(self._head, b"".join(chunks), elements)
         elif self._head:
             data = self._head + data
         available = len(data)
@@ -177,7 +177,7 @@ class FrameReader:
             head = data[start:begin]
             end = begin + self._length(head)
             if end > available:
-                self._head, self._pieces, self._missing = head, [data[begin:]], end - available
+                self._head, self._chunks, self._missing = head, [data[begin:]], end - available
                 return elements
             self._take(head, data[begin:end], elements)
             start = end

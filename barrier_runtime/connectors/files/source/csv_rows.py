@@ -50,6 +50,7 @@ from barrier_runtime.state.texts import counted
 NULLS = ("NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "#N/A N/A", "null", "NULL", "Null", "None", "\\N")
 _ASCII = "".join(map(chr, range(128)))
 _HEADER_BYTES = 65_536
+_SEARCHED = 16  # columns whose least values cost less than the search for two bytes
 _MISQUOTED = (
     "a value begins with a quote here, and text follows its closing quote: write a quote within a quoted value as two "
     "quotes (Spark: option escape='\"'), or correct the file"
@@ -159,6 +160,7 @@ class CsvRows:
         self._guessed = frozenset(guessed)
         self._empty = no_rows(schema)
         self._texts: set[str] = set()
+        self._integers = sum(map(types.is_signed_integer, schema.types))
         for field in schema:
             guess = field.name in self._guessed
             # Arrow takes the same texts of true and false for all columns
@@ -180,12 +182,19 @@ class CsvRows:
             raise LineError(misquoted, _MISQUOTED)
         table = self._read(data)
         columns = [one_array(table[name]) for name in self._schema.names]
+        hexadecimal = self._may_have_hexadecimal(data)
         for place, field in enumerate(self._schema):
             if field.name in self._texts:
                 columns[place] = self._converted(data, field, columns[place])
-            elif len(columns[place]) and _may_be_wrong(columns[place], data):
+            elif len(columns[place]) and _may_be_wrong(columns[place], data, hexadecimal):
                 columns[place] = self._converted(data, field, self._texts_alone(data, field.name))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _may_have_hexadecimal(self, data: bytes) -> bool:
+        """True if a number may be hexadecimal, such as 0xFF."""
+        if self._integers <= _SEARCHED:
+            return b"x" in data or b"X" in data
+        return b"0x" in data or b"0X" in data
 
     def _read(self, data: bytes) -> pa.Table:
         while True:
@@ -352,18 +361,18 @@ class CsvReader(LinesReader):
         return (chunk.num_rows, skip - len(rows)) if skip > len(rows) else (int(rows[skip - 1]) + 1, 0)
 
 
-def _may_be_wrong(column: pa.Array, data: bytes) -> bool:
+def _may_be_wrong(column: pa.Array, data: bytes, hexadecimal: bool) -> bool:
     if types.is_floating(column.type):
         return may_be_inexact(column)
     if types.is_timestamp(column.type):
         return column.type.tz is not None and may_have_no_zone(data)
-    return types.is_signed_integer(column.type) and _may_be_wrapped(column, data)
+    return hexadecimal and types.is_signed_integer(column.type) and _may_be_wrapped(column)
 
 
-def _may_be_wrapped(column: pa.Array, data: bytes) -> bool:
-    """True if a negative number may be hexadecimal in `data`, such as 0xFF with 8 bits."""
+def _may_be_wrapped(column: pa.Array) -> bool:
+    """True if a negative number may have been hexadecimal, such as 0xFF with 8 bits."""
     least = pc.min(column).as_py()
-    return least is not None and least < 0 and (b"x" in data or b"X" in data)
+    return least is not None and least < 0
 
 
 def _reads(kind: pa.DataType) -> bool:

@@ -7,6 +7,8 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob
+from barrier_runtime.connectors.files.source.csv_rows import CsvForm, CsvRows
+from barrier_runtime.data.values.text_columns import LineError
 
 
 def rows_of_csv(path: Path, **options: Any) -> list[dict[str, Any]]:
@@ -36,6 +38,21 @@ def test_latin_1_without_its_name_is_told_with_the_option(tmp_path: Path) -> Non
         path.write_bytes(text.encode("latin-1"))
         with pytest.raises(InvalidJob, match=r'pass encoding= \(such as "latin-1"\)'):
             Dataflow("csv").read_csv("in", str(path))
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint8()], ids=str)
+@pytest.mark.parametrize("columns", [2, 20])
+@pytest.mark.parametrize("text", ["0xFF", "0Xff", "0xFFFFFFFFFFFFFFFF", "0x7F", "-5", "7", "x"])
+def test_hexadecimal_numbers_are_never_other_numbers(kind: pa.DataType, columns: int, text: str) -> None:
+    names = [f"n{at}" for at in range(columns)]
+    rows = CsvRows(",".join(names).encode() + b"\n", "file", pa.schema([(name, kind) for name in names]), CsvForm())
+    line = ",".join([text, *["-1" if pa.types.is_signed_integer(kind) else "1"] * (columns - 1)])
+    try:
+        value = rows(f"{line}\n".encode())[0][0].as_py()
+    except LineError:
+        assert text in ("0xFF", "0Xff", "0xFFFFFFFFFFFFFFFF", "-5", "x")
+    else:
+        assert value == int(text, 0)
 
 
 @pytest.mark.slow
