@@ -21,8 +21,11 @@ from barrier_runtime.state.store.object_store import PutOutcome
 
 
 def may_go(position: int, record: CommitRecord) -> bool:
-    """True if the record may be deleted once a block has it."""
-    if position <= commit_record.FIRST_RECORDS or record.version < MAY_GO_FROM:
+    """True if the record may be deleted once a block has it.
+
+    The record behind the first ones stays, because earlier releases refuse its version and so read no further.
+    """
+    if position <= commit_record.FIRST_RECORDS + 1 or record.version < MAY_GO_FROM:
         return False
     return not record.turn and not is_milestone(position, commit_blocks.RECORDS)
 

@@ -182,7 +182,7 @@ class CommitLog:
             record = self.record(sequence)
             self._unproven = True
         if record is None:
-            if self._blocks.cover(sequence) or self._stored.goes_on(sequence):
+            if self._blocks.cover(sequence):
                 raise _Deleted
             raise self._stored.gone(sequence)
         return record

@@ -94,14 +94,21 @@ def test_records_move_into_blocks_and_readers_see_all_of_them(store: MemoryStore
         assert [each.files[0].name for each in read_commit_log(store, "job", "out", after)] == names[after:]
     stay = positions(store)
     below = [each for each in stay if each <= 96 and not is_milestone(each, 4)]
-    assert below == [3, 71], "the first records, and the first of the second process"
+    assert below == [3, 5, 71], "the first records, the first of version 3, and the first of the second process"
     assert len([key for key in keys_in(store) if "/blocks/" in key]) < 12
 
 
 def test_records_beyond_the_first_are_refused_by_earlier_releases(store: MemoryStore, small: None) -> None:
-    written(store, 1, 9)
-    versions = [record.version for record in read_commit_log(store, "job", "out")]
-    assert versions == [1, 1, 1, 1, 3, 3, 3, 3, 3]
+    """They read from the first record to a gap, and refuse versions above 2."""
+    written(store, 1, 60)
+    stay, reached = positions(store), 1
+    while reached + 1 in stay:
+        reached += 1
+    assert reached < 60, "records behind the first ones moved"
+    versions = [
+        decode_commit_record(store.get(key_of(each)), "", "job", "out").version for each in range(1, reached + 1)
+    ]
+    assert versions[:5] == [1, 1, 1, 1, 3]
 
 
 def test_blocks_above_the_limit_are_not_merged(store: MemoryStore, small: None) -> None:
@@ -125,6 +132,20 @@ def test_damaged_blocks_stop_readers(change: str, store: MemoryStore, small: Non
         store.delete([key])
     with pytest.raises(Corrupt, match="restore it"):
         logged(store)
+
+
+@pytest.mark.parametrize("lost", ["block", "record"])
+def test_a_lost_part_of_the_log_stops_a_writer_that_looks_for_a_file(
+    lost: str, store: MemoryStore, small: None
+) -> None:
+    written(store, 1, 61 if lost == "block" else 11)
+    blocks = [key for key in keys_in(store) if "/blocks/" in key]
+    if lost == "block":
+        store.delete([key for key in blocks if "/blocks/3/" in key])
+    else:  # before its block was put
+        store.delete([key_of(6), *(key for key in blocks if key.endswith(f"/1/{2:020d}.block"))])
+    with pytest.raises(Corrupt, match="restore it"):
+        log_on(store).names(name(3), 1, 3)
 
 
 @pytest.mark.parametrize("landed_at", [0, 7, 9])
@@ -165,7 +186,7 @@ def test_a_crash_at_any_write_loses_and_doubles_nothing(small: None) -> None:
         names = logged(store)
         assert sorted(names) == sorted({*(name(each) for each in range(1, last + 1)), *names}), crash_at
         assert len(names) == last + 20, crash_at
-        left = [each for each in positions(store) if 4 < each <= 16 and not is_milestone(each, 4)]
+        left = [each for each in positions(store) if 5 < each <= 16 and not is_milestone(each, 4)]
         turns = [each for each in left if log_on(store).record(each).turn]  # type: ignore[union-attr]
         assert left == turns, (crash_at, "records that a block has were left over")
         crash_at += 1
