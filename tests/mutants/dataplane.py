@@ -129,8 +129,8 @@ MUTANTS = (
         "a-schema-counts-for-nothing",
         "whoever takes all elements has taken all bytes, so that the sender gets credit again",
         "barrier_runtime/runtime/network/frames.py",
-        "            self._ahead += HEADER_SIZE + length\n",
-        "            self._ahead = HEADER_SIZE + length\n",
+        "        self._ahead += HEADER_SIZE + length\n",
+        "        self._ahead = HEADER_SIZE + length\n",
         ("tests/barrier_runtime/runtime/network/test_frames.py",),
     ),
     Mutant(
