@@ -39,8 +39,8 @@ _HOME = {
     "Calendar": "barrier_runtime.operators.windows.calendar",
     "Every": "barrier_runtime.operators.windows.triggers",
     "OwnTrigger": "barrier_runtime.operators.windows.own_trigger",
-    "TriggerResult": "barrier_runtime.operators.windows.trigger_results",
-    "TriggerWindow": "barrier_runtime.operators.windows.trigger_results",
+    "TriggerResult": "barrier_runtime.operators.windows.own_trigger",
+    "TriggerWindow": "barrier_runtime.operators.windows.own_trigger",
     "count": "barrier_runtime.operators.aggregation.functions",
     "sum_": "barrier_runtime.operators.aggregation.functions",
     "mean": "barrier_runtime.operators.aggregation.functions",
@@ -78,7 +78,7 @@ _HOME = {
     "AggregatingState": "barrier_runtime.operators.state.folded",
     "ProcessContext": "barrier_runtime.operators.functions.process",
     "BatchKeys": "barrier_runtime.operators.functions.process_groups",
-    "RowContext": "barrier_runtime.operators.functions.process_rows",
+    "RowContext": "barrier_runtime.operators.functions.row_functions",
     "ParquetSource": "barrier_runtime.connectors.files.source.parquet",
     "JsonlSource": "barrier_runtime.connectors.files.source.jsonl",
     "CsvSource": "barrier_runtime.connectors.files.source.csv",
@@ -212,7 +212,7 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.aggregation.own import RowAggregate as RowAggregate
     from barrier_runtime.operators.functions.process import ProcessContext as ProcessContext
     from barrier_runtime.operators.functions.process_groups import BatchKeys as BatchKeys
-    from barrier_runtime.operators.functions.process_rows import RowContext as RowContext
+    from barrier_runtime.operators.functions.row_functions import RowContext as RowContext
     from barrier_runtime.operators.lookups.replies import Cache as Cache
     from barrier_runtime.operators.retry import Retry as Retry
     from barrier_runtime.operators.state.broadcast import BroadcastState as BroadcastState
@@ -230,8 +230,8 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.windows.assigners import Tumbling as Tumbling
     from barrier_runtime.operators.windows.calendar import Calendar as Calendar
     from barrier_runtime.operators.windows.own_trigger import OwnTrigger as OwnTrigger
-    from barrier_runtime.operators.windows.trigger_results import TriggerResult as TriggerResult
-    from barrier_runtime.operators.windows.trigger_results import TriggerWindow as TriggerWindow
+    from barrier_runtime.operators.windows.own_trigger import TriggerResult as TriggerResult
+    from barrier_runtime.operators.windows.own_trigger import TriggerWindow as TriggerWindow
     from barrier_runtime.operators.windows.triggers import Every as Every
     from barrier_runtime.operators.windows.whole.apply import TimeWindow as TimeWindow
     from barrier_runtime.state.errors import BarrierRuntimeError as BarrierRuntimeError

@@ -166,8 +166,8 @@ def as_of_join(
 def table_join(
     name: str, left: KeyedInput, right: KeyedInput, deleted: str | None, how: "AsOfKind", options: JoinOptions
 ) -> JoinStep:
-    from barrier_runtime.operators.joins.as_of import AS_OF_KINDS
-    from barrier_runtime.operators.joins.table import (
+    from barrier_runtime.operators.joins.as_of import (
+        AS_OF_KINDS,
         NewestTableJoinOperator,
         VersionedTableJoinOperator,
         table_columns,

@@ -374,7 +374,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         `function`: a class with `process(self, row, ctx)`, which yields rows or returns a row, a list or None, or a
         function of (row, ctx). The class may have `open(self, ctx)`, called per subtask before the first row, and
         `close(self)`. See `RowContext` for `ctx`; the other arguments are those of `KeyedStream.process`."""
-        from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
+        from barrier_runtime.operators.functions.row_functions import ProcessRowsOperator
 
         where = f"process {name!r}"
         check_row_function(function, where)

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from barrier_runtime.connectors.memory.batch_function import BatchQueue
-from barrier_runtime.connectors.sink_bases.decided_batch import DecidedBatch
+from barrier_runtime.connectors.sink_bases.write_ahead import DecidedBatch
 from barrier_runtime.spark.deaths import SILENT
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 

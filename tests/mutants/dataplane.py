@@ -295,7 +295,7 @@ MUTANTS = (
     Mutant(
         "merged-sessions-never-end",
         "a session that another one was merged into, or that began anew, is looked at when it is over",
-        "barrier_runtime/operators/windows/sessions/open_sessions.py",
+        "barrier_runtime/operators/windows/sessions/aggregate.py",
         "        self._due[gone] = _NEVER\n",
         "",
         ("tests/barrier_runtime/operators/windows/test_sessions.py",),
@@ -360,7 +360,7 @@ MUTANTS = (
     Mutant(
         "sessions-are-looked-at-once",
         "a session that went on since it was last looked at is looked at again",
-        "barrier_runtime/operators/windows/sessions/open_sessions.py",
+        "barrier_runtime/operators/windows/sessions/aggregate.py",
         "            self._look_again(row_ids, last_ms[row_ids])\n",
         "            pass\n",
         ("tests/barrier_runtime/operators/windows/test_sessions.py",),
@@ -411,7 +411,7 @@ MUTANTS = (
     Mutant(
         "phases-of-a-count-forget-where-they-began",
         "a window by count with a slide is over every `slide` rows",
-        "barrier_runtime/operators/windows/rules/count.py",
+        "barrier_runtime/operators/windows/rules/early.py",
         "since + begins * phases * self._slide\n",
         "since\n",
         ("tests/barrier_runtime/operators/windows/test_count_and_all_rows.py",),
@@ -499,7 +499,7 @@ MUTANTS = (
     Mutant(
         "count-windows-give-the-rest",
         "a window by count that is not full when the input ends is dropped",
-        "barrier_runtime/operators/windows/rules/count.py",
+        "barrier_runtime/operators/windows/rules/early.py",
         "        self.windows.remove(row_ids)\n",
         "        super().fire(row_ids, emit)\n",
         ("tests/barrier_runtime/operators/windows/test_count_and_all_rows.py",),

@@ -177,7 +177,7 @@ MUTANTS = (
     Mutant(
         "redis-keys-collide",
         "rows with different keys have different Redis keys",
-        "barrier_runtime/connectors/redis/text.py",
+        "barrier_runtime/connectors/redis/sink.py",
         'text.replace(b"\\\\", b"\\\\\\\\").replace(b":", b"\\\\:")',
         "text",
         ("tests/barrier_runtime/connectors/redis/test_redis_text.py",),
@@ -381,7 +381,7 @@ MUTANTS = (
     Mutant(
         "damaged-summaries-are-read",
         "a summary of a commit log that is damaged is as good as none",
-        "barrier_runtime/connectors/files/sink/summaries.py",
+        "barrier_runtime/connectors/files/sink/commit_reader.py",
         "return summary if summary.check == stamp_of(data, summary.check) else None",
         "return summary",
         ("tests/barrier_runtime/connectors/files/test_commit_log.py",),
@@ -389,7 +389,7 @@ MUTANTS = (
     Mutant(
         "summaries-of-other-records-are-read",
         "a summary counts only for the records that are there",
-        "barrier_runtime/connectors/files/sink/summaries.py",
+        "barrier_runtime/connectors/files/sink/commit_reader.py",
         "return summary if last == record_at(number * SUMMARISED) else None",
         "return summary",
         ("tests/barrier_runtime/connectors/files/test_commit_log.py",),

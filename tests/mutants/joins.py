@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _INTERVAL = "barrier_runtime/operators/joins/interval.py"
 _AS_OF = "barrier_runtime/operators/joins/as_of.py"
-_TABLE = "barrier_runtime/operators/joins/table.py"
+_TABLE = "barrier_runtime/operators/joins/as_of.py"
 _TABLE_TESTS = "tests/barrier_runtime/operators/joins/test_table_join.py"
 _INTERVAL_TESTS = "tests/barrier_runtime/operators/joins/test_interval_join.py"
 _AS_OF_TESTS = "tests/barrier_runtime/operators/joins/test_asof_join.py"

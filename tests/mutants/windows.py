@@ -106,7 +106,7 @@ MUTANTS = (
     Mutant(
         "session-told-with-its-step",
         "a session is told at its end, not when all sessions that are due together have ended",
-        "barrier_runtime/operators/windows/sessions/open_sessions.py",
+        "barrier_runtime/operators/windows/sessions/aggregate.py",
         "int(last_ms[row_ids].min()) + self._gap_ms)",
         "int(last_ms[row_ids].min()) + self._gap_ms + self._step_ms)",
         (
@@ -116,7 +116,7 @@ MUTANTS = (
     Mutant(
         "joined-session-loses-its-timer",
         "a session that has grown, or come of two, is looked at again when it may be over",
-        "barrier_runtime/operators/windows/sessions/open_sessions.py",
+        "barrier_runtime/operators/windows/sessions/aggregate.py",
         "        for row_ids in going_on:  #",
         "        for row_ids in going_on[:0]:  #",
         (_ONE_JOINS_TWO,),
@@ -124,7 +124,7 @@ MUTANTS = (
     Mutant(
         "joined-session-forgets-how-it-was-joined",
         "rows of a session come before the rows of one that is merged into it, also where that was joined before",
-        "barrier_runtime/operators/windows/sessions/rounds.py",
+        "barrier_runtime/operators/windows/sessions/assignment.py",
         "np.maximum(level[into], level[goes]) + 1",
         "level[into] + 1",
         (f"{_TESTS}/test_sessions.py",),

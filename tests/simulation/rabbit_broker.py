@@ -12,8 +12,7 @@ from workload import LEGS, TRANSFERS, legs
 
 from barrier_runtime import Dataflow
 from barrier_runtime.connectors.rabbitmq.consumer import Delivery, ReceivedMessage
-from barrier_runtime.connectors.rabbitmq.rows import columns_of
-from barrier_runtime.connectors.rabbitmq.source import RabbitMQQueue, RabbitReader
+from barrier_runtime.connectors.rabbitmq.source import RabbitMQQueue, RabbitReader, columns_of
 from barrier_runtime.connectors.source import Split
 from barrier_runtime.testing.simulation.loop import SimLoop, SimProcess, Simulation
 

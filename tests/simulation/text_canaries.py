@@ -477,7 +477,7 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "decided-rows-swept-from-the-store",
         "a sink that opens drops what older generations staged, also what is decided and not written yet",
         "staged",
-        "barrier_runtime/connectors/sink_bases/decided_batch.py",
+        "barrier_runtime/connectors/sink_bases/write_ahead.py",
         "if key not in needed and self._is_orphan(key)])\n",
         "if self._is_orphan(key)])\n",
     ),

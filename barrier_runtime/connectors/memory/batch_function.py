@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.read_ahead import read_ahead
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.connectors.sink_bases.decided_batch import DECIDED_BATCHES, BatchingSink, DecidedBatch
+from barrier_runtime.connectors.sink_bases.write_ahead import DECIDED_BATCHES, BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable

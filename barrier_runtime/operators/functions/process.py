@@ -17,7 +17,7 @@ from barrier_runtime.data.values.references import references
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.functions.columns_read import Reads, each_row_read, each_row_tried, row_again, rows_read
 from barrier_runtime.operators.functions.declared import check_event_time_of_states, declared_states
-from barrier_runtime.operators.functions.process_rows import YieldedRows
+from barrier_runtime.operators.functions.row_functions import YieldedRows
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.keyed.progress import Reclaiming

@@ -23,7 +23,7 @@ from barrier_runtime.operators.joins.join_buffer import JoinBuffer, KeyNumbers
 from barrier_runtime.operators.joins.stored_runs import TIME_LIMIT, RowRun, RunsOnDisk, RunStore, restored_runs
 from barrier_runtime.operators.keyed.operator import KeyedLife
 from barrier_runtime.operators.keyed.progress import VALUE, Progress, check_same, columns_of, keys_said
-from barrier_runtime.operators.outputs.late_rows import warn_of_first_late
+from barrier_runtime.operators.outputs.side_outputs import warn_of_first_late
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import DEFINITION, JOIN_KEYS

@@ -1,15 +1,17 @@
 """Side outputs of a step: declared, filled per batch, sent at the batch's end."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.coordinator.metric_table import UNREAD_SIDE_ROWS
-from barrier_runtime.data.elements import Batch
+from barrier_runtime.coordinator.metric_table import UNREAD_SIDE_ROWS, Counter
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.row_class import AnyRow, RowClass
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import SchemaLike, as_schema
@@ -222,3 +224,35 @@ def branch_names(into: Sequence[str], where: str) -> tuple[str, ...]:
 def _check_name(name: Any, what: str) -> None:
     if not isinstance(name, str) or not name.strip():
         raise InvalidJob(f"{what} {name!r} has no name: use a text that is not empty")
+
+
+Ints = npt.NDArray[np.int64]
+
+log = logging.getLogger("barrier_runtime")
+
+
+def warn_of_first_late(
+    metrics: MetricGroup,
+    counter: Counter,
+    where: str,
+    late: npt.NDArray[np.bool_],
+    at: Callable[[], tuple[Ints, Ints]],
+) -> None:
+    """Logs the first row of the mask `late` with its watermark, unless `counter` has counted before.
+    `at` returns event times and watermarks (ms) per row of the mask."""
+    if late.any() and not metrics.counts.get(counter.name):
+        times_ms, watermarks_ms = at()
+        first = int(np.argmax(late))
+        log.warning(
+            "%s dropped a late row: its event time is %s, the watermark was %s already. Further late rows are counted "
+            "(%s) and not logged. late=True returns late rows as a stream of their own; a larger max_out_of_orderness "
+            "at the source waits longer for late rows",
+            where,
+            _in_utc(int(times_ms[first])),
+            _in_utc(int(watermarks_ms[first])),
+            counter.name,
+        )
+
+
+def _in_utc(ms: int) -> str:
+    return "the end of all input" if ms == WATERMARK_MAX else f"{str(np.datetime64(ms, 'ms')).replace('T', ' ')} UTC"

@@ -21,9 +21,8 @@ from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed.timers import SLICE_S
 from barrier_runtime.operators.windows import operator as operator_module
 from barrier_runtime.operators.windows.assigners import KnownWindows
-from barrier_runtime.operators.windows.by_start import ByStart
 from barrier_runtime.operators.windows.entries import Ints, WindowEntries
-from barrier_runtime.operators.windows.firing import FEW, FIRINGS, told_of_windows
+from barrier_runtime.operators.windows.firing import FEW, FIRINGS, ByStart, told_of_windows
 from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.rules.on_close import OnClose
 from barrier_runtime.state.keys.key_groups import key_groups_of_int64

@@ -23,7 +23,7 @@ from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.keyed.progress import Floors, Progress, check_same, columns_of
 from barrier_runtime.operators.keyed.timers import SLICE_S
-from barrier_runtime.operators.outputs.late_rows import warn_of_first_late
+from barrier_runtime.operators.outputs.side_outputs import warn_of_first_late
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.clocks import EventTime, WallTime
 from barrier_runtime.operators.windows.triggers import WindowTrigger

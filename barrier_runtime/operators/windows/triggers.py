@@ -50,7 +50,7 @@ class FullWindow(WindowTrigger):
         return ""
 
     def rule(self, windows: Any) -> Any:
-        from barrier_runtime.operators.windows.rules.count import WhenFull
+        from barrier_runtime.operators.windows.rules.early import WhenFull
 
         return WhenFull(windows, self.size, self.slide)
 

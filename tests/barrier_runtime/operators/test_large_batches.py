@@ -17,10 +17,9 @@ from barrier_runtime.api.stream import Stream
 from barrier_runtime.data.elements import WATERMARK_MAX
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.base import Operator
-from barrier_runtime.operators.joins.as_of import AsOfJoinOperator
+from barrier_runtime.operators.joins.as_of import AsOfJoinOperator, VersionedTableJoinOperator
 from barrier_runtime.operators.joins.base import Side
 from barrier_runtime.operators.joins.interval import IntervalJoinOperator, WindowJoinOperator
-from barrier_runtime.operators.joins.table import VersionedTableJoinOperator
 
 SECOND = timedelta(seconds=1)
 MANY = 140_000  # two whole batches of the most rows that an operator gives at once, and a rest

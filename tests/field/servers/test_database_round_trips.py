@@ -22,7 +22,7 @@ from barrier_runtime.connectors.mysql.columns import MYSQL_COLUMNS
 from barrier_runtime.connectors.postgres.changes.source import PostgresChanges
 from barrier_runtime.connectors.postgres.columns import POSTGRES_COLUMNS, encode_csv
 from barrier_runtime.connectors.postgres.sink import PostgresSink
-from barrier_runtime.connectors.redis.text import json_of
+from barrier_runtime.connectors.redis.sink import json_of
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.json_values import json_values
 from barrier_runtime.connectors.sink_bases.sql.columns import checked, fitted

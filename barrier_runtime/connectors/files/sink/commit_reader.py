@@ -4,18 +4,71 @@ Records are read before the proof that they were not deleted: as long as the las
 of the block is deleted; and nothing is deleted before a block covers it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
 from barrier_runtime.connectors.files.sink import commit_blocks, commit_record
 from barrier_runtime.connectors.files.sink.commit_blocks import LEVELS, Blocks, is_there, span
-from barrier_runtime.connectors.files.sink.commit_record import CommitRecord, decode_commit_record
-from barrier_runtime.connectors.files.sink.summaries import SUMMARISED, read_summary
+from barrier_runtime.connectors.files.sink.commit_record import MAY_GO_FROM, CommitRecord, Origins, decode_commit_record
+from barrier_runtime.coordinator.log.hashing import stamp_of
 from barrier_runtime.coordinator.log.records import milestone_after
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
+from barrier_runtime.state.versioned import Format, VersionedDecoder
+
+SUMMARY_VERSION = 1
+SUMMARISED = 250
+
+
+class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """250 commit records, up to record 250 * `number`; earlier releases wrote such objects. Read only.
+
+    The records decide: a summary that is missing, damaged or outdated (the last record differs) is ignored.
+    """
+
+    version: int
+    job: str
+    sink: str
+    number: int
+    records: tuple[CommitRecord, ...]
+    origins: Origins
+    check: str = ""
+
+
+_FORMAT = Format("summary of commit records", SUMMARY_VERSION, damaged="the records are read", refusal=Corrupt)
+_SUMMARY = VersionedDecoder(_FORMAT, msgspec.json.Decoder(Summary))
+
+
+def read_summary(
+    store: ObjectStore,
+    prefix: str,
+    job: str,
+    sink: str,
+    number: int,
+    record_at: Callable[[int], CommitRecord | None],
+) -> Summary | None:
+    data = get_or_none(store, f"{prefix}summaries/{number:020d}.json")
+    summary = None if data is None else _decoded(data)
+    if summary is None or not summary.records:
+        return None
+    about = summary.job, summary.sink, summary.number, len(summary.records)
+    last = summary.records[-1]
+    if about != (job, sink, number, SUMMARISED) or last.version >= MAY_GO_FROM:
+        return None
+    return summary if last == record_at(number * SUMMARISED) else None
+
+
+def _decoded(data: bytes) -> Summary | None:
+    try:
+        summary = _SUMMARY.decode(data, "")
+    except Corrupt:  # also for another version
+        return None
+    return summary if summary.check == stamp_of(data, summary.check) else None
+
 
 T = TypeVar("T")
 

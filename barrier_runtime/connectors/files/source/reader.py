@@ -19,8 +19,7 @@ from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.name_set import UNMARKED
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled, Split
-from barrier_runtime.connectors.source_bases.aside import Aside
-from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES, NotThere, PartFetcher, RangesFile
+from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES, Aside, NotThere, PartFetcher, RangesFile
 from barrier_runtime.coordinator.metric_table import FILES_WITH_MORE_COLUMNS, Counter
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 

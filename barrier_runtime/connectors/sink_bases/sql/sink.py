@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.job_log import decided_checkpoints
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.sql.columns import Fitted, fitted
 from barrier_runtime.connectors.sink_bases.sql.dialect import MOST_ROWS, DeliveryMark, Dialect, SqlSession
+from barrier_runtime.connectors.sink_bases.write_ahead import BatchingSink, DecidedBatch
 from barrier_runtime.data.schemas import key_columns
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound

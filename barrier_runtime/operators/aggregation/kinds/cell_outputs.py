@@ -4,8 +4,7 @@ import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.functions import Aggregate
 from barrier_runtime.operators.aggregation.kinds.cells import Cells, EncodedValues, Reader
-from barrier_runtime.operators.aggregation.kinds.collecting import ListCell, SetCell, lists
-from barrier_runtime.operators.aggregation.kinds.distinct import DistinctCells
+from barrier_runtime.operators.aggregation.kinds.collecting import DistinctCells, ListCell, SetCell, lists
 from barrier_runtime.operators.aggregation.kinds.sketches import (
     DistinctSketch,
     FrequentSketch,

@@ -2,7 +2,7 @@
 Design: docs/design/event-time-in-a-batch.md.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,87 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.aggregation.accumulators import SumBounds, add_to_groups, running
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
 from barrier_runtime.operators.aggregation.state_columns import ROWS, Columns
-from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.operators.windows.firing import FIRINGS
-from barrier_runtime.operators.windows.rules.changed import Changed, WallTurns
 from barrier_runtime.operators.windows.rules.on_close import Bools, Ints, OnClose, RuledWindows
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
+
+_SLICE = 16_384
+
+
+class Changed:
+    """Marks by row id, rebuilt from the table at a restore."""
+
+    def __init__(self) -> None:
+        self._marks: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+
+    def __bool__(self) -> bool:
+        return bool(self._marks.any())
+
+    @property
+    def is_used(self) -> bool:
+        return len(self._marks) > 0
+
+    def row_ids(self, first: int = 0) -> Ints:
+        row_ids: Any = first + np.flatnonzero(self._marks[first:])
+        found: Ints = row_ids
+        return found
+
+    def mark(self, row_ids: Ints, capacity: int) -> None:
+        missing = capacity - len(self._marks)
+        if missing > 0:
+            self._marks = np.concatenate([self._marks, np.zeros(missing, np.bool_)])
+        self._marks[row_ids] = True
+
+    def forget(self, row_ids: Ints, capacity: int) -> None:
+        if len(self._marks):
+            self.mark(row_ids[:0], capacity)
+            self._marks[row_ids] = False
+
+    def clear(self) -> None:
+        self._marks = np.zeros(0, np.bool_)
+
+
+class WallTurns:
+    """Emits all changed windows an interval after the first row since the last results.
+
+    Snapshots need only the marks.
+    """
+
+    def __init__(self, context: OperatorContext, interval_ms: int, changed: Changed) -> None:
+        self._context = context
+        self._interval_s = interval_ms / 1_000
+        self._changed = changed
+        self._due_s: float | None = None
+        self._next = 0  # row id from which on results are due now
+
+    def turn(self, tell: Callable[[Ints, int], None]) -> bool:
+        """Returns whether results were due. `tell` emits results of row ids at a time in nanoseconds."""
+        if not self._changed.is_used:
+            return False
+        if self._due_s is None:
+            if self._changed:
+                self._wait()
+            return False
+        if self._context.now_s() < self._due_s:
+            return False
+        row_ids = self._changed.row_ids(self._next)[:_SLICE]
+        if not len(row_ids):
+            self._due_s, self._next = None, 0
+            return self.turn(tell)
+        self._next = int(row_ids[-1]) + 1
+        tell(row_ids, self._context.wall_ms() * 1_000_000)
+        return True
+
+    def marked(self) -> None:
+        if self._due_s is None:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._due_s = self._context.now_s() + self._interval_s
+        self._context.call_later(self._interval_s, self._context.wake)
+
 
 TOLD = "told"  # state column: rows in the last result
 OVER = "over"  # state column, with an allowed lateness: 1 once the window is over
@@ -301,3 +376,28 @@ def first_multiple(batch: Batch, watermark_ms: int, interval_ms: int) -> tuple[i
     later = reached // interval_ms > watermark_ms // interval_ms
     row = int(np.argmax(later))
     return (row, int(reached[row])) if later[row] else None
+
+
+class WhenFull(EveryRows):
+    """Windows by count: every n rows of a key, a result of these n rows.
+
+    State is an entry per key; with a slide, per key and shift (see `Count`). The entry of shift -n starts as if n times
+    slide rows had come before.
+    """
+
+    def __init__(self, windows: RuledWindows, rows: int, slide: int) -> None:
+        super().__init__(windows, rows, accumulate=False)
+        self._slide = slide
+
+    def since(self, row_ids: Ints) -> Ints:
+        since = super().since(row_ids)
+        if self._slide == self._rows:
+            return since
+        phases = -np.asarray(self.windows.fields_of(row_ids)[-1], np.int64)
+        begins = self.windows.table.columns[FIRINGS][row_ids] == 0
+        with_those_before: Ints = since + begins * phases * self._slide
+        return with_those_before
+
+    def fire(self, row_ids: Ints, emit: Emit) -> None:
+        """Drops incomplete windows at the end of the input."""
+        self.windows.remove(row_ids)

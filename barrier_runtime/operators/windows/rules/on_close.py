@@ -14,8 +14,7 @@ from barrier_runtime.operators.aggregation.batch_values import RunningOrder
 from barrier_runtime.operators.aggregation.plan import AggregationPlan
 from barrier_runtime.operators.aggregation.state_columns import Columns
 from barrier_runtime.operators.base import Emit, OperatorContext
-from barrier_runtime.operators.windows.by_start import ByStart
-from barrier_runtime.operators.windows.firing import FIRINGS
+from barrier_runtime.operators.windows.firing import FIRINGS, ByStart
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob
 

@@ -24,12 +24,10 @@ from barrier_runtime.operators.aggregation.batch_values import RunningOrder
 from barrier_runtime.operators.aggregation.partials import refuse_partial_rows
 from barrier_runtime.operators.aggregation.state_columns import ROWS
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.windows.by_start import ByStart
 from barrier_runtime.operators.windows.entries import Ints
-from barrier_runtime.operators.windows.firing import FIRINGS, told_of_windows
+from barrier_runtime.operators.windows.firing import FIRINGS, ByStart, told_of_windows
 from barrier_runtime.operators.windows.operator import WindowOperator
-from barrier_runtime.operators.windows.rules.changed import Changed, WallTurns
-from barrier_runtime.operators.windows.rules.early import first_multiple
+from barrier_runtime.operators.windows.rules.early import Changed, WallTurns, first_multiple
 from barrier_runtime.operators.windows.sessions.aggregate import LAST, Sessions
 from barrier_runtime.operators.windows.sessions.assignment import LATE, AssignedSessions, assign_sessions, runs_of
 from barrier_runtime.state.errors import ProtocolViolation

@@ -13,13 +13,13 @@ import pytest
 
 from barrier_runtime import CollectSink, Dataflow
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, committed_files, jobs_and_sinks, read_commit_log
+from barrier_runtime.connectors.files.sink.commit_reader import Summary
 from barrier_runtime.connectors.files.sink.commit_record import (
     CommitRecord,
     CommittedFile,
     encode_commit_record,
     log_of,
 )
-from barrier_runtime.connectors.files.sink.summaries import Summary
 from barrier_runtime.connectors.sink_bases.file_committable import log_tag, origin_of_name
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.local import LocalStore

@@ -11,7 +11,7 @@ from barrier_runtime import BatchCheckpoint, BatchFunctionFailed, Dataflow, Inva
 from barrier_runtime.connectors.memory import batch_function
 from barrier_runtime.connectors.memory.batch_function import BatchCaller, BatchFunctionSink, BatchQueue, arrow_table
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.connectors.sink_bases.decided_batch import DecidedBatch
+from barrier_runtime.connectors.sink_bases.write_ahead import DecidedBatch
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.testing import certify

@@ -10,8 +10,7 @@ import pytest
 
 from barrier_runtime.connectors.rabbitmq.broker import Broker
 from barrier_runtime.connectors.rabbitmq.consumer import Delivery, ReceivedMessage
-from barrier_runtime.connectors.rabbitmq.rows import Columns
-from barrier_runtime.connectors.rabbitmq.source import RabbitReader
+from barrier_runtime.connectors.rabbitmq.source import Columns, RabbitReader
 from examples.servers.base import free_port
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barrier_runtime.connectors.redis.text import check_key, json_of, keys_of, text_of
+from barrier_runtime.connectors.redis.sink import check_key, json_of, keys_of, text_of
 from tests.drawn import examples
 
 TYPES: dict[pa.DataType, st.SearchStrategy[Any]] = {

@@ -7,8 +7,7 @@ import pytest
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
 from barrier_runtime.operators.aggregation.kinds import collecting, distinct
 from barrier_runtime.operators.aggregation.kinds.cells import Cells, EncodedValues, Reader
-from barrier_runtime.operators.aggregation.kinds.collecting import SetCell
-from barrier_runtime.operators.aggregation.kinds.distinct import DistinctCells
+from barrier_runtime.operators.aggregation.kinds.collecting import DistinctCells, SetCell
 from barrier_runtime.state.errors import InvalidJob
 
 NAN = float("nan")

@@ -19,8 +19,12 @@ from barrier_runtime.operators.base import Operator
 from barrier_runtime.operators.functions.columns_read import columns_read, each_row_read
 from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator
 from barrier_runtime.operators.functions.process import ProcessOperator
-from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
-from barrier_runtime.operators.functions.row_functions import FilterOperator, FlatMapOperator, MapOperator
+from barrier_runtime.operators.functions.row_functions import (
+    FilterOperator,
+    FlatMapOperator,
+    MapOperator,
+    ProcessRowsOperator,
+)
 from barrier_runtime.operators.outputs.split import SplitOperator
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 

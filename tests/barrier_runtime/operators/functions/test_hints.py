@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from barrier_runtime import BroadcastState, InvalidJob, ListState, MapState, UserCodeError, ValueState
-from barrier_runtime.operators.functions.process_rows import RowContext
+from barrier_runtime.operators.functions.row_functions import RowContext
 from barrier_runtime.operators.user_code import said
 from barrier_runtime.testing import KeyedHarness
 

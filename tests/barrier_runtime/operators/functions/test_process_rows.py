@@ -10,7 +10,7 @@ import pytest
 from operator_harness import Driven
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, JobFailed, RowContext, UserCodeError
-from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
+from barrier_runtime.operators.functions.row_functions import ProcessRowsOperator
 from barrier_runtime.testing import KeyedHarness
 
 Row = dict[str, Any]

@@ -12,7 +12,7 @@ from operator_harness import Driven
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, Retry, Unavailable, UserCodeError, ValueState
 from barrier_runtime.launch.outcome import JobFailed
-from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
+from barrier_runtime.operators.functions.row_functions import ProcessRowsOperator
 from barrier_runtime.operators.retry import LONGEST_S, RetriedCall, check_pauses
 from barrier_runtime.testing import KeyedHarness
 from tests.drawn import examples

@@ -12,9 +12,8 @@ import pytest
 from barrier_runtime import CollectSink, Dataflow, Tumbling, count
 from barrier_runtime.api.stream import Stream
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
-from barrier_runtime.operators.joins.as_of import AsOfKind
+from barrier_runtime.operators.joins.as_of import AsOfKind, NewestTableJoinOperator, VersionedTableJoinOperator
 from barrier_runtime.operators.joins.base import Side
-from barrier_runtime.operators.joins.table import NewestTableJoinOperator, VersionedTableJoinOperator
 from barrier_runtime.state.errors import InvalidJob
 from tests.barrier_runtime.operator_harness import Driven, Kind, World
 from tests.barrier_runtime.operators.joins.joined import Event, Row, Subtasks, play, random_events, sides
