@@ -31,7 +31,7 @@ from barrier_runtime.coordinator.server import daemon
 from barrier_runtime.launch.options import JobOptions, effective
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.tools.cli import app
-from barrier_runtime.tools.options import Given, read
+from barrier_runtime.tools.commands.flows import Given, read
 
 EVERYWHERE = {name for name, option in OPTIONS.items() if option.where in ("everywhere", "apart")}
 ON_COMMAND_LINE = {name: option for name, option in OPTIONS.items() if option.on_command_line}

@@ -15,8 +15,7 @@ from barrier_runtime.api.readers import Readers
 from barrier_runtime.api.stream import KeyedStream, Stream
 from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.graph.explain import drawn, name_of
-from barrier_runtime.graph.logical import Plan, StepNode
-from barrier_runtime.graph.users_line import users_line
+from barrier_runtime.graph.logical import Plan, StepNode, users_line
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.uncopyable import uncopyable
 from barrier_runtime.state.errors import InvalidJob

@@ -16,9 +16,8 @@ from barrier_runtime.api.missing_steps import NoSuchStep
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.row_class import RowClass
 from barrier_runtime.graph.job_graph import Combines
-from barrier_runtime.graph.logical import Input, Plan, StepNode, Within
+from barrier_runtime.graph.logical import Input, Plan, StepNode, Within, users_line
 from barrier_runtime.graph.updates import Updates, UpdatesOfStep, updates_of
-from barrier_runtime.graph.users_line import users_line
 from barrier_runtime.operators.keyed.progress import keys_said
 from barrier_runtime.operators.outputs.side_outputs import MAIN as MAIN
 from barrier_runtime.operators.retry import Retry

@@ -28,8 +28,7 @@ from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.graph.at_most_once import AT_MOST_ONCE, check_at_most_once, refuse_sinks_without_mode
 from barrier_runtime.graph.event_time import StepBehind, divides, followers_of, said_of
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
-from barrier_runtime.graph.logical import BROADCAST, Input, Node, Plan, SourceNode, StepNode, timeless
-from barrier_runtime.graph.users_line import users_line
+from barrier_runtime.graph.logical import BROADCAST, Input, Node, Plan, SourceNode, StepNode, timeless, users_line
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob

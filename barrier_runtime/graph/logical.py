@@ -1,5 +1,6 @@
 """Plan of a `Dataflow`: sources and steps as plain values, connected by their numbers."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
@@ -422,3 +423,14 @@ class Plan:
         node = self.nodes[number]
         assert isinstance(node, SourceNode)
         self.nodes[number] = replace(node, event_time=column, max_out_of_orderness_ms=max_out_of_orderness_ms)
+
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def users_line() -> int:
+    """Number of calls up to the user's program, as `warnings` counts them."""
+    call, level = sys._getframe(1), 1  # `inspect.stack` would read the sources of all calls
+    while call.f_back is not None and call.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        call, level = call.f_back, level + 1
+    return level

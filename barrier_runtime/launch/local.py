@@ -34,7 +34,7 @@ from barrier_runtime.launch.options import JobOptions, StorageOfRun
 from barrier_runtime.launch.outcome import JobResult, interruption_told, raise_unless_ended_well
 from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock
-from barrier_runtime.runtime.host.own_log import OWN_LOG
+from barrier_runtime.runtime.host.inspection import OWN_LOG
 from barrier_runtime.runtime.host.watchdog import starved_s
 from barrier_runtime.runtime.host.workers import Workers
 from barrier_runtime.runtime.network.channels import LocalOutput

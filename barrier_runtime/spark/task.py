@@ -36,7 +36,7 @@ from barrier_runtime.coordinator.own_versions import own_versions
 from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims, SlotFacts
 from barrier_runtime.coordinator.wire.peers import across_hosts, never
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.runtime.host.own_log import OWN_LOG
+from barrier_runtime.runtime.host.inspection import OWN_LOG
 from barrier_runtime.runtime.host.process import PROCESS_HEAP, tune_interpreter
 from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets, starved_s
 from barrier_runtime.runtime.host.workers import Workers

@@ -1,5 +1,9 @@
-"""The commands `rescale` and `replace`."""
+"""The commands `rescale`, `replace` and `leave`."""
 
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 from barrier_runtime.launch.requests import (
@@ -12,6 +16,8 @@ from barrier_runtime.launch.requests import (
     wait_for_replace,
     wait_for_rescale,
 )
+from barrier_runtime.spark.task import is_alive, local_root
+from barrier_runtime.state.errors import InvalidJob
 
 
 def rescale(client: Any, job: str, parallelism: int, timeout: float) -> Rescaled:
@@ -28,3 +34,23 @@ def replace(client: Any, job: str, flow: str, timeout: float, *, allow_non_resto
     return wait_for_replace(
         job, asked, lambda: client.replace(job, asked, run_id), lambda: known_status(client, job, run_id)
     )
+
+
+def signal_own_slots() -> int:
+    number = getattr(signal, "SIGPWR", None)
+    if number is None:
+        raise InvalidJob("this system has no SIGPWR: name the host, as in `leave --host HOST`")
+    signalled = 0
+    for pid in _own_slots():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            signalled += 1
+    return signalled
+
+
+def _own_slots() -> Iterator[int]:
+    """Process ids, from the names of the folders that living slots hold."""
+    for entry in sorted(local_root("any").parent.glob("*/*-*-*")):
+        pid = entry.name.split("-")[1]
+        if pid.isdecimal() and is_alive(entry):
+            yield int(pid)

@@ -15,8 +15,7 @@ from barrier_runtime.state.kv.rocksdb import HeldMemory, SlotMemory
 from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.snapshots.continued_state import check_kind
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
-from barrier_runtime.state.snapshots.plan import Thresholds
-from barrier_runtime.state.snapshots.restore_plan import RestorePlan, plan_restore
+from barrier_runtime.state.snapshots.plan import RestorePlan, Thresholds, plan_restore
 from barrier_runtime.state.snapshots.snapshot import (
     ONE_VALUE,
     FileRef,

@@ -1,6 +1,6 @@
 """Carries out a `RestorePlan`: opens a key-value store with this subtask's key groups.
 
-Every byte is hashed before a file is opened. `restore_plan` says which databases are opened (side by side:
+Every byte is hashed before a file is opened. `snapshots/plan` says which databases are opened (side by side:
 docs/design/side-by-side-databases.md) and which are copied by entry.
 
 Keys of other subtasks are deleted, not hidden: otherwise their later owner would find, in this subtask's snapshot,
@@ -33,12 +33,12 @@ from barrier_runtime.state.kv.side_by_side import Database, SideBySide, link_dat
 from barrier_runtime.state.kv.store import RECORDS_FILE, Entry, KvStore, MemoryKv, read_records
 from barrier_runtime.state.scratch import beside_name, database_of, segment_number
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
-from barrier_runtime.state.snapshots.plan import is_immutable
-from barrier_runtime.state.snapshots.restore_plan import (
+from barrier_runtime.state.snapshots.plan import (
     OpenedDatabases,
     RestorePart,
     RestorePlan,
     StoredDatabase,
+    is_immutable,
     opened_databases,
     stored_databases,
 )

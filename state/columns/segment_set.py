@@ -13,19 +13,21 @@ from pathlib import Path
 
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment
 from barrier_runtime.state.columns.segment import (
+    BOTTOM,
     FIXED_BYTES,
     Header,
     Segment,
+    Size,
     chunks,
     decode,
     decode_header,
     encode,
     header_bytes,
     joined,
+    merge_from,
     merged,
     within,
 )
-from barrier_runtime.state.columns.segment_plan import BOTTOM, Size, merge_from
 from barrier_runtime.state.scratch import link_or_copy, segment_file, segment_number
 
 _CHUNK_ENTRIES = 1 << 20

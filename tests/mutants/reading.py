@@ -58,7 +58,7 @@ MUTANTS = (
     Mutant(
         "at-most-once-replays",
         "after a failure a split is not read from the last known position",
-        "barrier_runtime/runtime/sources/ends.py",
+        "barrier_runtime/runtime/sources/ahead.py",
         "            split.reader.seek(position)\n",
         "            split.reader.seek(reached[split.id].position)\n",
         (_ENDS,),
@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "written-rows-are-skipped-rows",
         "a position that the sink has written counts, if it is later than the checkpoint's",
-        "barrier_runtime/runtime/sources/ends.py",
+        "barrier_runtime/runtime/sources/ahead.py",
         "    return {**found, **later}\n",
         "    return found\n",
         (_ENDS,),
@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant(
         "skipped-rows-count-twice",
         "rows that the sink wrote since the checkpoint count once",
-        "barrier_runtime/runtime/sources/ends.py",
+        "barrier_runtime/runtime/sources/ahead.py",
         "            split.rows = reached[split.id].rows\n",
         "",
         (_ENDS,),
@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant(
         "rows-before-positions",
         "no row is read before a decided checkpoint holds the position of its split",
-        "barrier_runtime/runtime/sources/ends.py",
+        "barrier_runtime/runtime/sources/ahead.py",
         "        split.held = True\n",
         "        split.held = restored\n",
         (_ENDS,),
@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant(
         "skips-are-forgotten",
         "checkpoints keep the number of skipped rows",
-        "barrier_runtime/runtime/sources/split_state.py",
+        "barrier_runtime/runtime/sources/progress.py",
         "skipped=self.skipped)",
         "skipped=0)",
         (_ENDS,),

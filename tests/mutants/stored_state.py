@@ -160,7 +160,7 @@ MUTANTS = (
     Mutant(
         "foreign-key-groups-stay",
         "a snapshot that is opened at another parallelism keeps only the key groups of its new owner",
-        "state/snapshots/restore_plan.py",
+        "state/snapshots/plan.py",
         "        cut += [(max(start, end), stop) for start, stop in self.stored]\n",
         "",
         ("tests/state/backend/test_narrowed_restore.py",),
@@ -265,7 +265,7 @@ MUTANTS = (
     Mutant(
         "state-ids-collide",
         "states of snapshots that are merged keep ids of their own",
-        "state/snapshots/restore_plan.py",
+        "state/snapshots/plan.py",
         "merged[name] = old if old not in taken else max(taken) + 1",
         "merged[name] = old",
         ("tests/state/snapshots/test_restore_plan.py",),
@@ -273,7 +273,7 @@ MUTANTS = (
     Mutant(
         "key-group-range-is-off",
         "every key group has exactly one owner at any parallelism",
-        "state/snapshots/restore_plan.py",
+        "state/snapshots/plan.py",
         "if snapshot.keyed.key_group_first <= last and snapshot.keyed.key_group_last >= first:",
         "if snapshot.keyed.key_group_first < last and snapshot.keyed.key_group_last >= first:",
         ("tests/state/snapshots/test_restore_plan.py",),

@@ -25,8 +25,7 @@ from barrier_runtime.operators.aggregation import partials
 from barrier_runtime.operators.aggregation.partials import Combiner
 from barrier_runtime.operators.joins.base import JoinOperator
 from barrier_runtime.operators.keyed.operator import KeyedLife
-from barrier_runtime.testing.flows.phases import PHASES, CrashPoint, FlowScenario
-from barrier_runtime.testing.flows.run import FlowUnderTest, run_flow
+from barrier_runtime.testing.flows.run import PHASES, CrashPoint, FlowScenario, FlowUnderTest, run_flow
 from barrier_runtime.testing.simulation.cluster import ClusterOptions
 from tests.oracle.joins import Joined, draw_joins
 from tests.oracle.latest import Latest, draw_latest

@@ -38,8 +38,7 @@ from barrier_runtime import (
     sum_,
 )
 from barrier_runtime.runtime import scheduler, subtask
-from barrier_runtime.testing.flows.phases import CrashPoint, FlowScenario
-from barrier_runtime.testing.flows.run import MAX_PARALLELISM, FlowUnderTest, run_flow
+from barrier_runtime.testing.flows.run import MAX_PARALLELISM, CrashPoint, FlowScenario, FlowUnderTest, run_flow
 from barrier_runtime.testing.simulation.cluster import ClusterOptions
 
 BEFORE, AFTER = (1, 2, 3, 5), (1, 2, 3, 5, 7, 16)

@@ -20,7 +20,7 @@ from barrier_runtime.coordinator.log.manifest import encode_manifest
 from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.backend import keyed_backend
-from barrier_runtime.state.snapshots import restore_plan
+from barrier_runtime.state.snapshots import plan as snapshot_plans
 
 
 @canary("savepoint-is-a-restore-point", "a job that is started again goes on from its last savepoint", "bank")
@@ -86,7 +86,7 @@ def _key_group_has_two_owners() -> Iterator[None]:
 
     with (
         _replaced(keyed_backend, "plan_restore", make),
-        patch.object(restore_plan, "_check_cover", lambda *_: None),
+        patch.object(snapshot_plans, "_check_cover", lambda *_: None),
     ):
         yield
 

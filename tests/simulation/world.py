@@ -98,6 +98,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJo
 from barrier_runtime.state.store import open as open_module
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.testing.flows.run import silent
 from barrier_runtime.testing.simulation.cluster import (
     POLL_US,
     PORT,
@@ -110,7 +111,6 @@ from barrier_runtime.testing.simulation.cluster import (
     WatchedStore,
     in_one_thread,
 )
-from barrier_runtime.testing.simulation.logs import silent
 from barrier_runtime.testing.simulation.loop import SimProcess, Simulation
 from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
 from barrier_runtime.testing.simulation.store import StoreFaults

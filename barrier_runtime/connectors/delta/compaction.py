@@ -25,8 +25,7 @@ from barrier_runtime.connectors.delta.log_records import TableFile, compaction_r
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.file_committable import FileNames, origin_of_name
-from barrier_runtime.connectors.sink_bases.lake.commit_every import groups
-from barrier_runtime.connectors.sink_bases.lake.compaction import MOST_GROUPS, to_compact
+from barrier_runtime.connectors.sink_bases.lake.compaction import MOST_GROUPS, groups, to_compact
 from barrier_runtime.connectors.sink_bases.staging import Staging
 from barrier_runtime.state.errors import Corrupt, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome

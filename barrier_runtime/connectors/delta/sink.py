@@ -32,9 +32,13 @@ from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.afterwards import Afterwards
 from barrier_runtime.connectors.sink_bases.folder_names import folder_name
-from barrier_runtime.connectors.sink_bases.lake.commit_every import commit_every_ms, described
-from barrier_runtime.connectors.sink_bases.lake.compaction import Compactor, compact_bytes
-from barrier_runtime.connectors.sink_bases.lake.compaction import described as compacted
+from barrier_runtime.connectors.sink_bases.lake.compaction import (
+    Compactor,
+    commit_every_ms,
+    compact_bytes,
+    compacted,
+    described,
+)
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import Staging, check_folder, example_of, names_of
 from barrier_runtime.data.argument_types import kinds_checked

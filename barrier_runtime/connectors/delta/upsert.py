@@ -19,7 +19,7 @@ from barrier_runtime.connectors.delta.library import checked_url
 from barrier_runtime.connectors.delta.schema import DeltaType, check_partition_columns, delta_fields, stored_schema
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.connectors.sink_bases.lake.commit_every import commit_every_ms, described
+from barrier_runtime.connectors.sink_bases.lake.compaction import commit_every_ms, described
 from barrier_runtime.connectors.sink_bases.staging import example_of
 from barrier_runtime.connectors.sink_bases.write_ahead import BatchingSink, DecidedBatch
 from barrier_runtime.data.argument_types import kinds_checked

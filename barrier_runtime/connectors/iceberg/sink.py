@@ -17,9 +17,13 @@ import pyarrow as pa
 from barrier_runtime.connectors.iceberg.columns import as_stored, check_fits, stored_schema
 from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.connectors.sink_bases.lake.commit_every import commit_every_ms, described
-from barrier_runtime.connectors.sink_bases.lake.compaction import Compactor, compact_bytes
-from barrier_runtime.connectors.sink_bases.lake.compaction import described as compacted
+from barrier_runtime.connectors.sink_bases.lake.compaction import (
+    Compactor,
+    commit_every_ms,
+    compact_bytes,
+    compacted,
+    described,
+)
 from barrier_runtime.connectors.sink_bases.write_ahead import BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
 from barrier_runtime.data.argument_types import kinds_checked

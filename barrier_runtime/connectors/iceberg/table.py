@@ -57,7 +57,7 @@ from barrier_runtime.connectors.iceberg.data_files import WrittenFiles, data_fil
 from barrier_runtime.connectors.iceberg.expiry import APPLICATION, Expired, to_expire, unneeded_files
 from barrier_runtime.connectors.iceberg.library import need_core
 from barrier_runtime.connectors.iceberg.quick_io import QUICK_FILE_IO
-from barrier_runtime.connectors.sink_bases.lake.commit_every import groups
+from barrier_runtime.connectors.sink_bases.lake.compaction import groups
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.outside_errors import described, must_be_mended
 

@@ -5,15 +5,55 @@ botocore's retries are off: the caller decides how long to retry.
 
 import datetime
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from barrier_runtime.connectors.kinesis.position import KinesisSplit
+import msgspec
+
+from barrier_runtime.connectors.source import Split
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.outside_errors import must_be_mended, told
 from barrier_runtime.state.store.s3.aws import refuse_cut_answers
+
+
+class KinesisSplit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A shard, from records that arrived at `from_ms` (None: all) to the first after `until_ms` (None: no end)."""
+
+    shard: str
+    from_ms: int | None = None
+    until_ms: int | None = None
+
+    def split(self) -> Split:
+        return Split(self.shard, msgspec.json.encode(self))
+
+
+SPLIT = msgspec.json.Decoder(KinesisSplit)
+
+
+class KinesisPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Position in a shard: `after` is the sequence number of the last emitted record.
+
+    All records that had arrived by `complete_ms` (a whole minute) were emitted.
+    """
+
+    after: str | None = None
+    complete_ms: int | None = None
+
+
+POSITION = msgspec.json.Decoder(KinesisPosition)
+
+
+def owner(shard: str, parallelism: int) -> int:
+    number = shard.rpartition("-")[2]
+    return (int(number) if number.isdigit() else zlib.crc32(shard.encode())) % parallelism
+
+
+def shown_time(ms: int) -> str:
+    return f"{datetime.datetime.fromtimestamp(ms / 1000, datetime.timezone.utc):%Y-%m-%d %H:%M} UTC"
+
 
 MOST_RECORDS = 10_000
 _TIMEOUT_S = 10.0

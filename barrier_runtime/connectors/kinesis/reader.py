@@ -26,13 +26,16 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.kinesis.client import (
+    POSITION,
     IteratorExpired,
     KinesisClient,
+    KinesisPosition,
     KinesisRecord,
+    KinesisSplit,
     ShardAnswer,
     Throttled,
+    shown_time,
 )
-from barrier_runtime.connectors.kinesis.position import POSITION, KinesisPosition, KinesisSplit, shown_time
 from barrier_runtime.connectors.source import Polled
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 

@@ -12,8 +12,15 @@ from typing import ClassVar, Literal, TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.connectors.discovery import ListingThread
-from barrier_runtime.connectors.kinesis.client import KinesisClient, KinesisRecord
-from barrier_runtime.connectors.kinesis.position import POSITION, SPLIT, KinesisSplit, owner, shown_time
+from barrier_runtime.connectors.kinesis.client import (
+    POSITION,
+    SPLIT,
+    KinesisClient,
+    KinesisRecord,
+    KinesisSplit,
+    owner,
+    shown_time,
+)
 from barrier_runtime.connectors.kinesis.reader import KinesisReader
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source import Discovery, SourceOf, Split

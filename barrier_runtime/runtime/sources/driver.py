@@ -39,7 +39,16 @@ from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.base import Capture, OperatorContext, SplitPosition
 from barrier_runtime.operators.token_bucket import TokenBucket
 from barrier_runtime.runtime.error_reports import raise_named, runs_users_code
-from barrier_runtime.runtime.sources.ahead import DAY_MS, FAR_MS, Ahead, is_remote, look_at_unit, tell_of_far_row
+from barrier_runtime.runtime.sources.ahead import (
+    DAY_MS,
+    FAR_MS,
+    Ahead,
+    Ends,
+    is_remote,
+    look_at_unit,
+    position_of,
+    tell_of_far_row,
+)
 from barrier_runtime.runtime.sources.assignment import (
     FinishedSplits,
     assign_discovered,
@@ -51,14 +60,14 @@ from barrier_runtime.runtime.sources.assignment import (
     reading_subtasks,
     under_known_ids,
 )
-from barrier_runtime.runtime.sources.ends import Ends, position_of
 from barrier_runtime.runtime.sources.progress import (
     NO_POSITION,
+    OpenSplit,
     RestoredSource,
     SourceProgress,
+    SplitGap,
     SplitProgress,
 )
-from barrier_runtime.runtime.sources.split_state import OpenSplit, SplitGap
 from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
 
 _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts

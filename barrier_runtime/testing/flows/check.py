@@ -12,8 +12,18 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.texts import counted
 from barrier_runtime.testing.flows.given_rows import Difference, GivenInput, difference, tables_of
 from barrier_runtime.testing.flows.outputs import CheckedSink
-from barrier_runtime.testing.flows.phases import PHASES, CrashPoint, FlowScenario, Victim, named
-from barrier_runtime.testing.flows.run import MAX_PARALLELISM, Flow, FlowOutcome, FlowUnderTest, run_flow
+from barrier_runtime.testing.flows.run import (
+    MAX_PARALLELISM,
+    PHASES,
+    CrashPoint,
+    Flow,
+    FlowOutcome,
+    FlowScenario,
+    FlowUnderTest,
+    Victim,
+    named,
+    run_flow,
+)
 
 Crashes: TypeAlias = Literal["every phase", "every point", "none"]
 _VICTIMS: tuple[Victim, ...] = ("process", "program")

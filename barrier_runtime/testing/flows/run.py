@@ -1,11 +1,13 @@
 """Run of a user's flow in the simulated world, with one crash at most."""
 
+import contextlib
+import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -36,11 +38,99 @@ from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.testing.crash_points import CrashPoints, Point
 from barrier_runtime.testing.flows.given_rows import GivenRows
 from barrier_runtime.testing.flows.outputs import CheckedSink, CrashingSink, OutputMemory, OutputSink
-from barrier_runtime.testing.flows.phases import FlowScenario
 from barrier_runtime.testing.simulation.cluster import ClusterOptions, Program, SimCluster, SlotTask, in_one_thread
-from barrier_runtime.testing.simulation.logs import silent
 from barrier_runtime.testing.simulation.loop import WALL_START_NS, OutOfSteps, SimProcess, Simulation
 from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("barrier_runtime", "coordinator")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+Victim = Literal["process", "program"]  # "program": the driver, the coordinator and all slots
+
+PHASES = {  # in checkpoint order; each text is about the process that acts
+    "fence": "the coordinator has begun a generation in the log and told nobody",
+    "restore": "a slot is told what to restore",
+    "recover": "a sink is about to finish what the restored checkpoint decided",
+    "restored": "a slot has restored its state and not said so yet",
+    "start": "a slot is told to start",
+    "barrier": "a slot hears of a new checkpoint",
+    "pre-commit": "a sink is about to make its rows durable",
+    "pre-committed": "a sink has made its rows durable, and nothing is decided",
+    "upload": "a slot has uploaded a file of its snapshot",
+    "ack": "a slot is about to say that it has taken the snapshot",
+    "manifest": "the coordinator has written what the checkpoint consists of, and nothing is decided",
+    "decision": "the checkpoint is decided in the log, and nobody knows",
+    "completed": "a slot hears that the checkpoint is decided",
+    "commit": "a sink is about to commit",
+    "committed": "a sink has committed, and nobody knows",
+    "commit globally": "a slot is told to make the rows of all subtasks visible",
+    "told": "a slot is about to say that everything is committed",
+    "delete": "the coordinator deletes files of an older checkpoint",
+    "finish": "the coordinator has written the end of the job and told nobody",
+}
+
+
+@dataclass(frozen=True)
+class CrashPoint:
+    """Occurrence number `nth` (from 1) of `phase` in a run."""
+
+    phase: str
+    nth: int
+    victim: Victim
+
+    def __str__(self) -> str:
+        who = "the process" if self.victim == "process" else "the whole program"
+        return f"{who} dies in phase {self.phase!r} (time {self.nth}): {PHASES[self.phase]}"
+
+
+@dataclass(frozen=True)
+class FlowScenario:
+    """Run of a flow; `again`: a repetition of the run that gave the expected rows."""
+
+    seed: int
+    parallelism: int
+    crash: CrashPoint | None = None
+    again: bool = False
+
+    @property
+    def name(self) -> str:
+        parts = [str(self.seed), str(self.parallelism)]
+        if self.crash is not None:
+            parts += [self.crash.phase, str(self.crash.nth), self.crash.victim]
+        elif self.again:
+            parts.append("again")
+        return "/".join(parts)
+
+    def __str__(self) -> str:
+        slots = f"seed {self.seed}, {self.parallelism} slot{'s' if self.parallelism > 1 else ''}, "
+        if self.crash is not None:
+            return slots + str(self.crash)
+        return slots + ("no crash, the same run once more" if self.again else "no crash")
+
+
+def named(name: str) -> FlowScenario:
+    """Raises `ValueError` for an unknown name."""
+    parts = name.split("/")
+    if len(parts) == 2:
+        return FlowScenario(int(parts[0]), int(parts[1]))
+    if len(parts) == 3 and parts[2] == "again":
+        return FlowScenario(int(parts[0]), int(parts[1]), again=True)
+    seed, parallelism, phase, nth, victim = parts
+    if phase not in PHASES or victim not in ("process", "program"):
+        raise ValueError(name)
+    return FlowScenario(int(seed), int(parallelism), CrashPoint(phase, int(nth), victim))  # type: ignore[arg-type]
+
 
 MAX_PARALLELISM = 16  # key groups
 _START_NS = WALL_START_NS + 200_000_000  # first row

@@ -223,7 +223,7 @@ def leave(
 
     Without `--host`: signals the slots of this user on this machine.
     """
-    from barrier_runtime.tools.leaving import signal_own_slots
+    from barrier_runtime.tools.rescaling import signal_own_slots
 
     if host is None:
         print(f"signalled {counted(signal_own_slots(), 'slot')}")

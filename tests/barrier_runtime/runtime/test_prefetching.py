@@ -14,7 +14,7 @@ from barrier_runtime.runtime.prefetching import prefetch, snapshots_in, wanted_f
 from barrier_runtime.state.backend.restore import RestoreSite, restore
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
-from barrier_runtime.state.snapshots.restore_plan import plan_restore
+from barrier_runtime.state.snapshots.plan import plan_restore
 from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.snapshots.transfer import download_verified
 from barrier_runtime.state.store.local import LocalStore

@@ -20,8 +20,7 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.testing import CheckedSink, CheckFailed, check
 from barrier_runtime.testing.flows import run
 from barrier_runtime.testing.flows.given_rows import difference, tables_of
-from barrier_runtime.testing.flows.phases import PHASES, CrashPoint, FlowScenario, named
-from barrier_runtime.testing.flows.run import FlowUnderTest, run_flow
+from barrier_runtime.testing.flows.run import PHASES, CrashPoint, FlowScenario, FlowUnderTest, named, run_flow
 
 REACHED = tuple(phase for phase in PHASES if phase != "manifest")  # a small manifest is inside the decision
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from barrier_runtime.spark.task import local_root
-from barrier_runtime.tools.leaving import signal_own_slots
+from barrier_runtime.tools.rescaling import signal_own_slots
 
 HOLDS = """
 import os, pathlib, signal, sys

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from command_line import run_here
 
-from barrier_runtime.tools.new_project import FILES
+from barrier_runtime.tools.commands.flows import FILES
 
 
 def test_a_new_project_has_its_name_in_all_files_that_tell_it(tmp_path: Path) -> None:

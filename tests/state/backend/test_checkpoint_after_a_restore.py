@@ -11,8 +11,7 @@ from barrier_runtime.state.backend.restore import RestoreSite, restore
 from barrier_runtime.state.keys.key_groups import key_group
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
-from barrier_runtime.state.snapshots.plan import is_immutable
-from barrier_runtime.state.snapshots.restore_plan import plan_restore
+from barrier_runtime.state.snapshots.plan import is_immutable, plan_restore
 from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
 
 MAX = 128

@@ -12,7 +12,7 @@ from barrier_runtime.state.backend import restore as restoring
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.keys.key_groups import key_group, key_group_range
 from barrier_runtime.state.kv.key_ranges import KeyRanges
-from barrier_runtime.state.snapshots.restore_plan import RestorePlan, opened_databases, plan_restore, stored_databases
+from barrier_runtime.state.snapshots.plan import RestorePlan, opened_databases, plan_restore, stored_databases
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 MAX = 128

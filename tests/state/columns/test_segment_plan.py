@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from barrier_runtime.state.columns.segment_plan import BOTTOM, Size, merge_from
+from barrier_runtime.state.columns.segment import BOTTOM, Size, merge_from
 
 
 def base(entries: int) -> Size:

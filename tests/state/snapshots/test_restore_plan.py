@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation
 from barrier_runtime.state.keys.key_groups import key_group_range
-from barrier_runtime.state.snapshots.restore_plan import merge_state_ids, plan_restore
+from barrier_runtime.state.snapshots.plan import merge_state_ids, plan_restore
 from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot, StateDescription
 from barrier_runtime.state.values.expiry import StoredTtl
 

@@ -13,8 +13,7 @@ from kinesis_world import KinesisWorld, refusal, taken
 
 from barrier_runtime import Dataflow, JsonlSink, KinesisSource
 from barrier_runtime.connectors.kinesis import reader as shard_reader
-from barrier_runtime.connectors.kinesis.client import KinesisClient
-from barrier_runtime.connectors.kinesis.position import POSITION, KinesisPosition
+from barrier_runtime.connectors.kinesis.client import POSITION, KinesisClient, KinesisPosition
 from barrier_runtime.connectors.source import SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from tests.state.store.s3_script import Script

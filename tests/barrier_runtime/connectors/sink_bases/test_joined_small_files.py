@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barrier_runtime.connectors.sink_bases.lake.commit_every import groups
+from barrier_runtime.connectors.sink_bases.lake.compaction import groups
 
 FILES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 120)), max_size=60)
 

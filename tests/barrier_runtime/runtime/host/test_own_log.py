@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from barrier_runtime.runtime.host.inspection import SAMPLES, bounded, refusal_of, sampled_stacks
-from barrier_runtime.runtime.host.own_log import MOST_CHARACTERS, OwnLog
+from barrier_runtime.runtime.host.inspection import (
+    MOST_CHARACTERS,
+    SAMPLES,
+    OwnLog,
+    bounded,
+    refusal_of,
+    sampled_stacks,
+)
 
 log = logging.getLogger("kept")
 

@@ -20,8 +20,7 @@ from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.runtime.sources.driver import SourceDriver
-from barrier_runtime.runtime.sources.progress import RUN_VALUE, SPLITS_VALUE, SourceProgress
-from barrier_runtime.runtime.sources.split_state import OpenSplit
+from barrier_runtime.runtime.sources.progress import RUN_VALUE, SPLITS_VALUE, OpenSplit, SourceProgress
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 
