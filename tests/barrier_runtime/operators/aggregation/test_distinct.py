@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
-from barrier_runtime.operators.aggregation.kinds import collecting, distinct
+from barrier_runtime.operators.aggregation.kinds import collecting
 from barrier_runtime.operators.aggregation.kinds.cells import Cells, EncodedValues, Reader
 from barrier_runtime.operators.aggregation.kinds.collecting import DistinctCells, SetCell
 from barrier_runtime.state.errors import InvalidJob
@@ -35,10 +35,10 @@ def left(column: str, row_id: int, aggregate: str = "sum_") -> InvalidJob:
 @pytest.mark.parametrize("keys", [1, 7])
 @pytest.mark.parametrize("name", VALUES)
 def test_after_each_row_and_at_the_end(name: str, keys: int, indexed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distinct, "MANY", indexed)
-    for module in (collecting, distinct):  # of seven keys some have their index only, and that not for ever
-        monkeypatch.setattr(module, "REMEMBERED", 100)
-    monkeypatch.setattr(distinct, "_LOOKED_THROUGH", 16)
+    monkeypatch.setattr(collecting, "MANY", indexed)
+    # Of seven keys some have their index only, and that not for ever.
+    monkeypatch.setattr(collecting, "REMEMBERED", 100)
+    monkeypatch.setattr(collecting, "_LOOKED_THROUGH", 16)
     random, values = np.random.default_rng(5), VALUES[name]
     one, many = of(Cells, values.type), of(DistinctCells, values.type)
     state = [np.array([b""] * keys, np.object_) for _ in range(2)]
@@ -58,9 +58,9 @@ def test_after_each_row_and_at_the_end(name: str, keys: int, indexed: int, monke
 
 
 def test_what_stands_between_the_values_of_two_keys_is_no_value() -> None:
-    cells = np.array([b"", distinct.COUNT.pack(1) + (7).to_bytes(8, "little")] * 2, np.object_)
+    cells = np.array([b"", collecting.COUNT.pack(1) + (7).to_bytes(8, "little")] * 2, np.object_)
     words = np.array([7, 1 << 32, 0])
-    fresh = distinct.learned_together(cells, np.repeat(np.arange(4), 3), np.tile(np.arange(3), 4), words)
+    fresh = collecting.learned_together(cells, np.repeat(np.arange(4), 3), np.tile(np.arange(3), 4), words)
     assert fresh.tolist() == [True, True, True, False, True, True] * 2
     assert [len(cell) for cell in cells] == [4 + 3 * 8] * 4
 
@@ -90,15 +90,15 @@ def test_a_set_of_very_many_numbers_is_what_numpy_says_also_made_anew_of_its_cel
 
 @pytest.mark.slow
 def test_indexes_that_are_too_large_together_are_not_made_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distinct, "REMEMBERED", 8_000)
+    monkeypatch.setattr(collecting, "REMEMBERED", 8_000)
     made: list[int] = []
 
-    class Counted(distinct.KnownWords):
+    class Counted(collecting.KnownWords):
         def __init__(self, cell: bytes) -> None:
             made.append(len(cell))
             super().__init__(cell)
 
-    monkeypatch.setattr(distinct, "KnownWords", Counted)
+    monkeypatch.setattr(collecting, "KnownWords", Counted)
     cells, state = of(DistinctCells, pa.int64(), 1 << 20), np.array([b""] * 4, np.object_)
     seen: list[set[int]] = [set() for _ in state]
 
@@ -125,7 +125,7 @@ def test_indexes_that_are_too_large_together_are_not_made_again_and_again(monkey
 def test_a_key_with_too_many_values_is_named_and_one_with_just_as_many_is_not(
     indexed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distinct, "MANY", indexed)
+    monkeypatch.setattr(collecting, "MANY", indexed)
     values = pa.array([1, 2, 2, 1, 3, 1, 2, 3, 4, 4], pa.int64())
     batch, groups = pa.RecordBatch.from_arrays([values], ["v"]), np.array([0] * 5 + [1] * 5)
     rows = RunningOrder.of(groups)
