@@ -115,7 +115,7 @@ def test_indexes_that_are_too_large_together_are_not_made_again_and_again(monkey
     for number in range(10):
         add([0, 1, 2] if number % 2 else [2, 1, 0], number * 100)
     assert len(made) == 2, "there is no room for the third"
-    for number in range(distinct._UNUSED_BATCHES + 2):  # batches without the key, until the index is unused
+    for number in range(collecting._UNUSED_BATCHES + 2):  # batches without the key, until the index is unused
         add([3], number * 10)
     add([2, 3], 0)
     assert len(made) == 4, "what is not used gives its room to others"
