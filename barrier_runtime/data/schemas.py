@@ -9,7 +9,6 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -378,40 +377,6 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 def no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-
-
-def lines_parser(read: Callable[[bytes], pa.Table], schema: pa.Schema, where: str) -> Callable[[bytes], pa.RecordBatch]:
-    """Returns a function from whole lines to rows of `schema`. `read` gets nonblank lines."""
-    empty = no_rows(schema)
-
-    def parse(data: bytes) -> pa.RecordBatch:
-        if not data.strip():
-            return empty
-        table = read(data).combine_chunks()
-        return fit(table.to_batches()[0], schema, where) if table.num_rows else empty
-
-    return parse
-
-
-def refuse_unreadable(schema: pa.Schema, kind: str, read: Callable[[pa.Schema], object], where: str) -> None:
-    """Raises `InvalidJob` for columns whose types cannot be read from text.
-    `read` reads a line without values, so that Arrow reports such types.
-    """
-    for field in schema:
-        if not _reads(read, field.type):
-            raise InvalidJob(
-                f"{where}: column {field.name!r} is declared as {field.type}, which is not read from {kind}"
-                ": declare another type, or read text and parse that in map()"
-            )
-
-
-@lru_cache(1_024)
-def _reads(read: Callable[[pa.Schema], object], kind: pa.DataType) -> bool:
-    try:
-        read(pa.schema([("value", kind)]))
-    except pa.ArrowNotImplementedError:
-        return False
-    return True
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:

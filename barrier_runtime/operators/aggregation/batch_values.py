@@ -171,11 +171,6 @@ class RunningOrder:
     def last_rows(self) -> npt.NDArray[np.intp]:
         return np.sort(self.order[self.starts + self.lengths - 1])
 
-    def row_ids_of_rows(self) -> Ints:
-        row_ids = np.empty(len(self.order), np.int64)
-        row_ids[self.order] = np.repeat(self.row_ids, self.lengths)
-        return row_ids
-
     def groups(self) -> npt.NDArray[np.intp]:
         return np.repeat(np.arange(len(self.starts)), self.lengths)
 
