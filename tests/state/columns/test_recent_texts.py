@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from barrier_runtime.state.columns.recent_texts import RecentTexts
+from barrier_runtime.state.columns.column_rows import RecentTexts
 from barrier_runtime.state.keys.row_index import Key, RowIds
 
 TEXTS = 10_000
