@@ -13,6 +13,7 @@ import csv
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -375,6 +376,7 @@ def _may_be_wrapped(column: pa.Array) -> bool:
     return least is not None and least < 0
 
 
+@lru_cache(maxsize=1_000)  # a parse per type, not per column and file
 def _reads(kind: pa.DataType) -> bool:
     try:
         _parse(b"\n", ["value"], CsvForm(), _convert_options(pa.schema([("value", kind)]), guessed=False))

@@ -3,7 +3,7 @@
 The position is a row number. From a store, the wanted columns of several row groups are fetched ahead together.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -338,16 +338,17 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def check_columns(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
+    counts = Counter(found.names)
     for field in wanted:
-        if field.name not in found.names:
+        if not counts[field.name]:
             raise InvalidJob(
                 f"{where}: it has no column {field.name!r} (it has {', '.join(found.names)}): "
                 "correct schema=, or read this file as a source of its own"
             )
-        if found.names.count(field.name) > 1:
+        if counts[field.name] > 1:
             raise InvalidJob(f"{where}: it has two columns {field.name!r}: rename one of them, and write the file anew")
         kind = found.field(field.name).type
-        if not _widens(kind, field.type):
+        if not kind.equals(field.type) and not _widens(kind, field.type):
             raise InvalidJob(
                 f"{where}: column {field.name!r} is {kind}, wanted is {field.type}: "
                 "correct schema=, or convert the file"
