@@ -14,7 +14,7 @@ from benchmarks import backlog, growth, hold_units, holds, plan, programme, real
 from benchmarks.answers import compare
 from benchmarks.backlog import ENGINES_OF_BACKLOGS, BacklogSizes
 from benchmarks.ends import add_arguments, measure_all
-from benchmarks.engines import ENGINES, REAL_TIME
+from benchmarks.engines import BACKLOGS, ENGINES, REAL_TIME
 from benchmarks.flink_setup import set_up
 from benchmarks.growth import GrowthSizes
 from benchmarks.latency_targets import TargetSizes, runs
@@ -172,6 +172,7 @@ def _backlog(chosen: argparse.Namespace) -> None:
         sources=chosen.source or BacklogSizes.sources,
         rounds=chosen.rounds,
         parallelism=chosen.parallelism,
+        workloads=chosen.workload or (),
     )
     engines = session.there(store, chosen.engine or ENGINES_OF_BACKLOGS)
     session.backlog(store, list(backlog.runs(sizes, engines)), chosen.folder / "run/backlog", chosen.folder / "input")
@@ -353,6 +354,7 @@ def _parser() -> argparse.ArgumentParser:
     behind.add_argument("--add", action="store_true", help="to the results there are")
     behind.add_argument("--engine", action="append", choices=ENGINES_OF_BACKLOGS, help="again for each")
     behind.add_argument("--source", action="append", choices=BacklogSizes.sources, help="again for each")
+    behind.add_argument("--workload", action="append", choices=BACKLOGS, help="again for each")
     behind.add_argument("--rows", type=int, default=BacklogSizes.rows, help="%(default)s")
     behind.add_argument("--wide-rows", type=int, default=BacklogSizes.wide_rows, help="of 200 columns (%(default)s)")
     behind.add_argument("--rounds", type=int, default=BacklogSizes.rounds, help="engines take turns (%(default)s)")

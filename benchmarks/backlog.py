@@ -28,6 +28,7 @@ class BacklogSizes:
     sources: Sequence[Source] = ("kafka", *FILES)
     rounds: int = 1
     parallelism: int = 2
+    workloads: Sequence[str] = ()  # empty: all
 
 
 def runs(sizes: BacklogSizes, engines: Sequence[str]) -> Iterator[RunSpec]:
@@ -53,7 +54,8 @@ def is_wide(workload: str) -> bool:
 def _cells(sizes: BacklogSizes) -> Iterator[tuple[Source, str]]:
     for source in sizes.sources:
         for workload in BACKLOGS if source == "kafka" else BACKLOGS_OF_FILES:
-            yield source, workload
+            if not sizes.workloads or workload in sizes.workloads:
+                yield source, workload
 
 
 def _run(engine: str, source: Source, workload: str, sizes: BacklogSizes, number: int) -> RunSpec:

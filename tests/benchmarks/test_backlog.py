@@ -46,6 +46,11 @@ def test_each_engine_reads_kafka_or_files_and_does_every_work() -> None:
     assert set(Counter(specs).values()) == {1}
 
 
+def test_one_work_is_measured_alone() -> None:
+    specs = list(runs(BacklogSizes(workloads=["backlog-wide"]), ENGINES_OF_BACKLOGS))
+    assert {(spec.source, spec.workload) for spec in specs} == {("kafka", "backlog-wide")}
+
+
 def test_a_record_has_110_bytes_and_the_values_of_its_row() -> None:
     made = records(5, 8)
     assert {len(record) for record in made} == {110}
