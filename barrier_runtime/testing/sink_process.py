@@ -24,8 +24,7 @@ from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectStore
-from barrier_runtime.testing.crash_points import CrashPoints, Lines
-from barrier_runtime.testing.forwarding_sink import ForwardingSink
+from barrier_runtime.testing.crash_points import CrashPoints, ForwardingSink, Lines
 from barrier_runtime.testing.judge import Broken, Written
 
 

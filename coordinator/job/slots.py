@@ -13,7 +13,6 @@ import msgspec
 
 from barrier_runtime.coordinator.job.effects import KillSlotTask
 from barrier_runtime.coordinator.job.events import Link
-from barrier_runtime.coordinator.job.seats import Seats
 from barrier_runtime.coordinator.job.slot import (
     Contact,
     Joined,
@@ -21,6 +20,7 @@ from barrier_runtime.coordinator.job.slot import (
     Refused,
     RegisteredSlot,
     Registration,
+    Seats,
     SlotState,
     registered,
 )

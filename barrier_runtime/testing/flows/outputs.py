@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.state.errors import ProtocolViolation
-from barrier_runtime.testing.forwarding_sink import ForwardingSink
+from barrier_runtime.testing.crash_points import ForwardingSink
 
 
 @dataclass(frozen=True)

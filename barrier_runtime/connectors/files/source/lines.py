@@ -15,10 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.files.source.decoding import DecodedAhead
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile
-from barrier_runtime.connectors.files.source.reader import FilePosition, FileReader
+from barrier_runtime.connectors.files.source.reader import DecodedAhead, FilePosition, FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import Text, is_compressed, open_text, or_compressed
 from barrier_runtime.connectors.source_bases.ranges import RangesFile

@@ -12,10 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from barrier_runtime.connectors.files.source.decoding import DecodedAhead
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
-from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FilePosition, FileReader
+from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, DecodedAhead, FilePosition, FileReader
 from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.parquet_format import Int96Columns, int96_columns, open_parquet

@@ -5,15 +5,14 @@ docs/design/splits-and-discovery.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.files.hive import with_values
-from barrier_runtime.connectors.files.source.decoding import DecodedAhead
 from barrier_runtime.connectors.files.source.listing import FoundFile, fingerprint, open_file
 from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.name_set import UNMARKED
@@ -22,6 +21,48 @@ from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES, Aside, NotThere, PartFetcher, RangesFile
 from barrier_runtime.coordinator.metric_table import FILES_WITH_MORE_COLUMNS, Counter
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+_T = TypeVar("_T")
+
+
+class DecodedAhead(Generic[_T]):
+    """The next part of a local file, decoded by a thread while the loop processes the part before.
+
+    Parts are decoded in order. `decode` is called by one thread at a time, again after an error.
+    """
+
+    def __init__(self, decode: Callable[[], _T]) -> None:
+        self._decode = decode
+        self._part: Future[_T] | None = None
+        self._release: Callable[[], None] = lambda: None
+
+    @property
+    def begun(self) -> bool:
+        """Returns whether `begin` was called, and `take` not since: the state of `decode` then belongs to a thread."""
+        return self._part is not None
+
+    def begin(self, fetcher: PartFetcher, size: int) -> None:
+        if fetcher.reserve(size, needed=False):
+            self._release = lambda: fetcher.release(size)
+            self._part = fetcher.decode(self._decode)
+
+    def take(self) -> _T:
+        """Waits for a thread that decodes. Raises errors of `decode`."""
+        part, self._part = self._part, None
+        if part is None:
+            return self._decode()
+        try:
+            return part.result()
+        finally:
+            self._release()
+
+    def close(self) -> None:
+        part, self._part = self._part, None
+        if part is not None:
+            if not part.cancel():
+                wait([part])
+            self._release()
+
 
 ROWS_PER_CHUNK = 32_768
 

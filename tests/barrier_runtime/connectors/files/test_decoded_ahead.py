@@ -15,12 +15,11 @@ from source_harness import opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime.connectors.files.source import lines as line_blocks
 from barrier_runtime.connectors.files.source.csv import CsvFiles
-from barrier_runtime.connectors.files.source.decoding import DecodedAhead
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
 from barrier_runtime.connectors.files.source.lines import TextFiles
 from barrier_runtime.connectors.files.source.parquet import ParquetFiles
-from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FileReader
+from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, DecodedAhead, FileReader
 from barrier_runtime.connectors.source_bases.ranges import MOST_BYTES, PartFetcher
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.state.errors import InvalidJob
