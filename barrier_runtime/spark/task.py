@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import pyarrow as pa
 
 from barrier_runtime.coordinator.json_lines import JsonLines, Masked
 from barrier_runtime.coordinator.option_table import OPTIONS
@@ -139,6 +140,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     raise_limit()
     slot_uuid = uuid.uuid4().hex
     directory = local_root(settings.options.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
+    pa.array([0])  # the first conversion imports pandas, for seconds on a busy machine: not in the loop
     PROCESS_HEAP.begin()
     directory.mkdir(mode=0o700, parents=True)
     with lent_environment(settings.environment), living_in(directory), OWN_LOG.kept():

@@ -1,6 +1,7 @@
 """Coordinators of a command: given ones, or this user's on this machine."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -9,6 +10,8 @@ import typer
 
 from barrier_runtime.state.errors import InvalidJob
 
+_LOOK_S = 1.0
+_BEFORE_SLOTS = ("loading", "resuming", "fencing")
 _HERE = "default: that of a job of this user on this machine"
 Coordinator = Annotated[
     str | None,
@@ -41,8 +44,10 @@ Ca = Annotated[
 def client_of(job: str, address: str | None, token_file: Path | None, ca: str | None = None) -> Any:
     """Client of the given coordinators, or of the only coordinator here that knows `job`.
 
-    Raises `InvalidJob` if there is none.
+    Raises `UnknownJob` if there is none.
     """
+    from barrier_runtime.coordinator.client.client import UnknownJob
+
     if address is not None:
         return _given(address, token_file, ca)
     asked = answering()
@@ -55,10 +60,33 @@ def client_of(job: str, address: str | None, token_file: Path | None, ca: str | 
             f"{', '.join(client.url for client in having)}"
         )
     known = sorted(each.job for _, jobs in asked for each in jobs)
-    raise InvalidJob(
+    raise UnknownJob(
         f"no coordinator of this user on this machine knows job {job}; known: {', '.join(known) or 'no job'}. "
         "For another machine or user give --coordinator URL and --token-file FILE"
     )
+
+
+def client_once_known(
+    job: str, wait_s: float, say: Callable[[str], None], address: str | None, token_file: Path | None, ca: str | None
+) -> Any:
+    """As `client_of`, but waits `wait_s` seconds until `job`, whose program may be starting, admits slots."""
+    from barrier_runtime.coordinator.client.client import UnknownJob
+    from barrier_runtime.state.errors import Unavailable
+
+    end, told = time.monotonic() + wait_s, False
+    while True:
+        try:
+            client = client_of(job, address, token_file, ca)
+            if (status := client.status(job)).phase in _BEFORE_SLOTS:
+                raise Unavailable(f"the job is {status.phase}")
+            return client
+        except (UnknownJob, Unavailable) as error:
+            if time.monotonic() >= end:
+                raise
+            if not told:
+                told = True
+                say(f"job {job} takes no slots yet; waiting {wait_s:g} s ({error})")
+            time.sleep(_LOOK_S)
 
 
 def all_jobs(address: str | None, token_file: Path | None, ca: str | None = None) -> list[Any]:
@@ -70,8 +98,9 @@ def all_jobs(address: str | None, token_file: Path | None, ca: str | None = None
 def answering() -> list[tuple[Any, Sequence[Any]]]:
     """Clients and jobs of all coordinators here, a client per token and storage.
 
-    Raises `InvalidJob` if none answers.
+    Raises `UnknownJob` if none answers.
     """
+    from barrier_runtime.coordinator.client.client import UnknownJob
     from barrier_runtime.coordinator.client.private_directory import coordinators_here
     from barrier_runtime.state.errors import Unavailable
 
@@ -92,7 +121,7 @@ def answering() -> list[tuple[Any, Sequence[Any]]]:
         except Unavailable as error:  # ended meanwhile
             silent.append(str(error))
     if not found:
-        raise InvalidJob(
+        raise UnknownJob(
             "no coordinator of this user runs on this machine"
             + "".join(f"; {error}" for error in silent)
             + ": give --coordinator URL and --token-file FILE (a local run has one with ui=True, or --ui)"

@@ -11,7 +11,7 @@ import typer
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.texts import counted
 from barrier_runtime.tools.commands.app import USER_MODULE, Target, app, load_flow
-from barrier_runtime.tools.coordinators import Ca, Coordinator, TokenFile, all_jobs, client_of
+from barrier_runtime.tools.coordinators import Ca, Coordinator, TokenFile, all_jobs, client_of, client_once_known
 
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 
@@ -320,6 +320,7 @@ def slot(
     insecure_network_ok: Annotated[
         bool, typer.Option("--insecure-network-ok", help="as in the program of the job: rows are not encrypted")
     ] = False,
+    wait: Annotated[float, typer.Option(help="seconds to wait for the job, whose program may be starting", min=0)] = 60,
 ) -> None:
     """Run slots of a job of another program on this machine, without Spark, until the job ends.
 
@@ -332,8 +333,9 @@ def slot(
 
     flow = load_flow(target)
     ship_by_value(sys.modules[USER_MODULE])
-    client = client_of(flow.plan.name, coordinator, token_file, ca)
+    say = partial(print, flush=True)
+    client = client_once_known(flow.plan.name, wait, partial(say, file=sys.stderr), coordinator, token_file, ca)
     given = {"insecure_network_ok": True} if insecure_network_ok else {}
-    status = join(flow, client, slot, partial(print, flush=True), given)
+    status = join(flow, client, slot, say, given)
     raise_unless_ended_well(status)
     print(JobResult(status))

@@ -87,11 +87,6 @@ def until_replaced(job: JobHandle, slot: int, killed: int) -> None:
     until_status(job, lambda status: status.phase == "running" and status.slots[slot].pid != killed)
 
 
-def waits_for_slot_0() -> bool:
-    asked = run_here("status", "apart", "--json")
-    return asked.returncode == 0 and bool(json.loads(asked.stdout)["missing_slots"])
-
-
 def is_gone(pid: int) -> bool:
     """Whether the process has ended; nobody may have waited for an orphan yet."""
     try:
@@ -239,7 +234,7 @@ def test_a_slot_with_another_program_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_joining_slots_have_options_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_that_join_before_the_program_have_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "app.py").write_text(FORGETS_TO_STORE)
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the slot's command finds the coordinator there
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -254,24 +249,55 @@ def test_joining_slots_have_options_of_the_program(tmp_path: Path, monkeypatch: 
         "--slot-timeout",
         "300",
     ]
-    running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    joining = [*COMMAND, "slot", "app.py:flow", "--slot", "0", "--wait", "3600"]
+    joined = subprocess.Popen(joining, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
-        until(lambda: waits_for_slot_0() or running.poll() is not None)
-        command = [*COMMAND, "slot", "app.py:flow", "--slot", "0"]
-        joined = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        assert joined.stderr is not None
+        assert "takes no slots yet; waiting 3600 s (no coordinator of this user" in joined.stderr.readline()
+        running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
         try:
             said = running.communicate(timeout=600)[1]
             # The coordinator ends with the program, perhaps before the command saw the job's end.
             joined_said = joined.communicate(timeout=600)[1]
         finally:
-            joined.kill()  # no effect on an ended process
-            joined.wait()
+            running.kill()  # no effect on an ended process
+            running.wait()
     finally:
-        running.kill()  # no effect on an ended process
-        running.communicate()
+        joined.kill()  # no effect on an ended process
+        joined.communicate()
     for ended, told in (running, said), (joined, joined_said):
         assert ended.returncode == 1, told
         assert "its value was changed in place but not stored" in told
+
+
+TELLS_OF_PANDAS = """
+import sys
+
+
+class Told:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas" and "slot_process" in " ".join(sys.orig_argv):
+            asyncio = sys.modules.get("asyncio")
+            inside = asyncio is not None and asyncio._get_running_loop() is not None
+            with open({told!r}, "a") as file:
+                file.write(f"{{'in' if inside else 'before'}} the loop\\n")
+
+
+sys.meta_path.insert(0, Told())
+"""
+
+
+@pytest.mark.slow
+def test_a_slots_first_value_imports_no_library_in_its_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the slot would be silent for longer than `slot_timeout`, at each start."""
+    told = tmp_path / "told"
+    (tmp_path / "sitecustomize.py").write_text(TELLS_OF_PANDAS.format(told=str(told)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    flow = Dataflow("first-value")
+    rows = flow.rate("ticks", 1_000, 100).map(lambda row: {"n": row["value"]}, schema={"n": int})
+    rows.sink("out", JsonlSink(str(tmp_path / "out")))
+    flow.run_local(processes=1, ui=False, checkpoints=str(tmp_path / "jobs"), **PATIENT)
+    assert set(told.read_text().splitlines()) == {"before the loop"}
 
 
 def test_wrong_numbers_of_processes_are_refused() -> None:
