@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pytest
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob
@@ -53,6 +54,15 @@ def test_hexadecimal_numbers_are_never_other_numbers(kind: pa.DataType, columns:
         assert text in ("0xFF", "0Xff", "0xFFFFFFFFFFFFFFFF", "-5", "x")
     else:
         assert value == int(text, 0)
+
+
+def test_a_wide_file_is_opened_without_a_parse_per_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop opens files: 200 parses would hold it for 50 ms."""
+    parses, read_csv = [], pacsv.read_csv
+    monkeypatch.setattr(pacsv, "read_csv", lambda *given, **options: parses.append(1) or read_csv(*given, **options))
+    names = [f"n{at}" for at in range(200)]
+    CsvRows(",".join(names).encode() + b"\n", "file", pa.schema([(name, pa.int64()) for name in names]), CsvForm())
+    assert len(parses) <= 1
 
 
 @pytest.mark.slow
