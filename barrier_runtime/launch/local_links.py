@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, decode_to_slot, encode
@@ -47,8 +47,10 @@ class LocalDataPlane:
         for channel, target in channels.items():
             self._mesh.offer(channel, target)
 
-    async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel:
-        return self._output(await self._mesh.find(channel), wake_writer)
+    async def connect(
+        self, peer: Peer, channels: Sequence[ChannelId], wake_writer: Callable[[], None]
+    ) -> list[OutputChannel]:
+        return [self._output(await self._mesh.find(channel), wake_writer) for channel in channels]
 
     async def all_connected(self) -> None:
         """Returns at once: a writer that is not connected yet has sent nothing."""

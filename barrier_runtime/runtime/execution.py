@@ -49,7 +49,7 @@ from barrier_runtime.runtime.host.clock import GenerationTimers
 from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.in_flight import InFlightData
 from barrier_runtime.runtime.load import LoadSince
-from barrier_runtime.runtime.network.channels import ChannelId, DataPlane, PeerLost
+from barrier_runtime.runtime.network.channels import DataPlane, PeerLost, Route
 from barrier_runtime.runtime.network.wiring import Wiring, connect_followers
 from barrier_runtime.runtime.opening import POLL_S, Closing, OpenChains
 from barrier_runtime.runtime.prefetching import committables, restored_in
@@ -132,17 +132,16 @@ class Execution:
     async def connect(self) -> None:
         if self._cancelled:
             return
-        self._wiring.expect(self._channel_broken)
-        peers = {peer.slot: peer for peer in self._deploy.peers}
+        self._wiring.expect(self._connection_broken)
+        await self._wiring.connect(self._deploy.peers)
         for chain in self._graph.chains:
-            outputs = await self._wiring.outputs(chain, peers)
             self.subtasks.append(
                 Subtask(
                     SubtaskId(chain.id, self._res.slot),
                     self.token,
                     self._chains.operators[chain.id],
                     self._wiring.inputs[chain.id],
-                    outputs,
+                    self._wiring.outputs(chain),
                     self._aligner(chain.id),
                     self,
                     self._chains.sources.get(chain.id),
@@ -318,9 +317,9 @@ class Execution:
     def written(self, chain: int) -> Mapping[str, SplitPosition]:
         return self._chains.written(chain)
 
-    def _channel_broken(self, channel: ChannelId, reason: str) -> None:
-        other = channel.source_slot if channel.target_slot == self._res.slot else channel.target_slot
-        self._broken(PeerLost(f"the data connection with slot {other} (edge {channel.edge}) broke: {reason}"))
+    def _connection_broken(self, route: Route, reason: str) -> None:
+        other = route.source_slot if route.target_slot == self._res.slot else route.target_slot
+        self._broken(PeerLost(f"the data connection with slot {other} broke: {reason}"))
 
     def _broken(self, error: Exception) -> None:
         self._fail(None, getattr(error, "operator", ""), error)

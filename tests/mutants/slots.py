@@ -155,7 +155,7 @@ MUTANTS = (
         "lost-while-waiting-is-not-told",
         "a connection that breaks while it waits for its generation fails that generation",
         "barrier_runtime/runtime/network/tcp.py",
-        "                self._lost[channel] = reason\n",
+        "                self._lost[route] = reason\n",
         "                pass\n",
         ("tests/barrier_runtime/runtime/network/test_data_plane.py",),
     ),

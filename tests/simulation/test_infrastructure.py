@@ -467,9 +467,9 @@ def test_the_production_data_plane_connects_and_delivers_over_it() -> None:
         planes[1].expect(7, {channel: target}, lambda channel, reason: broken.append(reason))
         peer = Peer(1, "u" * 32, *addresses[1])
 
-        connecting = processes[0].spawn(planes[0].connect(peer, channel, lambda: None))
+        connecting = processes[0].spawn(planes[0].connect(peer, [channel], lambda: None))
         assert sim.run_until(connecting.done, 5)
-        output = connecting.result()
+        [output] = connecting.result()
         output.send(Barrier(1, 7, 0))
         output.send(EndOfInput())
         sim.run_for(1)

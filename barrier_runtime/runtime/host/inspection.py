@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from barrier_runtime.coordinator.wire.messages import MOST_ROWS, AskSlot, Peer, Probe, Probed, SlotAnswer
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.runtime.error_reports import encodable
+from barrier_runtime.runtime.network.wiring import staggered
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import InvalidJob
@@ -352,16 +353,11 @@ async def probed(probe: Probe, slot: int, read_store: Callable[[], object], limi
         async with turns:
             return await _dialed(peer, limit_s)
 
-    others = _staggered([peer for peer in probe.peers if peer.slot != slot], slot)
+    others = staggered(probe.peers, slot)
     dialing = asyncio.gather(*map(limited, others))
     (store, store_ms), errors = await asyncio.gather(_store(read_store, limit_s), dialing)
     unreached = {peer.slot: error for peer, error in zip(others, errors, strict=True) if error}
     return Probed(store, store_ms, unreached)
-
-
-def _staggered(peers: list[Peer], slot: int) -> list[Peer]:
-    """Begins with the next slot: not all slots connect to slot 0 at once."""
-    return [peer for peer in peers if peer.slot > slot] + [peer for peer in peers if peer.slot < slot]
 
 
 async def _dialed(peer: Peer, limit_s: float) -> str:

@@ -1,7 +1,7 @@
 """Both ends of a channel inside a slot, and `DataPlane`, which connects slots."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import msgspec
@@ -17,14 +17,26 @@ from barrier_runtime.runtime.network.frames import RowTooLarge
 from barrier_runtime.state.errors import InvalidJob
 
 
+class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All channels from a slot to another share a connection."""
+
+    token: int
+    source_slot: int
+    target_slot: int
+
+
 class ChannelId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: int
     edge: int
     source_slot: int
     target_slot: int
 
+    @property
+    def route(self) -> Route:
+        return Route(self.token, self.source_slot, self.target_slot)
 
-Broken = Callable[[ChannelId, str], None]
+
+Broken = Callable[[Route, str], None]
 
 
 _CONTROL_BYTES = 64  # per control element
@@ -308,7 +320,11 @@ class DataPlane(Protocol):
 
     def expect(self, token: int, channels: dict[ChannelId, InputChannel], broken: Broken) -> None: ...
 
-    async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel: ...
+    async def connect(
+        self, peer: Peer, channels: Sequence[ChannelId], wake_writer: Callable[[], None]
+    ) -> Sequence[OutputChannel]:
+        """Returns the ends of all channels to `peer`, in order."""
+        ...
 
     async def all_connected(self) -> None: ...
 

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar, cast
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pyarrow as pa
 from barrier_runtime.coordinator.wire.framing import Framing
 from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, PeerSession
 from barrier_runtime.coordinator.wire.peers import Policy
-from barrier_runtime.runtime.network.channels import ChannelId
+from barrier_runtime.runtime.network.channels import Route
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.sockets import PortRange, end_when_unanswered, listening_on, unheard
 from barrier_runtime.state.tls import PeerTls, TlsListener
@@ -84,7 +84,7 @@ async def listen_on_one_of(
     for wanted in ports:
         try:
             if tls is None:
-                return await loop.create_server(protocol, host, wanted)
+                return await loop.create_server(protocol, host, wanted, backlog=_HANDSHAKES)
             listening = listening_on(host, wanted, reuse=wanted != 0)
             return TlsListener(listening, tls.accepting, protocol, refused, timeout_s=_TLS_TIMEOUT_S, most=_HANDSHAKES)
         except socket.gaierror as error:
@@ -108,18 +108,23 @@ class Plane(Protocol):
     timeout_s: float
     encrypts: Policy
 
-    def lost(self, connection: "DataConnection", channel: ChannelId | None, reason: str) -> None: ...
+    def lost(self, connection: "DataConnection", route: Route | None, reason: str) -> None: ...
+
+
+class Stream(Protocol):
+    @property
+    def ended(self) -> bool: ...
 
 
 class DataConnection(asyncio.Protocol):
     transport: asyncio.Transport
+    streams: Mapping[int, Stream]  # by edge; empty until admitted
     _write: Callable[[Chunks], None]
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
-        self._channel: ChannelId | None = None
+        self._route: Route | None = None
         self._reason = ""
-        self._finished = False  # after EndOfInput the end of the connection is no failure
         self.peer = -1
         self._quiet = 0  # calls of `beat` since bytes came
         self._idle = True  # nothing was sent since the last call of `beat`
@@ -129,6 +134,11 @@ class DataConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self._write = self.transport.writelines
         end_when_unanswered(transport.get_extra_info("socket"), round(self._plane.timeout_s * 1000))
+
+    @property
+    def _finished(self) -> bool:
+        """True after the end of all inputs: the end of the connection is no failure."""
+        return bool(self.streams) and all(stream.ended for stream in self.streams.values())
 
     def _encrypts(self) -> bool:
         return self._plane.encrypts(self.transport.get_extra_info("peername"))
@@ -159,7 +169,7 @@ class DataConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._finished:
             return
-        self._plane.lost(self, self._channel, self._reason or (str(error) if error else "closed by the other slot"))
+        self._plane.lost(self, self._route, self._reason or (str(error) if error else "closed by the other slot"))
 
     def abort(self) -> None:
         transport = getattr(self, "transport", None)

@@ -1,19 +1,18 @@
-"""TCP mesh between slots: a connection per channel. The only folder with data sockets.
+"""TCP mesh between slots: a connection per route carries all channels (`streams`). The only folder with data sockets.
 
-A connection begins with a mutual HMAC challenge on the job's secret; the claims name generation and channel. The
-receiver refuses an older token; a later generation's connection waits for this slot. A running generation fails if a
-connection breaks or carries a wrong frame.
+A connection begins with a mutual HMAC challenge on the job's secret; the claims name the route. The receiver refuses an
+older token; a later generation's connection waits for this slot. A running generation fails if a connection breaks or
+carries a wrong frame.
 
-The receiver grants credit, the number of bytes that may have been sent since the beginning: a barrier is never stuck in
-a socket behind rows that nobody takes.
+The receiver grants credit for each channel: a barrier is never stuck in a socket behind rows that nobody takes.
 """
 
 import asyncio
 import logging
 import secrets
 import ssl
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -22,9 +21,9 @@ from barrier_runtime.coordinator.wire.framing import FrameRejected
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, HandshakeFailed, Initiator
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.coordinator.wire.peers import LineLimit, Policy, across_hosts, never
-from barrier_runtime.data.elements import Element, EndOfInput
-from barrier_runtime.runtime.network.channels import Broken, ChannelId, InputChannel, OutputChannel
+from barrier_runtime.runtime.network.channels import Broken, ChannelId, InputChannel, Route
 from barrier_runtime.runtime.network.connection import (
+    Chunks,
     DataConnection,
     PacketsLost,
     listen_on_one_of,
@@ -32,9 +31,16 @@ from barrier_runtime.runtime.network.connection import (
     reach,
     within,
 )
-from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
+from barrier_runtime.runtime.network.frames import FrameError
+from barrier_runtime.runtime.network.streams import (
+    ALIVE,
+    CreditReader,
+    PartReader,
+    ReceivingStream,
+    SendingStream,
+)
 from barrier_runtime.state.descriptors import remedy_if_exhausted
-from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
+from barrier_runtime.state.errors import UNREADABLE, Unavailable
 from barrier_runtime.state.sockets import ANY_PORT, PortRange
 from barrier_runtime.state.tls import PeerTls, TlsListener, reason
 
@@ -43,15 +49,15 @@ log = logging.getLogger("barrier_runtime.network")
 HANDSHAKE_TIMEOUT_S = 10.0
 DEFAULT_TIMEOUT_S: float = OPTIONS["slot_timeout"].default
 _HEARD = 2  # calls of `beat` without a sign of life that are not reported
-_CREDIT = struct.Struct(">Q")  # bytes
+_DIALS = 16  # handshakes of a slot at the same time
 MAX_UNPROVEN = 4_096  # unauthenticated connections; every slot opens one at a time
 _MOST_WAITING = 16_384  # authenticated, of later generations; a slow slot of a large job has thousands
 _CHECK_NETWORK = "a replacement will be tried; check the network between executors if this repeats"
-_NOT_YET = b"\x02"  # the channel belongs to a later generation
+_NOT_YET = b"\x02"  # the route belongs to a later generation
 _ADMITTED = b"\x01"
 
 
-_CHANNEL_ID = msgspec.msgpack.Decoder(ChannelId)
+_ROUTE = msgspec.msgpack.Decoder(Route)
 
 
 class TcpDataPlane:
@@ -76,12 +82,13 @@ class TcpDataPlane:
         self._host, self._ports = host, ports
         self._server: asyncio.Server | TlsListener | None = None
         self._token = 0
-        self._expected: dict[ChannelId, InputChannel] = {}
-        self._missing: set[ChannelId] = set()
+        self._expected: dict[Route, dict[int, InputChannel]] = {}  # by edge
+        self._missing: set[Route] = set()
         self._complete = asyncio.Event()
-        self._broken: Broken = lambda channel, reason: None
-        self._waiting: dict[ChannelId, _Incoming] = {}
-        self._lost: dict[ChannelId, str] = {}  # why waiting connections broke, for senders that did not notice
+        self._broken: Broken = lambda route, reason: None
+        self._dials = asyncio.Semaphore(_DIALS)
+        self._waiting: dict[Route, _Incoming] = {}
+        self._lost: dict[Route, str] = {}  # why waiting connections broke, for senders that did not notice
         self._lines = LineLimit()
         self._unproven: dict[_Incoming, None] = {}
         # Dicts, because aborts happen in the order of arrival.
@@ -96,49 +103,56 @@ class TcpDataPlane:
 
     def expect(self, token: int, channels: dict[ChannelId, InputChannel], broken: Broken) -> None:
         self._token = token
-        self._expected = dict(channels)
-        self._missing = set(channels)
+        self._expected = {}
+        for channel, target in channels.items():
+            self._expected.setdefault(channel.route, {})[channel.edge] = target
+        self._missing = set(self._expected)
         self._broken = broken
+        self._dials = asyncio.Semaphore(_DIALS)
         self._complete = asyncio.Event()
         if not channels:
             self._complete.set()
-        for channel, incoming in list(self._waiting.items()):
-            if channel.token <= token:
-                del self._waiting[channel]
-                self._admit(incoming, channel)
-        for channel, why in list(self._lost.items()):
-            if channel.token <= token:
-                del self._lost[channel]
-                if channel in self._missing:
-                    asyncio.get_running_loop().call_soon(broken, channel, why)
+        for route, incoming in list(self._waiting.items()):
+            if route.token <= token:
+                del self._waiting[route]
+                self._admit(incoming, route)
+        for route, why in list(self._lost.items()):
+            if route.token <= token:
+                del self._lost[route]
+                if route in self._missing:
+                    asyncio.get_running_loop().call_soon(broken, route, why)
 
     async def all_connected(self) -> None:
         await self._complete.wait()
 
-    async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel:
+    async def connect(
+        self, peer: Peer, channels: Sequence[ChannelId], wake_writer: Callable[[], None]
+    ) -> Sequence[SendingStream]:
         """Tries without end while packets are lost: the coordinator ends the generation."""
         try:
             while True:
                 try:
-                    return await self._attempt(peer, channel, wake_writer)
+                    outgoing = await self._attempt(peer, channels, wake_writer)
+                    return [outgoing.streams[channel.edge] for channel in channels]
                 except PacketsLost:
                     self._unreached.setdefault(peer.slot, 0)
         finally:
             self._unreached.pop(peer.slot, None)
 
-    async def _attempt(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> "_Outgoing":
-        outgoing = _Outgoing(self, channel, wake_writer)
+    async def _attempt(self, peer: Peer, channels: Sequence[ChannelId], wake_writer: Callable[[], None]) -> "_Outgoing":
+        outgoing = _Outgoing(self, channels, wake_writer)
         self._connecting[outgoing] = None
         try:
-            await reach(lambda: outgoing, peer.host, peer.port, self._tls)
-            await within(HANDSHAKE_TIMEOUT_S, outgoing.proven)
+            async with self._dials:
+                await reach(lambda: outgoing, peer.host, peer.port, self._tls)
+                await within(HANDSHAKE_TIMEOUT_S, outgoing.proven)
             await outgoing.ready  # as long as the peer restores; the coordinator notices its loss
         except (OSError, asyncio.TimeoutError) as error:
             remedy = remedy_if_exhausted(error) or (
                 reason(error) if isinstance(error, ssl.SSLError) else _CHECK_NETWORK
             )
             raise Unavailable(
-                f"slot {channel.source_slot} cannot reach slot {peer.slot} at {peer.host}:{peer.port} ({error!r}): "
+                f"slot {channels[0].source_slot} cannot reach slot {peer.slot} at {peer.host}:{peer.port} ({error!r}): "
                 f"{remedy}"
             ) from error
         finally:
@@ -158,7 +172,7 @@ class TcpDataPlane:
     def disconnect(self) -> None:
         self._expected = {}
         self._missing = set()
-        self._broken = lambda channel, reason: None
+        self._broken = lambda route, reason: None
         for connection in (*self._connecting, *self._open):
             connection.abort()
         self._open.clear()
@@ -216,42 +230,42 @@ class TcpDataPlane:
         if line is not None:
             log.warning("%s", line)
 
-    def admit(self, incoming: "_Incoming", channel: ChannelId) -> None:
-        if channel.token > self._token:
+    def admit(self, incoming: "_Incoming", route: Route) -> None:
+        if route.token > self._token:
             if len(self._waiting) >= _MOST_WAITING:
                 incoming.abort()
                 return
-            replaced = self._waiting.pop(channel, None)
+            replaced = self._waiting.pop(route, None)
             if replaced is not None:
                 replaced.abort()
-            self._waiting[channel] = incoming
-            self._lost.pop(channel, None)
+            self._waiting[route] = incoming
+            self._lost.pop(route, None)
             incoming.wait()
             return
-        self._admit(incoming, channel)
+        self._admit(incoming, route)
 
-    def _admit(self, incoming: "_Incoming", channel: ChannelId) -> None:
-        if channel not in self._missing:
-            incoming.abort()  # an old token, an unknown channel, or a second connection of a channel
+    def _admit(self, incoming: "_Incoming", route: Route) -> None:
+        if route not in self._missing:
+            incoming.abort()  # an old token, an unknown route, or a second connection of a route
             return
-        self._missing.discard(channel)
+        self._missing.discard(route)
         self._open[incoming] = None
-        incoming.begin(self._expected[channel])
+        incoming.begin(self._expected[route])
         if not self._missing:
             self._complete.set()
 
     def opened(self, connection: "DataConnection") -> None:
         self._open[connection] = None
 
-    def lost(self, connection: "DataConnection", channel: ChannelId | None, reason: str) -> None:
-        if channel is not None and self._waiting.get(channel) is connection:
-            del self._waiting[channel]
+    def lost(self, connection: "DataConnection", route: Route | None, reason: str) -> None:
+        if route is not None and self._waiting.get(route) is connection:
+            del self._waiting[route]
             if len(self._lost) < _MOST_WAITING:
-                self._lost[channel] = reason
+                self._lost[route] = reason
         if connection in self._open:
             del self._open[connection]
-            if channel is not None and channel.token == self._token:
-                self._broken(channel, reason)
+            if route is not None and route.token == self._token:
+                self._broken(route, reason)
 
 
 class _Incoming(DataConnection):
@@ -260,10 +274,8 @@ class _Incoming(DataConnection):
 
     def __init__(self, plane: TcpDataPlane) -> None:
         super().__init__(plane)
-        self._reader = FrameReader()
-        self._target: InputChannel | None = None
-        self._received = 0
-        self._credit = 0
+        self.streams: dict[int, ReceivingStream] = {}
+        self._parts = PartReader(self.streams)
         self._timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -275,11 +287,11 @@ class _Incoming(DataConnection):
         )
 
     def data_received(self, data: bytes) -> None:
-        if self._target is not None:
+        if self.streams:
             self._frames(data)
             return
-        if self._channel is not None:
-            self._refuse("data came before the channel was admitted")
+        if self._route is not None:
+            self._refuse("data came before the connection was admitted")
             return
         try:
             answer = self._handshake.feed(data)
@@ -289,15 +301,18 @@ class _Incoming(DataConnection):
             if session is None:
                 return
             if self._handshake.unread():
-                raise HandshakeFailed("data came before the channel was admitted")
-            self._channel = _CHANNEL_ID.decode(session.hello.claims)
+                raise HandshakeFailed("data came before the connection was admitted")
+            self._route = _ROUTE.decode(session.hello.claims)
             self._agreed(session)
-            self.peer = self._channel.source_slot
-        except (HandshakeFailed, *UNREADABLE) as error:
+            self.peer = self._route.source_slot
+        except HandshakeFailed as error:
             self._refuse(str(error))
             return
+        except UNREADABLE as error:
+            self._refuse(f"the claims are unreadable ({error}): run the same release of barrier-runtime in all slots")
+            return
         self._proven_or_gone()
-        self._plane.admit(self, self._channel)
+        self._plane.admit(self, self._route)
 
     def _refuse(self, reason: str) -> None:
         self._plane.refused(self.transport.get_extra_info("peername"), reason)
@@ -306,38 +321,31 @@ class _Incoming(DataConnection):
     def wait(self) -> None:
         self._write([_NOT_YET])
 
-    def begin(self, target: InputChannel) -> None:
-        self._target = target
-        target.when_credit(self._send_credit)
+    def begin(self, targets: dict[int, InputChannel]) -> None:
         self._write([_ADMITTED])
-        self._send_credit()
+        for edge, target in targets.items():
+            stream = self.streams[edge] = ReceivingStream(edge, target)
+            target.when_credit(partial(self._send_credit, stream))
+            self._send_credit(stream)
 
     def _frames(self, data: bytes) -> None:
-        target = self._target
-        assert target is not None
         self._quiet = 0
         try:
-            data = self._read(data)
-            self._received += len(data)
-            for element, size in self._reader.feed(data):
-                target.push(element, size)
-                if isinstance(element, EndOfInput):
-                    self._finished = True
+            self._parts.feed(self._read(data))
         except (FrameError, FrameRejected) as error:
             self._fail(str(error))
 
-    def _send_credit(self) -> None:
-        target = self._target
-        assert target is not None
-        credit = self._received + target.credit
-        if credit > self._credit and not self._finished and not self.transport.is_closing():
-            self._credit, self._idle = credit, False
-            self._write([_CREDIT.pack(credit)])
+    def _send_credit(self, stream: ReceivingStream) -> None:
+        if not self.transport.is_closing() and (credit := stream.credit()):
+            self._idle = False
+            self._write([credit])
 
     def _send_alive(self) -> None:
-        self._send_credit()
+        streams = list(self.streams.values())
+        for stream in streams:
+            self._send_credit(stream)
         if self._idle:
-            self._write([_CREDIT.pack(self._credit)])
+            self._write([streams[0].last_credit()])
 
     def _proven_or_gone(self) -> None:
         self._plane.proved(self)
@@ -353,16 +361,15 @@ class _Outgoing(DataConnection):
     _plane: TcpDataPlane
     _handshake: Initiator
 
-    def __init__(self, plane: TcpDataPlane, channel: ChannelId, wake_writer: Callable[[], None]) -> None:
+    def __init__(self, plane: TcpDataPlane, channels: Sequence[ChannelId], wake_writer: Callable[[], None]) -> None:
         super().__init__(plane)
-        self._channel = channel
-        self._claims = msgspec.msgpack.encode(channel)
-        self.peer = channel.target_slot
-        self._writer = FrameWriter()
-        self._wake_writer = wake_writer
-        self._sent = 0
-        self._credit = 0
-        self._credit_bytes = b""
+        self._route = channels[0].route
+        self._claims = msgspec.msgpack.encode(self._route)
+        self.peer = self._route.target_slot
+        self.streams: dict[int, SendingStream] = {
+            channel.edge: SendingStream(channel, self._send, wake_writer) for channel in channels
+        }
+        self._credits = CreditReader(self.streams)
         loop = asyncio.get_running_loop()
         self.proven: asyncio.Future[None] = loop.create_future()
         self.ready: asyncio.Future[None] = loop.create_future()  # the peer has reached this generation
@@ -382,18 +389,19 @@ class _Outgoing(DataConnection):
                 data = self._handshake.unread()
             data = self._read(data)
             if self.ready.done():
-                self._take_credit(data)
+                self._quiet = 0
+                self._credits.feed(data)
                 return
             if data and not self.proven.done():
                 self.proven.set_result(None)
                 data = data.removeprefix(_NOT_YET)
             if data:
                 if not data.startswith(_ADMITTED):
-                    raise HandshakeFailed("the downstream slot did not admit the channel: connection closed")
+                    raise HandshakeFailed("the downstream slot did not admit the connection: connection closed")
                 self._plane.opened(self)
-                self._take_credit(data[len(_ADMITTED) :])
+                self._credits.feed(data[len(_ADMITTED) :])
                 self.ready.set_result(None)
-        except (HandshakeFailed, FrameRejected) as error:
+        except (HandshakeFailed, FrameError, FrameRejected) as error:
             self._fail(str(error))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -407,36 +415,11 @@ class _Outgoing(DataConnection):
     def admitted(self) -> bool:
         return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
-    @property
-    def writable(self) -> bool:
-        return self._sent < self._credit
-
     def _send_alive(self) -> None:
-        alive = self._writer.alive()
-        self._sent += len(alive)
-        self._write([alive])
+        self._write([ALIVE])
 
-    def _take_credit(self, data: bytes) -> None:
-        self._quiet = 0
-        self._credit_bytes += data
-        whole = len(self._credit_bytes) // _CREDIT.size * _CREDIT.size
-        if not whole:
-            return
-        waiting = not self.writable
-        self._credit = max(self._credit, *(credit for (credit,) in _CREDIT.iter_unpack(self._credit_bytes[:whole])))
-        self._credit_bytes = self._credit_bytes[whole:]
-        if waiting and self.writable:
-            self._wake_writer()
-
-    def send(self, element: Element) -> None:
+    def _send(self, part: Chunks) -> None:
         if self.transport.is_closing():
             return  # `connection_lost` follows and fails the generation
-        try:
-            chunks = self._writer.encode(element)
-        except FrameError as error:
-            raise BarrierRuntimeError(f"channel {self._channel}: {error}") from error
-        self._sent += sum(map(len, chunks))
         self._idle = False
-        self._write(chunks)
-        if isinstance(element, EndOfInput):
-            self._finished = True
+        self._write(part)

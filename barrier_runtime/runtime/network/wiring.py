@@ -1,6 +1,7 @@
 """Channels of a generation in a slot, and the order of sources of `Stream.followed_by`."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from barrier_runtime.coordinator.wire.messages import Peer
@@ -45,6 +46,7 @@ class Wiring:
         self._local_output = local_output
         self.inputs: dict[int, list[InputChannel]] = {}
         self._channel_of: dict[tuple[int, int], InputChannel] = {}  # (edge, upstream slot) -> input
+        self._remote: dict[tuple[int, int], OutputChannel] = {}  # (edge, downstream slot) -> output
 
     def make_inputs(self) -> None:
         for chain in self._graph.chains:
@@ -84,19 +86,35 @@ class Wiring:
         }
         self._plane.expect(self._token, expected, broken)
 
-    async def outputs(self, chain: Chain, peers: dict[int, Peer]) -> list[ResultPartition]:
-        operator = chain.operators[-1].name if chain.operators or chain.source is None else chain.source.name
-        return [await self._connect(edge, peers, edge.operator or operator) for edge in self._graph.outputs(chain.id)]
+    async def connect(self, peers: Iterable[Peer]) -> None:
+        """Connects to all slots at the same time: a silent host does not delay the others."""
+        edges = [edge.id for edge in self._graph.edges if edge.partitioning != "forward"]
+        others = staggered(peers, self._slot) if edges else []
+        tasks = [asyncio.ensure_future(self._connect(peer, edges)) for peer in others]
+        try:
+            await asyncio.gather(*tasks)
+        except (Exception, asyncio.CancelledError):
+            for task in tasks:
+                task.cancel()
+            raise
 
-    async def _connect(self, edge: Edge, peers: dict[int, Peer], operator: str) -> ResultPartition:
+    async def _connect(self, peer: Peer, edges: list[int]) -> None:
+        channels = [ChannelId(self._token, edge, self._slot, peer.slot) for edge in edges]
+        outputs = await self._plane.connect(peer, channels, self._wake)
+        self._remote.update({(edge, peer.slot): output for edge, output in zip(edges, outputs, strict=True)})
+
+    def outputs(self, chain: Chain) -> list[ResultPartition]:
+        operator = chain.operators[-1].name if chain.operators or chain.source is None else chain.source.name
+        return [self._partition(edge, edge.operator or operator) for edge in self._graph.outputs(chain.id)]
+
+    def _partition(self, edge: Edge, operator: str) -> ResultPartition:
         targets = [self._slot] if edge.partitioning == "forward" else range(self._graph.parallelism)
-        channels: list[OutputChannel] = []
-        for target in targets:
-            if target == self._slot:
-                channels.append(self._local_output(self._channel_of[(edge.id, target)], self._wake))
-            else:
-                channel = ChannelId(self._token, edge.id, self._slot, target)
-                channels.append(await self._plane.connect(peers[target], channel, self._wake))
+        channels: list[OutputChannel] = [
+            self._local_output(self._channel_of[(edge.id, target)], self._wake)
+            if target == self._slot
+            else self._remote[(edge.id, target)]
+            for target in targets
+        ]
         return ResultPartition(edge, channels, self._slot, self._graph.max_parallelism, operator)
 
     async def all_connected(self) -> None:
@@ -111,6 +129,11 @@ class Wiring:
 
 
 _EARLIER = 0  # port of the input that is read first
+
+
+def staggered(peers: Iterable[Peer], slot: int) -> list[Peer]:
+    """Other slots, from the next slot on: not all slots connect to slot 0 at once."""
+    return sorted((peer for peer in peers if peer.slot != slot), key=lambda peer: (peer.slot < slot, peer.slot))
 
 
 def connect_followers(subtasks: Sequence[Subtask]) -> None:

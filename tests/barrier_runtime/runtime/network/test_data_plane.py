@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 
 import pyarrow as pa
 import pytest
@@ -56,7 +57,7 @@ async def test_elements_arrive_in_order_through_one_connection():
     peer = await receiver.listen()
     receiver.expect()
     sender = TcpDataPlane(SECRET, "job", "run")
-    output = await sender.connect(peer, channel(), lambda: None)
+    [output] = await sender.connect(peer, [channel()], lambda: None)
     await receiver.plane.all_connected()
     sent = [batch(3), Watermark(5), batch(2), EndOfInput()]
     for element in sent:
@@ -80,11 +81,11 @@ async def test_a_connection_of_a_newer_generation_waits_until_this_slot_has_hear
     peer = await receiver.listen()
     receiver.expect(token=2)
     sender = TcpDataPlane(SECRET, "job", "run")
-    connecting = asyncio.ensure_future(sender.connect(peer, channel(3), lambda: None))
+    connecting = asyncio.ensure_future(sender.connect(peer, [channel(3)], lambda: None))
     done, _ = await asyncio.wait({connecting}, timeout=0.2)
     assert not done
     receiver.expect(token=3)
-    output = await connecting
+    [output] = await connecting
     output.send(Watermark(1))
     await eventually(lambda: receiver.input.readable)
     sender.close()
@@ -99,7 +100,7 @@ async def test_a_connection_that_breaks_while_it_waits_fails_the_generation_it_w
     peer = await receiver.listen()
     receiver.expect(token=2)
     sender = TcpDataPlane(SECRET, "job", "run")
-    connecting = asyncio.ensure_future(sender.connect(peer, channel(3), lambda: None))
+    connecting = asyncio.ensure_future(sender.connect(peer, [channel(3)], lambda: None))
     await eventually(lambda: receiver.plane._waiting)
     for waiting in receiver.plane._waiting.values():
         waiting.abort()
@@ -107,7 +108,7 @@ async def test_a_connection_that_breaks_while_it_waits_fails_the_generation_it_w
     assert receiver.broken == [], "the running generation has nothing to do with it"
     receiver.expect(token=3)
     await eventually(lambda: receiver.broken)
-    assert [broken for broken, _ in receiver.broken] == [channel(3)]
+    assert [broken for broken, _ in receiver.broken] == [channel(3).route]
     with pytest.raises(Unavailable):
         await connecting
     sender.close()
@@ -119,14 +120,14 @@ async def test_a_broken_connection_of_a_generation_that_never_came_is_forgotten(
     peer = await receiver.listen()
     receiver.expect(token=2)
     given_up, sender = TcpDataPlane(SECRET, "job", "run"), TcpDataPlane(SECRET, "job", "run")
-    connecting = asyncio.ensure_future(given_up.connect(peer, channel(3), lambda: None))
+    connecting = asyncio.ensure_future(given_up.connect(peer, [channel(3)], lambda: None))
     await eventually(lambda: receiver.plane._waiting)
     given_up.disconnect()
     with pytest.raises(Unavailable):
         await connecting
     await eventually(lambda: not receiver.plane._waiting)
     receiver.expect(token=4)
-    await sender.connect(peer, channel(4), lambda: None)
+    await sender.connect(peer, [channel(4)], lambda: None)
     assert receiver.broken == []
     assert not receiver.plane._lost
     for plane in (given_up, sender, receiver.plane):
@@ -151,7 +152,7 @@ async def test_a_peer_that_does_not_hear_the_proof_is_given_up_in_time(monkeypat
     host, port = proxy.sockets[0].getsockname()[:2]
     sender = TcpDataPlane(SECRET, "job", "run")
     with pytest.raises(Unavailable):
-        await sender.connect(Peer(1, "uuid", host, port), channel(), lambda: None)
+        await sender.connect(Peer(1, "uuid", host, port), [channel()], lambda: None)
     for each in (sender, receiver.plane, proxy, *writers):
         each.close()
     await proxy.wait_closed()
@@ -172,7 +173,7 @@ async def test_who_is_not_expected_is_refused(secret, job, run_id, token):
     receiver.expect()
     sender = TcpDataPlane(secret, job, run_id)
     with pytest.raises(Unavailable):
-        await sender.connect(peer, channel(token), lambda: None)
+        await sender.connect(peer, [channel(token)], lambda: None)
     assert not receiver.input.readable
     sender.close()
     receiver.plane.close()
@@ -183,9 +184,9 @@ async def test_a_second_connection_for_a_channel_is_refused():
     peer = await receiver.listen()
     receiver.expect()
     first, second = TcpDataPlane(SECRET, "job", "run"), TcpDataPlane(SECRET, "job", "run")
-    await first.connect(peer, channel(), lambda: None)
+    await first.connect(peer, [channel()], lambda: None)
     with pytest.raises(Unavailable):
-        await second.connect(peer, channel(), lambda: None)
+        await second.connect(peer, [channel()], lambda: None)
     assert receiver.broken == []
     for plane in (first, second, receiver.plane):
         plane.close()
@@ -198,7 +199,7 @@ async def test_a_broken_connection_is_reported_by_both_ends():
     sender = TcpDataPlane(SECRET, "job", "run")
     broken_at_sender = []
     sender.expect(3, {}, lambda c, reason: broken_at_sender.append(c))
-    await sender.connect(peer, channel(), lambda: None)
+    await sender.connect(peer, [channel()], lambda: None)
     for connection in list(receiver.plane._open):
         connection.abort()
     await eventually(lambda: receiver.broken and broken_at_sender)
@@ -214,11 +215,11 @@ async def test_a_peer_that_leaves_is_lost_at_once_though_bytes_to_it_are_unsent(
     sender = TcpDataPlane(SECRET, "job", "run", timeout_s=600.0)
     broken_at_sender = []
     sender.expect(3, {}, lambda c, reason: broken_at_sender.append(c))
-    output = await sender.connect(peer, channel(), lambda: None)
-    [connection] = receiver.plane._open
+    await sender.connect(peer, [channel()], lambda: None)
+    [connection], [sending] = receiver.plane._open, sender._open
     connection.transport.pause_reading()
-    output.transport.write(bytes(64 << 20))
-    assert output.transport.get_write_buffer_size()
+    sending.transport.write(bytes(64 << 20))
+    assert sending.transport.get_write_buffer_size()
     connection.transport.get_extra_info("socket").shutdown(socket.SHUT_WR)
     await eventually(lambda: broken_at_sender, "the sender to notice")
     sender.close()
@@ -231,8 +232,9 @@ async def test_garbage_instead_of_frames_breaks_the_channel():
     peer = await receiver.listen()
     receiver.expect()
     sender = TcpDataPlane(SECRET, "job", "run")
-    output = await sender.connect(peer, channel(), lambda: None)
-    output.transport.write(b"\x00" * 64)
+    await sender.connect(peer, [channel()], lambda: None)
+    [connection] = sender._open
+    connection.transport.write(b"\x00" * 64)
     await eventually(lambda: receiver.broken)
     assert not receiver.input.readable
     sender.close()
@@ -245,7 +247,7 @@ async def test_a_slow_reader_stops_the_writer_and_lets_it_go_on_later():
     receiver.expect()
     sender = TcpDataPlane(SECRET, "job", "run")
     woken = []
-    output = await sender.connect(peer, channel(), lambda: woken.append(1))
+    [output] = await sender.connect(peer, [channel()], lambda: woken.append(1))
     sent = 0
 
     async def fill():
@@ -277,7 +279,7 @@ async def test_a_barrier_comes_through_while_nobody_takes_the_rows_before_it():
     peer = await receiver.listen()
     receiver.expect()
     sender = TcpDataPlane(SECRET, "job", "run")
-    output = await sender.connect(peer, channel(), lambda: None)
+    [output] = await sender.connect(peer, [channel()], lambda: None)
     sent = 0
     while output.writable:
         output.send(batch(1_000))
@@ -292,13 +294,77 @@ async def test_a_barrier_comes_through_while_nobody_takes_the_rows_before_it():
     receiver.plane.close()
 
 
+async def test_channels_of_two_slots_share_a_connection_and_a_slow_one_delays_no_other():
+    receiver, second = Receiver(window=64 * 1024), InputChannel(1, 0, lambda: None, 64 * 1024)
+    peer = await receiver.listen()
+    slow, fast = channel(), ChannelId(3, 1, 0, 1)
+    receiver.plane.expect(3, {slow: receiver.input, fast: second}, lambda route, reason: receiver.broken.append(reason))
+    sender = TcpDataPlane(SECRET, "job", "run")
+    to_slow, to_fast = await sender.connect(peer, [slow, fast], lambda: None)
+    await receiver.plane.all_connected()
+    assert len(sender._open) == len(receiver.plane._open) == 1
+    await eventually(lambda: to_slow.writable and to_fast.writable, "the first credit")
+    while to_slow.writable:
+        to_slow.send(batch(1_000))
+    sent, taken = 0, []
+
+    def took():
+        while second.readable:
+            taken.append(second.pop().count)
+        return to_fast.writable
+
+    while sent < 100:
+        await eventually(took, "the reader that takes its rows")
+        to_fast.send(batch(1_000))
+        sent += 1
+    await eventually(lambda: took() and sum(taken) == 1_000 * sent)
+    assert not to_slow.writable
+    assert not receiver.broken
+    sender.close()
+    receiver.plane.close()
+
+
+@pytest.mark.parametrize("ended", [1, 2])
+async def test_the_end_of_a_connection_is_no_failure_after_the_end_of_all_channels(ended):
+    receiver, second = Receiver(), InputChannel(1, 0, lambda: None)
+    peer = await receiver.listen()
+    channels = [channel(), ChannelId(3, 1, 0, 1)]
+    inputs = dict(zip(channels, [receiver.input, second], strict=True))
+    receiver.plane.expect(3, inputs, lambda route, reason: receiver.broken.append(route))
+    sender = TcpDataPlane(SECRET, "job", "run")
+    outputs = await sender.connect(peer, channels, lambda: None)
+    for output in outputs[:ended]:
+        output.send(EndOfInput())
+    await eventually(lambda: all(each.readable for each in list(inputs.values())[:ended]))
+    [connection] = receiver.plane._open
+    sender.close()
+    await eventually(connection.transport.is_closing, "the receiver to notice")
+    await asyncio.sleep(0)
+    assert receiver.broken == ([channel().route] if ended == 1 else [])
+    receiver.plane.close()
+
+
+async def test_bytes_for_an_unknown_edge_break_the_connection():
+    receiver = Receiver()
+    peer = await receiver.listen()
+    receiver.expect()
+    sender = TcpDataPlane(SECRET, "job", "run")
+    await sender.connect(peer, [channel()], lambda: None)
+    [connection] = sender._open
+    connection.transport.write(struct.pack(">HQ", 5, 1) + b"x")
+    await eventually(lambda: receiver.broken)
+    assert not receiver.input.readable
+    sender.close()
+    receiver.plane.close()
+
+
 async def test_an_idle_connection_carries_signs_of_life_in_both_directions():
     """A full window of signs of life must not use up the credit."""
     receiver = Receiver(window=1_000)
     peer = await receiver.listen()
     receiver.expect()
     sender = TcpDataPlane(SECRET, "job", "run")
-    output = await sender.connect(peer, channel(), lambda: None)
+    [output] = await sender.connect(peer, [channel()], lambda: None)
     await receiver.plane.all_connected()
     for _ in range(200):
         sender.beat()

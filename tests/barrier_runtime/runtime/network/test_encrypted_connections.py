@@ -49,7 +49,7 @@ def batch(rows):
 async def connected(receiver, encrypts=always):
     peer = await receiver.listen()
     sender = TcpDataPlane(SECRET, "job", "run", encrypts=encrypts)
-    output = await sender.connect(peer, CHANNEL, lambda: None)
+    [output] = await sender.connect(peer, [CHANNEL], lambda: None)
     await receiver.plane.all_connected()
     return sender, output
 
@@ -65,7 +65,7 @@ async def test_small_and_large_elements_arrive_in_order():
     rows = [element.rows for element in received if isinstance(element, Batch)]
     assert pa.Table.from_batches(rows) == pa.Table.from_batches([each.rows for each in sent if isinstance(each, Batch)])
     [incoming] = receiver.plane._open
-    assert incoming._received == output._sent, "credit counts bytes before encryption"
+    assert incoming.streams[CHANNEL.edge].received == output.sent, "credit counts bytes before encryption"
     sender.close()
     receiver.plane.close()
 
@@ -73,13 +73,13 @@ async def test_small_and_large_elements_arrive_in_order():
 async def test_signs_of_life_go_both_ways():
     receiver = Receiver()
     sender, output = await connected(receiver)
-    [incoming] = receiver.plane._open
-    await eventually(output._credit.__bool__, "the first credit")
-    output._quiet = incoming._quiet = 1
+    [incoming], [outgoing] = receiver.plane._open, sender._open
+    await eventually(lambda: output.writable, "the first credit")
+    outgoing._quiet = incoming._quiet = 1
     for plane in (sender, receiver.plane):
         plane.beat()
         plane.beat()
-    await eventually(lambda: (output._quiet, incoming._quiet) == (0, 0), "a sign of life")
+    await eventually(lambda: (outgoing._quiet, incoming._quiet) == (0, 0), "a sign of life")
     assert receiver.broken == []
     sender.close()
     receiver.plane.close()
@@ -91,7 +91,7 @@ async def test_plaintext_peer_is_refused(caplog):
     peer = await receiver.listen()
     sender = TcpDataPlane(SECRET, "job", "run", encrypts=never)
     with pytest.raises(Unavailable, match="cannot reach slot 1"):
-        await sender.connect(peer, CHANNEL, lambda: None)
+        await sender.connect(peer, [CHANNEL], lambda: None)
     assert not receiver.plane._open
     [line] = [record.getMessage() for record in caplog.records if record.name == "barrier_runtime.network"]
     assert line.startswith("connection from ('127.0.0.1', ")
@@ -111,8 +111,9 @@ async def test_peer_that_encrypts_is_served_where_plaintext_is_allowed():
 
 async def test_loopback_connections_are_not_encrypted_by_default():
     receiver = Receiver(encrypts=across_hosts)
-    sender, output = await connected(receiver, across_hosts)
-    assert not output._handshake.session.encrypted
+    sender, _ = await connected(receiver, across_hosts)
+    [outgoing] = sender._open
+    assert not outgoing._handshake.session.encrypted
     sender.close()
     receiver.plane.close()
 

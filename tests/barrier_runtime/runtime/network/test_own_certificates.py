@@ -64,7 +64,8 @@ async def connect(given, peer):
     """Raises `Unavailable` if either end refuses."""
     sender = plane(given)
     try:
-        return await sender.connect(peer, CHANNEL, lambda: None), sender
+        [output] = await sender.connect(peer, [CHANNEL], lambda: None)
+        return output, sender
     except BaseException:
         sender.close()
         raise
@@ -89,7 +90,7 @@ async def test_rows_pass_between_certificates_of_one_ca(ours):
         output.send(Watermark(7))
         await eventually(lambda: expected.readable)
         assert expected.pop() == Watermark(7)
-        assert output.transport.get_extra_info("cipher")[1] == "TLSv1.3"
+        assert next(iter(sender._open)).transport.get_extra_info("cipher")[1] == "TLSv1.3"
         sender.close()
 
 

@@ -34,7 +34,7 @@ async def test_a_peer_that_restores_for_longer_than_a_handshake_may_take_is_wait
     receiver, sender = plane(), plane()
     peer = await listening(receiver)
     channel = ChannelId(3, 0, 0, 1)
-    connecting = asyncio.ensure_future(sender.connect(peer, channel, lambda: None))
+    connecting = asyncio.ensure_future(sender.connect(peer, [channel], lambda: None))
     await eventually(lambda: receiver._waiting and all(each.proven.done() for each in sender._connecting))
     await asyncio.sleep(0.01)  # a turn of the sender
     loop, time_s = asyncio.get_running_loop(), asyncio.get_running_loop().time
@@ -43,7 +43,7 @@ async def test_a_peer_that_restores_for_longer_than_a_handshake_may_take_is_wait
     assert not done
     target = InputChannel(0, 0, lambda: None)
     receiver.expect(3, {channel: target}, lambda c, reason: None)
-    output = await connecting
+    [output] = await connecting
     output.send(Watermark(1))
     await eventually(lambda: target.readable)
     sender.close()
@@ -57,7 +57,7 @@ async def test_a_peer_that_accepts_and_then_says_nothing_is_not_waited_for(monke
     host, port = stalled.sockets[0].getsockname()[:2]
     sender = plane()
     with pytest.raises(Unavailable, match="cannot reach slot 1"):
-        await sender.connect(Peer(1, "uuid", host, port), ChannelId(3, 0, 0, 1), lambda: None)
+        await sender.connect(Peer(1, "uuid", host, port), [ChannelId(3, 0, 0, 1)], lambda: None)
     sender.close()
     for writer in connected:
         writer.close()
@@ -67,7 +67,7 @@ async def test_a_peer_that_accepts_and_then_says_nothing_is_not_waited_for(monke
 async def test_a_peer_that_dies_while_it_is_waited_for_is_reported(monkeypatch):
     receiver, sender = plane(), plane()
     peer = await listening(receiver)
-    connecting = asyncio.ensure_future(sender.connect(peer, ChannelId(3, 0, 0, 1), lambda: None))
+    connecting = asyncio.ensure_future(sender.connect(peer, [ChannelId(3, 0, 0, 1)], lambda: None))
     await eventually(lambda: receiver._waiting)
     receiver.close()
     with pytest.raises(Unavailable):
@@ -79,7 +79,7 @@ async def test_a_connection_whose_deployment_was_cancelled_is_closed():
     """A later admission would connect a slot to a generation that the slot has already left."""
     receiver, sender = plane(), plane()
     peer = await listening(receiver)
-    connecting = asyncio.ensure_future(sender.connect(peer, ChannelId(3, 0, 0, 1), lambda: None))
+    connecting = asyncio.ensure_future(sender.connect(peer, [ChannelId(3, 0, 0, 1)], lambda: None))
     await eventually(lambda: receiver._waiting)
     connecting.cancel()
     await eventually(lambda: not receiver._waiting)
@@ -92,7 +92,7 @@ async def test_more_connections_than_a_small_job_has_may_wait_for_a_slow_slot():
     receiver, sender = plane(), plane()
     peer = await listening(receiver)
     channels = [ChannelId(3, 0, slot, 1) for slot in range(300)]
-    connecting = [asyncio.ensure_future(sender.connect(peer, channel, lambda: None)) for channel in channels]
+    connecting = [asyncio.ensure_future(sender.connect(peer, [channel], lambda: None)) for channel in channels]
     await eventually(lambda: len(receiver._waiting) == len(channels) or any(c.done() for c in connecting))
     receiver.expect(3, {c: InputChannel(0, 0, lambda: None) for c in channels}, lambda c, reason: None)
     await asyncio.gather(*connecting)
