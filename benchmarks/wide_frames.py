@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.runtime.network.frames import FrameWriter
 
 _KEYS = 1_000_000

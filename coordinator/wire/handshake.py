@@ -24,7 +24,7 @@ import msgspec
 
 from barrier_runtime.coordinator.wire.codec import MAX_MESSAGE_BYTES, MESSAGES
 from barrier_runtime.coordinator.wire.framing import Framing
-from barrier_runtime.coordinator.wire.messages import ACCEPTED_PROTOCOLS, PROTOCOL_VERSION
+from barrier_runtime.coordinator.wire.messages import ACCEPTED_PROTOCOLS, DATA_VERSION, PROTOCOL_VERSION
 from barrier_runtime.state.errors import UNREADABLE, ProtocolViolation
 
 Purpose = Literal["control", "data"]
@@ -45,7 +45,9 @@ class HandshakeFailed(ProtocolViolation):
     """Close the connection and ignore all bytes."""
 
 
-_FORMAT = replace(MESSAGES, subject="the handshake of a peer", refusal=HandshakeFailed)
+_DATA = replace(
+    MESSAGES, subject="the handshake of a peer", version=DATA_VERSION, oldest=DATA_VERSION, refusal=HandshakeFailed
+)
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -115,7 +117,8 @@ class Initiator:
         _check_nonce(nonce)
         self._secret = secret
         self._private = private
-        self._hello = Hello(_MAGIC, PROTOCOL_VERSION, job, run_id, purpose, claims, nonce, _public(private))
+        version = DATA_VERSION if purpose == "data" else PROTOCOL_VERSION
+        self._hello = Hello(_MAGIC, version, job, run_id, purpose, claims, nonce, _public(private))
         self._buffer = bytearray()
         self.session: PeerSession | None = None
 
@@ -196,12 +199,13 @@ class Acceptor:
     def _challenge(self, hello: Hello) -> bytes:
         if hello.magic != _MAGIC:
             raise HandshakeFailed(f"a peer speaks {hello.magic[:100]!r}, not {_MAGIC!r}: check the addresses")
-        if self._purpose == "data":  # a coordinator refuses other versions after the proof
-            _FORMAT.check(hello.version)
         if hello.purpose != self._purpose:
             raise HandshakeFailed(f"a {hello.purpose} connection came to a {self._purpose} port: check the addresses")
+        if self._purpose == "data":  # a coordinator refuses other versions after the proof
+            _DATA.check(hello.version)
         _check_nonce(hello.nonce)
-        if not hello.key and self._encrypted and hello.version in ACCEPTED_PROTOCOLS:
+        spoken = self._purpose == "data" or hello.version in ACCEPTED_PROTOCOLS
+        if not hello.key and self._encrypted and spoken:
             raise HandshakeFailed(f"a peer of job {hello.job!r} does not encrypt: {_PLAINTEXT}")
         if hello.key and not self._private:
             raise HandshakeFailed(f"a peer of job {hello.job!r} encrypts, and this end has no key: connection closed")

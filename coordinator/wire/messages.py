@@ -16,6 +16,7 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotT
 
 PROTOCOL_VERSION = 3
 ACCEPTED_PROTOCOLS = (PROTOCOL_VERSION,)  # from 0.1.0 on also the version before
+DATA_VERSION = 4  # of connections between slots; 3: a connection per channel
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

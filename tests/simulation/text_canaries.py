@@ -35,6 +35,8 @@ _STORIES: dict[str, str] = {  # mutant -> the story that has to find the bug
     "timers-before-the-held-ones-are-lost": "events",
     "far-timers-wait-unseen": "events",
     "in-flight-tail-is-lost": "bank",
+    "credit-goes-to-the-first-edge": "bank",
+    "rows-reach-the-input-of-another-edge": "bank",
     "ended-subtasks-are-remembered": "bank",
     "permit-ignores-lead": "bank",
     "checkpoint-ids-are-used-again": "bank",

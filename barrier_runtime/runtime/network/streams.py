@@ -17,7 +17,8 @@ from barrier_runtime.runtime.network.frames import FrameError, FrameReader, Fram
 from barrier_runtime.state.errors import BarrierRuntimeError
 
 _HEAD = struct.Struct(">HQ")
-ALIVE = _HEAD.pack(0xFFFF, 0)
+_ALIVE = (0xFFFF, 0)
+ALIVE = _HEAD.pack(*_ALIVE)
 
 
 class ReceivingStream:
@@ -72,19 +73,17 @@ class PartReader:
                 self._head = data[at:]
                 return
             else:
-                begin, at = at, at + _HEAD.size
-                if data[begin:at] == ALIVE:
-                    continue
-                edge, self._left = _HEAD.unpack_from(data, begin)
+                edge, self._left = _HEAD.unpack_from(data, at)
+                at += _HEAD.size
                 self._stream = self._streams.get(edge)
-                if self._stream is None or not self._left:
+                if (self._stream is None or not self._left) and (edge, self._left) != _ALIVE:
                     raise FrameError(f"{self._left} bytes came for edge {edge}, which is no part of a channel")
 
 
 class SendingStream:
-    """`write` sends a part."""
+    """`write` sends a part. Returns False if the connection is closing."""
 
-    def __init__(self, channel: ChannelId, write: Callable[[Chunks], None], wake_writer: Callable[[], None]) -> None:
+    def __init__(self, channel: ChannelId, write: Callable[[Chunks], bool], wake_writer: Callable[[], None]) -> None:
         self.ended = False
         self.sent = 0  # bytes of frames
         self._channel = channel
@@ -110,8 +109,8 @@ class SendingStream:
             raise BarrierRuntimeError(f"channel {self._channel}: {error}") from error
         size = sum(map(len, chunks))
         self.sent += size
-        self.ended = isinstance(element, EndOfInput)
-        self._write([_HEAD.pack(self._channel.edge, size), *chunks])
+        written = self._write([_HEAD.pack(self._channel.edge, size), *chunks])
+        self.ended = written and isinstance(element, EndOfInput)
 
 
 class CreditReader:

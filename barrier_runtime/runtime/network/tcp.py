@@ -55,8 +55,6 @@ _MOST_WAITING = 16_384  # authenticated, of later generations; a slow slot of a 
 _CHECK_NETWORK = "a replacement will be tried; check the network between executors if this repeats"
 _NOT_YET = b"\x02"  # the route belongs to a later generation
 _ADMITTED = b"\x01"
-
-
 _ROUTE = msgspec.msgpack.Decoder(Route)
 
 
@@ -418,8 +416,9 @@ class _Outgoing(DataConnection):
     def _send_alive(self) -> None:
         self._write([ALIVE])
 
-    def _send(self, part: Chunks) -> None:
+    def _send(self, part: Chunks) -> bool:
         if self.transport.is_closing():
-            return  # `connection_lost` follows and fails the generation
+            return False  # `connection_lost` follows and fails the generation
         self._idle = False
         self._write(part)
+        return True

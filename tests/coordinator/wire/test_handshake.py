@@ -14,6 +14,7 @@ from barrier_runtime.coordinator.wire.handshake import (
     Initiator,
     job_secret,
 )
+from barrier_runtime.coordinator.wire.messages import PROTOCOL_VERSION
 from barrier_runtime.state.errors import ProtocolViolation
 
 SECRET = job_secret(b"k" * 32, "flights", "run-1")
@@ -95,9 +96,10 @@ def test_the_claims_are_bound_into_the_proof():
 def test_a_connection_for_another_purpose_or_version_is_refused():
     with pytest.raises(HandshakeFailed, match="data connection came to a control port"):
         acceptor().feed(initiator(purpose="data").hello())
-    newer = initiator(purpose="data").hello().replace(b"barrier-runtime\x03", b"barrier-runtime\x04")
-    with pytest.raises(HandshakeFailed, match="same release"):
+    newer = initiator(purpose="data").hello().replace(b"barrier-runtime\x04", b"barrier-runtime\x05")
+    with pytest.raises(HandshakeFailed, match="version 5, this release reads 4: run the same release"):
         acceptor(purpose="data").feed(newer)
+    assert handshake._HELLO.decode(initiator().hello()[2:]).version == PROTOCOL_VERSION
 
 
 def test_control_connection_proves_the_secret_in_any_version(monkeypatch):

@@ -158,9 +158,10 @@ def test_a_key_that_gives_no_secret_is_refused(key):
 def test_old_protocol_is_refused_by_name(monkeypatch):
     """By a slot at once; by a coordinator after the proof, so that only a peer with the secret can fail a job."""
     monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 2)
+    monkeypatch.setattr(handshake, "DATA_VERSION", 3)
     older_data, older_control = initiator(private=b"", purpose="data"), initiator(private=b"")
     monkeypatch.undo()
-    with pytest.raises(HandshakeFailed, match="has version 2, this release reads 3"):
+    with pytest.raises(HandshakeFailed, match="has version 3, this release reads 4"):
         acceptor(purpose="data").feed(older_data.hello())
     _, session = shaken(left=older_control)
     assert session.hello.version == 2

@@ -389,3 +389,18 @@ async def test_an_interface_that_is_missing_is_named_when_a_slot_listens(monkeyp
     said = r"cannot listen on 'eth7' \(no such name, and the interfaces of this host are .*\): give"
     with pytest.raises(kind, match=said):
         await TcpDataPlane(b"s" * 32, "job", "run", "eth7").listen()
+
+
+async def test_the_end_sent_into_a_closing_connection_hides_no_loss():
+    receiver = Receiver()
+    peer = await receiver.listen()
+    receiver.expect()
+    sender, broken = TcpDataPlane(SECRET, "job", "run"), []
+    sender.expect(3, {}, lambda route, reason: broken.append(route))
+    [output] = await sender.connect(peer, [channel()], lambda: None)
+    [connection] = sender._open
+    connection.abort()
+    output.send(EndOfInput())
+    await eventually(lambda: broken == [channel().route], "the sender to notice")
+    sender.close()
+    receiver.plane.close()
