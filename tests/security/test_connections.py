@@ -18,7 +18,7 @@ from barrier_runtime.coordinator.server.serving import MAX_CONNECTIONS
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, Initiator
 from barrier_runtime.coordinator.wire.messages import Deploy, Peer, Registered
 from barrier_runtime.runtime.network import tcp as data_plane
-from barrier_runtime.runtime.network.channels import ChannelId, InputChannel
+from barrier_runtime.runtime.network.channels import ChannelId, InputChannel, Route
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.state.sockets import own_address_towards
 from tests.waiting import until
@@ -309,7 +309,7 @@ def test_data_connections_that_prove_nothing_give_their_places_back_in_time(monk
 
 
 def test_only_expected_peers_reach_a_channel_and_nothing_may_come_before_admission() -> None:
-    """H1, H3: the right secret is not enough: channel, generation and turn must be right too."""
+    """H1, H3: the right secret is not enough: route, generation and turn must be right too."""
 
     async def attempt(address: tuple[str, int], claims: bytes, secret: bytes, early: bytes) -> bytes:
         reader, writer = await asyncio.open_connection(*address)
@@ -328,12 +328,12 @@ def test_only_expected_peers_reach_a_channel_and_nothing_may_come_before_admissi
 
     import msgspec
 
-    good = msgspec.msgpack.encode(ChannelId(3, 0, 0, 1))
+    good = msgspec.msgpack.encode(Route(3, 0, 1))
     bad_claims = [
-        msgspec.msgpack.encode(ChannelId(2, 0, 0, 1)),  # an older generation
-        msgspec.msgpack.encode(ChannelId(3, 9, 0, 1)),  # another edge
-        msgspec.msgpack.encode(ChannelId(3, 0, 5, 1)),  # another sender
-        msgspec.msgpack.encode(ChannelId(3, 0, 0, 2)),  # addressed to another slot
+        msgspec.msgpack.encode(Route(2, 0, 1)),  # an older generation
+        msgspec.msgpack.encode(ChannelId(3, 0, 0, 1)),  # of an older release
+        msgspec.msgpack.encode(Route(3, 5, 1)),  # another sender
+        msgspec.msgpack.encode(Route(3, 0, 2)),  # addressed to another slot
         b"",
         b"\x80\x04K\x01.",
         b"\x91" * 3_000,
