@@ -39,7 +39,7 @@ async def main():
     except OSError:
         pass
     try:
-        await connecting.connect(Peer(4, "u", host, port), ChannelId(1, 0, 14, 4), lambda: None)
+        await connecting.connect(Peer(4, "u", host, port), [ChannelId(1, 0, 14, 4)], lambda: None)
     except Unavailable as error:
         taken.clear()
         print(error)
