@@ -164,9 +164,9 @@ MUTANTS = (
         "credit is granted for each channel of a connection",
         "barrier_runtime/runtime/network/streams.py",
         '                raise FrameError(f"credit came for edge {edge}, which has no channel here")\n'
-        "            stream.grant(credit)\n",
+        "            stream.take_credit(credit)\n",
         '                raise FrameError(f"credit came for edge {edge}, which has no channel here")\n'
-        "            next(iter(self._streams.values())).grant(credit)\n",
+        "            next(iter(self._streams.values())).take_credit(credit)\n",
         ("tests/barrier_runtime/runtime/network/test_data_plane.py",),
     ),
     Mutant(

@@ -119,7 +119,7 @@ def test_a_peer_connects_to_a_slot_whose_places_are_all_taken(monkeypatch: pytes
         crowd = [await asyncio.open_connection(host, port) for _ in range(50)]
         channel = ChannelId(1, 0, 1, 0)
         one.expect(1, {channel: InputChannel(0, 0, lambda: None, 1 << 20)}, lambda channel, reason: None)
-        await other.connect(Peer(0, "uuid", host, port), channel, lambda: None)
+        await other.connect(Peer(0, "uuid", host, port), [channel], lambda: None)
         await one.all_connected()
         for _, writer in crowd:
             writer.close()

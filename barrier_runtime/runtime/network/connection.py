@@ -111,14 +111,14 @@ class Plane(Protocol):
     def lost(self, connection: "DataConnection", route: Route | None, reason: str) -> None: ...
 
 
-class Stream(Protocol):
+class Endable(Protocol):
     @property
     def ended(self) -> bool: ...
 
 
 class DataConnection(asyncio.Protocol):
     transport: asyncio.Transport
-    streams: Mapping[int, Stream]  # by edge; empty until admitted
+    streams: Mapping[int, Endable]  # by edge; empty until admitted
     _write: Callable[[Chunks], None]
 
     def __init__(self, plane: Plane) -> None:
@@ -137,7 +137,7 @@ class DataConnection(asyncio.Protocol):
 
     @property
     def _finished(self) -> bool:
-        """True after the end of all inputs: the end of the connection is no failure."""
+        """Returns whether all inputs have ended: the end of the connection is no failure."""
         return bool(self.streams) and all(stream.ended for stream in self.streams.values())
 
     def _encrypts(self) -> bool:

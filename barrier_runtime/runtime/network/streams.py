@@ -96,7 +96,7 @@ class SendingStream:
     def writable(self) -> bool:
         return self.sent < self._granted
 
-    def grant(self, credit: int) -> None:
+    def take_credit(self, credit: int) -> None:
         waiting = not self.writable
         self._granted = max(self._granted, credit)
         if waiting and self.writable:
@@ -128,4 +128,4 @@ class CreditReader:
             stream = self._streams.get(edge)
             if stream is None:
                 raise FrameError(f"credit came for edge {edge}, which has no channel here")
-            stream.grant(credit)
+            stream.take_credit(credit)
