@@ -20,7 +20,13 @@ from barrier_runtime.coordinator.page import render
 from barrier_runtime.coordinator.page.charts import backlog_in_words
 from barrier_runtime.coordinator.page.figures import duration, lag
 from barrier_runtime.coordinator.page.job_view import events
-from barrier_runtime.coordinator.status.health import TROUBLED, described, ended_in_words, in_seconds
+from barrier_runtime.coordinator.status.health import (
+    TROUBLED,
+    described,
+    ended_in_words,
+    in_seconds,
+    spares_in_words,
+)
 from barrier_runtime.coordinator.status.history import decode_history, past_status
 from barrier_runtime.coordinator.status.statistics import late_rows_in_words
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, JobStatus
@@ -87,6 +93,8 @@ def _head(status: JobStatus) -> RenderableType:
         f"{counted(status.checkpoints.completed, 'checkpoint')} completed, {status.checkpoints.failed:,} failed",
         f"{len(status.slots) - len(status.missing_slots)} of {status.parallelism} slots",
     ]
+    if status.spares.wanted:
+        facts.append(spares_in_words(status.spares))
     late = late_rows_in_words(status)
     if late:
         facts.append(plain(late))

@@ -6,7 +6,7 @@ up.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -105,7 +105,7 @@ class SlotTable:
         """Gives slots to their successors. Returns processes that leave."""
         leaving, waiting = [], dict[int, RegisteredSlot]()
         for index, slot in self._successors.items():
-            if not self._is_member(_place(slot.register)):
+            if not self._is_member(_place(slot.register)) or self._seats.index(slot.started_as) != index:
                 leaving.append(slot)
                 continue
             if not self._is_ready(slot, only_ready_at):
@@ -135,7 +135,8 @@ class SlotTable:
         """Returns the slots that leave. With `keep`, slots of the previous program stand by."""
         leaving: tuple[RegisteredSlot, ...] = ()
         awaited, admitted = program, parallelism
-        while (index := self._seats.exchanged) is not None:  # the driver starts and ends slots by these numbers
+        resized = (program, parallelism) != (self._program, self._parallelism)
+        while resized and (index := self._seats.exchanged) is not None:  # the driver starts and ends slots by these
             self._exchange(index, self._seats.started_as(index))
         if program != self._program:
             before, self._slots, self._kills = tuple(self), {}, {}
@@ -408,20 +409,28 @@ class SlotTable:
     def ready_spares(self, now_ms: int) -> tuple[RegisteredSlot, ...]:
         return tuple(slot for slot in self.standbys if self._is_spare(slot) and self._is_ready(slot, now_ms))
 
-    def take_spares(self, now_ms: int) -> tuple[RegisteredSlot, ...]:
-        """Gives numbers of missing slots to ready spares, first of other hosts: docs/design/spare-slots.md."""
-        taken = []
+    def take_spares(
+        self, now_ms: int, leaving: Container[str] = ()
+    ) -> tuple[tuple[RegisteredSlot, ...], tuple[RegisteredSlot, ...]]:
+        """Gives numbers of missing slots to ready spares, last of hosts that are `leaving`: docs/design/spare-slots.md.
+
+        Also returns successors that leave, because a spare was sooner.
+        """
+        taken, superfluous = [], []
         for index in self.missing:
             lost, ready = self._slots.get(index), self.ready_spares(now_ms)
             if not ready:
                 break
             host = "" if lost is None else lost.register.host
-            spare = min(ready, key=lambda each: (each.register.host == host, each.index))
+            avoided = {each.index for each in ready if each.notices or each.register.host in leaving}
+            spare = min(ready, key=lambda each: (each.index in avoided, each.register.host == host, each.index))
+            if (successor := self._successors.pop(index, None)) is not None:
+                superfluous.append(successor)
             if lost is not None:
                 self.give_up(lost, f"spare {spare.uuid} on {spare.register.host} has the number of this process")
             self._exchange(index, spare.index)
             taken.append(spare)
-        return tuple(taken)
+        return tuple(taken), tuple(superfluous)
 
     def gone(self) -> tuple[int, ...]:
         """Numbers, as started, of the job's slots and spares that are not connected."""
@@ -449,6 +458,9 @@ class SlotTable:
         occupant = self._present((self._program, seat))
         if occupant is None or occupant.deployed_token < register.token:
             self._exchange(seat, self._seats.index(started_as))
+            beside = self._slots.get(seat)
+            if beside is not None and beside.register.succeeds and not beside.deployed_token:
+                self._successors[seat] = self._slots.pop(seat)  # registered first, when the seats were unknown
 
     def _may_change_places(self, index: int, started_as: int) -> bool:
         numbers = range(self._parallelism + self._spare_slots)

@@ -23,7 +23,7 @@ from barrier_runtime.coordinator.metric_table import (
 )
 from barrier_runtime.coordinator.page.figures import ABSENT, dollars, duration, lag, number, rate, size, time_of_day
 from barrier_runtime.coordinator.status.figure_table import TILES
-from barrier_runtime.coordinator.status.health import TROUBLED, what_died
+from barrier_runtime.coordinator.status.health import TROUBLED, spares_in_words, what_died
 from barrier_runtime.coordinator.status.statistics import late_rows, over_slots, shortened, totals
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.store_use import prices_of, store_rate
@@ -66,7 +66,7 @@ def live(status: JobStatus, now_ms: int) -> dict[str, str]:
     """Figures that a page changes in place, by element."""
     last = status.checkpoints.last_completed
     running = sum(slot.state == "running" for slot in status.slots)
-    now = msgspec.structs.replace(status, at_ms=now_ms)
+    now, spares = msgspec.structs.replace(status, at_ms=now_ms), status.spares
     return {
         "condition": status.condition or status.phase,
         "tone": "warn" if _is_slow(status) and status.condition == "RUNNING" else tone(status.condition),
@@ -77,7 +77,7 @@ def live(status: JobStatus, now_ms: int) -> dict[str, str]:
         "checkpoint": number(last.checkpoint) if last else ABSENT,
         "in_progress": ", ".join(map(str, status.checkpoints.in_progress)) or "none",
         "waiting_for": ", ".join(status.checkpoints.waiting_for[:8]),
-        "slots": f"{running} of {status.parallelism}",
+        "slots": f"{running} of {status.parallelism}" + (f", {spares_in_words(spares)}" if spares.wanted else ""),
         **{tile.name: _TEXTS.get(figure.unit, number)(_only(figure.values(now))) for figure, tile in TILES},
         "lag": lag(max((each.lag_ms for each in status.sources if each.lag_ms is not None), default=None)),
         "late": number(sum(late_rows(status).values())),

@@ -86,6 +86,18 @@ def _trouble(status: JobStatus) -> Iterator[tuple[Labels, float]]:
         yield ("fewer_slots",), float(status.full_parallelism - status.parallelism)
 
 
+def _spares_missing(status: JobStatus) -> float | None:
+    """None for an ended job."""
+    spares = status.spares
+    return spares.wanted - spares.ready if spares.wanted and status.outcome is None else None
+
+
+def _silent_links(status: JobStatus) -> Iterator[tuple[Labels, float]]:
+    for slot in sorted({link.slot for link in status.silent_links}):
+        worst = max((link for link in status.silent_links if link.slot == slot), key=lambda link: link.silent_ms)
+        yield (str(slot), str(worst.peer)), worst.silent_ms / 1000
+
+
 def _checkpoints(status: JobStatus) -> Iterator[tuple[Labels, float]]:
     yield ("completed",), float(status.checkpoints.completed)
     yield ("failed",), float(status.checkpoints.failed)
@@ -287,6 +299,11 @@ FIGURES = (
            exposed="barrier_job_trouble", labels=("cause",), read=_trouble),
     Figure("gauge", "slots that the job waits for", exposed="barrier_slots_missing",
            read=_number(lambda status: len(status.missing_slots))),
+    Figure("gauge", "spares that are not ready to take a slot; none without spare_slots",
+           exposed="barrier_spares_missing", read=_number(_spares_missing)),
+    Figure("gauge", "for how long a slot has not heard a peer, although both reach the coordinator; a slot's peer that "
+           "is silent longest", exposed="barrier_silent_link_seconds", labels=("slot", "peer"),
+           read=_silent_links),
     Figure("counter", "checkpoints by how they ended: completed, failed", exposed="barrier_checkpoints_total",
            labels=("result",), read=_checkpoints),
     DURATION,

@@ -38,7 +38,7 @@ from barrier_runtime.coordinator.checkpoints.slowness import (
     slow_sink,
     slow_upload,
 )
-from barrier_runtime.coordinator.status.status import AbsentSlot, LeavingSlot
+from barrier_runtime.coordinator.status.status import AbsentSlot, LeavingSlot, SparesStatus
 from barrier_runtime.state.texts import counted
 
 State: TypeAlias = Literal[
@@ -379,6 +379,10 @@ def _missing_of_host(host: str, absences: list[AbsentSlot], now_ms: int) -> str:
     if any(each.carrier == "processes" for each in absences):
         return f"{text}, no new process has started there"
     return f"{text}, Spark has not replaced task {some_of(ending, ', ')} there"
+
+
+def spares_in_words(spares: SparesStatus) -> str:
+    return f"{spares.ready} of {counted(spares.wanted, 'spare')} ready"
 
 
 def leaving_in_words(leaving: Sequence[LeavingSlot]) -> str:

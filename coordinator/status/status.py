@@ -22,6 +22,7 @@ class SlotStatus(msgspec.Struct, frozen=True):
     heartbeat_age_ms: int
     metrics: dict[str, float]
     differs: str = ""  # release or build, if other than the coordinator's
+    started_as: int = -1  # number for the driver, if other than `slot`
 
 
 class AbsentSlot(msgspec.Struct, frozen=True):
@@ -49,9 +50,7 @@ class SilentLink(msgspec.Struct, frozen=True):
 
 
 class KillRequest(msgspec.Struct, frozen=True):
-    """The driver ends this Spark task; repeated until a replacement has registered. `avoid`: host unsuitable for the
-    replacement.
-    """
+    """The driver ends this Spark task; repeated until a replacement registers. `avoid`: not for the replacement."""
 
     slot: int
     task_attempt: int
@@ -308,6 +307,7 @@ class LeavingSlot(msgspec.Struct, frozen=True):
     since_ms: int
     state: Literal["asked", "registered", "moving", "ended"]  # ended: no successor came in time
     to_host: str = ""  # of the registered successor
+    started_as: int = -1  # number for the driver, if other than `slot`
 
 
 class StandbysWanted(msgspec.Struct, frozen=True):

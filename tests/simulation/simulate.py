@@ -32,7 +32,7 @@ import restore_canaries  # noqa: E402, F401
 import text_canaries  # noqa: E402, F401
 from canaries import CANARIES  # noqa: E402
 from schedule import Schedule, draw, shrink  # noqa: E402
-from world import World  # noqa: E402
+from spares import world_of  # noqa: E402
 
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead  # noqa: E402
 
@@ -63,7 +63,7 @@ class Verdict:
 def judge(schedule: Schedule) -> Verdict:
     """Runs one schedule. An exception of the simulation itself is a violation, too."""
     began = time.perf_counter()
-    world = World(schedule)
+    world = world_of(schedule)
     try:
         world.run()
     except Exception as error:  # of any kind: somebody has to look at the seed

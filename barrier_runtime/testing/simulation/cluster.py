@@ -15,7 +15,7 @@ import msgspec
 
 from barrier_runtime.connectors.files.sink import commit_log, commit_reader
 from barrier_runtime.coordinator import savepoint_files
-from barrier_runtime.coordinator.job.status_view import leaving_slots
+from barrier_runtime.coordinator.job.status_view import leaving_slots, spares_status
 from barrier_runtime.coordinator.log.lease import Holder
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.server.control import ControlServer
@@ -280,14 +280,17 @@ class SimCluster:
         if wanted is not None and wanted.request != program.standbys:
             program.standbys = wanted.request
             for index in range(wanted.first, wanted.last + 1):
-                if not self.sim.chance(self.options.no_cores):
+                spare = runner.spec.spare_slots and self._runs(program, index, wanted.program)
+                if not spare and not self.sim.chance(self.options.no_cores):
                     self._start_slot(program, index, wanted.program)
         for each in leaving_slots(runner.facts):
             if each.state == "asked" and (each.task_attempt, each.since_ms) not in program.successors:
                 program.successors.add((each.task_attempt, each.since_ms))
-                self._start_slot(program, each.slot, runner.spec.program, succeeds=True)
+                number = each.slot if each.started_as < 0 else each.started_as
+                self._start_slot(program, number, runner.spec.program, succeeds=True)
         if runner.lead_position is not None:
-            for index in range(runner.spec.parallelism):
+            spares = spares_status(runner.facts, self.now_ms())
+            for index in (*range(runner.spec.parallelism), *spares.gone):
                 of = runner.spec.program
                 own = [task for task in program.tasks if (task.index, task.program) == (index, of)]
                 living = [task for task in own if task.succeeds and task.process.alive]
@@ -479,9 +482,12 @@ class SimCluster:
         )
 
     def _start_if_none(self, program: Program, index: int, of: str) -> None:
-        own = [task for task in program.tasks if (task.index, task.program) == (index, of)]
-        if not any(task.process.alive and not task.given_up for task in own):
+        if not self._runs(program, index, of):
             self._start_slot(program, index, of)
+
+    def _runs(self, program: Program, index: int, of: str) -> bool:
+        own = [task for task in program.tasks if (task.index, task.program) == (index, of)]
+        return any(task.process.alive and not task.given_up for task in own)
 
     def _process(self, kind: str, place: str | None) -> SimProcess:
         self._names += 1

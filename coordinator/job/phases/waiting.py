@@ -215,7 +215,9 @@ class WaitingForSlots(Phase):
         return None
 
     def _take_spares(self, job: Job, now_ms: int) -> None:
-        taken = job.slots.take_spares(now_ms)
+        leaving = {slot.register.host for slot in job.slots if job.leaving.of(slot) is not None}
+        taken, superfluous = job.slots.take_spares(now_ms, leaving)
+        job.dismiss(superfluous, f"job {job.spec.job} goes on with another process")
         for spare in taken:
             job.acknowledge_registration(spare, job.led.token)
             spare.state = SlotState.REGISTERED

@@ -8,7 +8,6 @@ from barrier_runtime.coordinator.status.health import (
     TROUBLED,
     ended_in_words,
     in_seconds,
-    leaving_in_words,
     missing_slots,
 )
 from barrier_runtime.coordinator.status.statistics import late_rows, late_rows_in_words
@@ -21,6 +20,7 @@ from barrier_runtime.coordinator.status.status import (
     SourceStatus,
 )
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
+from barrier_runtime.coordinator.status.why.away import why_fewer_slots, why_fewer_spares, why_slots_move
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.why.checkpoint import slow_above_ms, why_checkpoint
 from barrier_runtime.coordinator.status.why.reason import REMEDIES_FOR_SLOTS, Answer, Reason, line_of
@@ -49,6 +49,7 @@ def why_job(status: JobStatus, now_ms: int) -> tuple[Reason, ...]:
         why_rows_are_missing(status),
         why_fewer_slots(status),
         why_slots_move(status) if status.leaving else None,
+        why_fewer_spares(status),
         why_latency_rose(status, now_ms),
         bottleneck(status.chains),
     )
@@ -213,36 +214,6 @@ def why_rows_are_missing(status: JobStatus) -> Reason | None:
         (f"{rows:,} of {status.records:,} rows read",) if status.records >= rows else (),
         "use late=True to get such rows as a stream of their own, or a larger max_out_of_orderness at the source; if "
         "the step's event-time column is not the source's, use the source's column",
-    )
-
-
-def why_slots_move(status: JobStatus) -> Reason:
-    failed = [each.error for each in status.rescales if each.error and each.leaves_host]
-    return Reason(
-        "leaving",
-        f"Job {status.job} moves slots off a host: {leaving_in_words(status.leaving)}.",
-        tuple(f"the last attempt failed: {line_of(error)}" for error in failed[-1:]),
-        "keep a core free on another host for each slot that leaves; without it the slot dies with the host, and the "
-        "job goes on from the last checkpoint",
-    )
-
-
-def why_fewer_slots(status: JobStatus) -> Reason | None:
-    if status.parallelism >= status.full_parallelism:
-        return None
-    because = f", because {status.narrow_because} stayed away" if status.narrow_because else ""
-    returns = next((each for each in reversed(status.rescales) if each.ended_ms is None), None)
-    failed = next((each for each in reversed(status.rescales) if each.error), None)
-    waits = "waits for new slots" if status.standbys is not None else "new slots fetch their state"
-    evidence = [f"{returns.what}: {returns.state}, {waits}"] if returns is not None else []
-    if failed is not None and returns is None:
-        evidence.append(f"the last attempt failed: {line_of(failed.error)}")
-    return Reason(
-        "fewer_slots",
-        f"Job {status.job} runs with {status.parallelism} of {status.full_parallelism} slots{because}.",
-        tuple(evidence),
-        "give Spark cores for all slots: the job returns to them by itself; or make the present number the new one "
-        "with a rescale",
     )
 
 

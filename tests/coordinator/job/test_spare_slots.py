@@ -1,13 +1,20 @@
 """Spare slots: states, and the interleavings of docs/design/spare-slots.md."""
 
 from coordinator_world import Coordinator, FakeSlot, spec, started
+from rich.console import Console
 
 from barrier_runtime.coordinator.job.effects import KillSlotTask
 from barrier_runtime.coordinator.job.events import UserRescale
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
-from barrier_runtime.coordinator.status.status import SparesStatus
-from barrier_runtime.coordinator.wire.messages import Deploy, Shutdown, Start, Trigger
+from barrier_runtime.coordinator.page.job_view import live
+from barrier_runtime.coordinator.status.figure_table import EXPOSED
+from barrier_runtime.coordinator.status.status import JobStatus, SparesStatus
+from barrier_runtime.coordinator.status.why.job import why_job
+from barrier_runtime.coordinator.wire.messages import Deploy, Heartbeat, Shutdown, Start, Trigger
 from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.tools.views import job_view
+
+console = Console(width=200)
 
 
 def with_spares(store: MemoryStore, spares: int = 1, **arguments: object) -> tuple[Coordinator, list[FakeSlot]]:
@@ -44,6 +51,29 @@ def test_job_starts_without_its_spares_and_then_asks_for_them(store: MemoryStore
     assert coordinator.status.spares == SparesStatus(wanted=2, ready=0, gone=(2, 3))
     coordinator.slot(2, attempt=2).connect()
     assert coordinator.status.spares == SparesStatus(wanted=2, ready=1, gone=(3,))
+
+
+def test_page_why_status_and_metrics_tell_how_many_spares_are_ready(store: MemoryStore) -> None:
+    coordinator, *_ = started(store, spec(spare_slots=2))
+    coordinator.slot(2, attempt=2).connect()
+    status = coordinator.status
+    (reason,) = [each for each in why_job(status, status.at_ms) if each.cause == "fewer_spares"]
+    assert reason.sentence == f"Job {status.job} has 1 of 2 spares ready: a lost slot may wait for a new process."
+    assert reason.evidence == ("1 spare not started, or lost",)
+    assert live(status, status.at_ms)["slots"] == "2 of 2, 1 of 2 spares ready"
+    with console.capture() as printed:
+        console.print(job_view(status))
+    assert "2 of 2 slots; 1 of 2 spares ready" in printed.get().replace("\n", " ")
+    assert missing(status) == {(): 1.0}
+    coordinator.slot(3, attempt=3).connect()
+    assert "fewer_spares" not in [each.cause for each in why_job(coordinator.status, status.at_ms)]
+    assert missing(coordinator.status) == {(): 0.0}
+    assert missing(started(MemoryStore("other"))[0].status) == {}
+
+
+def missing(status: JobStatus) -> dict[tuple[str, ...], float]:
+    (figure,) = [each for each in EXPOSED if each.exposed == "barrier_spares_missing"]
+    return dict(figure.values(status))
 
 
 def test_spare_has_the_number_of_a_lost_slot_at_once(store: MemoryStore) -> None:
@@ -158,3 +188,100 @@ def test_rescale_up_takes_the_spare_and_asks_for_another(store: MemoryStore) -> 
     run(coordinator, new, second, spare)
     assert (coordinator.status.parallelism, spares(coordinator)) == (3, (0, (3,)))
     assert len(new.got(Start)) == 1
+
+
+def taken(store: MemoryStore, **arguments: object) -> tuple[Coordinator, FakeSlot, FakeSlot, FakeSlot]:
+    """Returns a running job whose slot 0 is the process that was started as spare 2; process 0 is the spare."""
+    coordinator, (first, second, spare) = with_spares(store, **arguments)
+    lose(coordinator, first)
+    run(coordinator, spare, second)
+    new = dies_and_returns(coordinator, 0, attempt=9)
+    coordinator.checkpoint(spare, second)
+    return coordinator, spare, second, new
+
+
+def successor(coordinator: Coordinator, number: int, attempt: int) -> FakeSlot:
+    slot = coordinator.slot(number, attempt=attempt)
+    slot.succeeds, slot.host = True, "other"
+    return slot.connect()
+
+
+def moves(coordinator: Coordinator, *slots: FakeSlot) -> None:
+    coordinator.later(0)
+    while not slots[0].last(Trigger).pause:
+        coordinator.acknowledge(*slots)
+    for slot in slots:
+        slot.ack(slots[0].last(Trigger).checkpoint)
+    coordinator.settle()
+    for slot in slots:
+        slot.commit(slots[0].last(Trigger).checkpoint)
+    coordinator.settle()
+    coordinator.later(0)
+    coordinator.settle()
+
+
+def test_former_spare_leaves_its_host_under_the_number_of_its_start(store: MemoryStore) -> None:
+    coordinator, old, second, spare = taken(store)
+    old.say(Heartbeat(old.token, notices=1))
+    (leaving,) = coordinator.status.leaving
+    assert (leaving.slot, leaving.started_as, leaving.task_attempt) == (0, 2, old.attempt)
+    new = successor(coordinator, 2, attempt=11)
+    moves(coordinator, old, second)
+    assert (new.last(Deploy).slot, new.last(Deploy).checkpoint) == (0, second.last(Trigger).checkpoint)
+    assert old.last(Shutdown).outcome == "left"
+    assert (spare.got(Deploy), spare.got(Shutdown)) == ([], [])
+    new.index = 0
+    run(coordinator, new, second)
+    assert spares(coordinator) == (1, ())
+    lose(coordinator, new)
+    assert spare.last(Deploy).slot == -1
+
+
+def test_successor_and_not_a_spare_has_the_slot_of_a_host_that_died(store: MemoryStore) -> None:
+    coordinator, old, second, spare = taken(store)
+    old.say(Heartbeat(old.token, notices=1))
+    new = successor(coordinator, 2, attempt=11)
+    lose(coordinator, old)
+    assert (new.last(Deploy).slot, spare.got(Deploy)) == (0, [])
+    new.index = 0
+    run(coordinator, new, second)
+    assert spares(coordinator) == (1, ())
+
+
+def test_spare_of_a_host_that_leaves_comes_last(store: MemoryStore) -> None:
+    coordinator, *slots = started(store, spec(spare_slots=2))
+    near, far = coordinator.slot(2, attempt=2), coordinator.slot(3, attempt=3)
+    near.host = "spot"
+    near.connect(), far.connect()
+    near.say(Heartbeat(near.token, notices=1))
+    lose(coordinator, slots[0])
+    assert (far.last(Deploy).slot, near.got(Deploy)) == (0, [])
+    run(coordinator, far, slots[1])
+    lose(coordinator, far)
+    assert near.last(Deploy).slot == 0
+
+
+def test_silent_successor_leaves_when_a_spare_takes_the_slot(store: MemoryStore) -> None:
+    coordinator, (first, second, spare) = with_spares(store)
+    coordinator.checkpoint(first, second)
+    first.say(Heartbeat(first.token, notices=1))
+    new = successor(coordinator, 0, attempt=11)
+    for _ in range(5):
+        coordinator.later(1_000)
+        for slot in (first, second, spare):
+            slot.beat()
+    lose(coordinator, first)
+    assert spare.last(Deploy).slot == 0
+    assert new.last(Shutdown).outcome == "left"
+
+
+def test_new_coordinator_without_history_keeps_the_successor_of_a_former_spare(store: MemoryStore) -> None:
+    _, old, second, spare = taken(store)
+    token = old.token
+    after = Coordinator(store, spec(spare_slots=1)).begin()
+    new = successor(after, 2, attempt=11)
+    for slot in (second, old, spare):
+        slot.coordinator, slot.link = after, 0
+        slot.connect()
+    after.settle()
+    assert (after.phase, old.token, new.got(Deploy)) == ("running", token, [])

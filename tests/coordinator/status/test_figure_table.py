@@ -35,6 +35,7 @@ from barrier_runtime.coordinator.status.status import (
     SilentLink,
     SlotStatus,
     SourceStatus,
+    SparesStatus,
 )
 from barrier_runtime.coordinator.wire.messages import Heartbeat, Trigger
 from barrier_runtime.state.store.memory import MemoryStore
@@ -58,7 +59,7 @@ PROMISED = {
     "barrier_recoveries_total",
     "barrier_state_bytes",
 }
-LABELS = {"job", "operator", "sink", "slot", "cause", "result", "direction", "kind", "quantile", "metric"}
+LABELS = {"job", "operator", "sink", "slot", "cause", "result", "direction", "kind", "quantile", "metric", "peer"}
 
 
 def told(status: JobStatus) -> dict[str, dict[tuple[str, ...], float]]:
@@ -96,10 +97,10 @@ def lived() -> JobStatus:
     return coordinator.status
 
 
-def test_the_promised_names_are_there_and_no_more_than_28_families() -> None:
+def test_the_promised_names_are_there_and_no_more_than_30_families() -> None:
     names = [family.exposed for family in EXPOSED]
     assert set(names) >= PROMISED
-    assert len(names) <= 28
+    assert len(names) <= 30
     assert [name for name, times in Tally(names).items() if times > 1] == []
     assert {label for family in EXPOSED for label in family.labels} <= LABELS
     assert all(family.exposed.endswith("_total") == (family.kind == "counter") for family in EXPOSED)
@@ -109,11 +110,13 @@ def test_pairs_of_slots_that_do_not_hear_each_other_are_a_trouble_with_a_number(
     links = (
         SilentLink(1, "worker-b", 0, "worker-a", 9_000, 1),
         SilentLink(0, "worker-a", 1, "worker-b", 9_000, 1),
-        SilentLink(0, "worker-a", 2, "worker-c", 9_000, 1),
+        SilentLink(0, "worker-a", 2, "worker-c", 12_000, 1),
     )
     silent = msgspec.structs.replace(lived(), condition="WAITING_NETWORK", silent_links=links)
     assert told(silent)["barrier_job_trouble"] == {("waiting_network",): 1.0, ("silent_links",): 2.0}
     assert ("silent_links",) not in told(lived()).get("barrier_job_trouble", {})
+    assert told(silent)["barrier_silent_link_seconds"] == {("2", "0"): 12.0, ("0", "1"): 9.0}
+    assert "barrier_silent_link_seconds" not in told(lived())
 
 
 def test_a_scraper_reads_what_the_job_did() -> None:
@@ -236,6 +239,8 @@ def busy() -> JobStatus:
         base,
         slots=(msgspec.structs.replace(base.slots[0], metrics=figures), base.slots[1]),
         missing_slots=(2,),
+        silent_links=(SilentLink(0, "worker-a", 1, "worker-b", 9_000, 1),),
+        spares=SparesStatus(2, 1, (3,)),
         condition="WAITING_SINK",
         generations=3,
         taken_over=1,

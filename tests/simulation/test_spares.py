@@ -1,0 +1,64 @@
+"""Spare slots in virtual time, with planted bugs."""
+
+import pytest
+from hosts import calm_seeds
+from planting import planted
+from spares import LeavingSpareWorld, SparesWorld, spare_leaves, spares_taken
+from test_hosts import light
+
+SEEDS = calm_seeds(4, light)
+BANK = calm_seeds(1, lambda schedule: light(schedule) and schedule.story == "bank")
+SLOTS = "coordinator/job/slots.py"
+WAITING = "coordinator/job/phases/waiting.py"
+
+
+def violations(world: SparesWorld) -> list[tuple[str, str]]:
+    world.run()
+    return world.violations
+
+
+@pytest.mark.parametrize("schedule", SEEDS, ids=lambda schedule: f"seed{schedule.seed}")
+def test_spares_take_lost_slots_exactly_once_while_spares_and_coordinators_die(schedule):
+    world = spares_taken(schedule)
+    assert violations(world) == []
+    assert world.taken > 1
+
+
+@pytest.mark.parametrize("schedule", SEEDS[:3], ids=lambda schedule: f"seed{schedule.seed}")
+def test_former_spare_leaves_its_host_and_no_row_is_read_twice(schedule):
+    world = spare_leaves(schedule)
+    assert violations(world) == []
+    assert world.taken > 0
+    assert world.ended_before_death
+    assert world.replays == 0
+
+
+def found(*schedules) -> list[str]:
+    return [what for schedule in schedules for what, _ in violations(spares_taken(schedule))]
+
+
+def test_spare_with_the_state_of_the_number_of_its_start_is_found():
+    """Planted bug: a spare gets the snapshots of the number under which the driver started the process."""
+    with planted(WAITING, "(snapshots, slot.index,", "(snapshots, slot.started_as,"):
+        assert found(*BANK)
+
+
+def leaves(world: LeavingSpareWorld) -> tuple[bool, int, list[tuple[str, str]]]:
+    wrong = violations(world)
+    return world.ended_before_death, world.replays, wrong
+
+
+def test_successor_under_the_wrong_number_is_found():
+    """Planted bug: the driver starts the successor of a former spare under the slot's number in the job."""
+    with planted(
+        "coordinator/job/status_view.py",
+        "started_as = -1 if slot.started_as == slot.index else slot.started_as\n        found",
+        "started_as = -1\n        found",
+    ):
+        assert leaves(spare_leaves(SEEDS[0])) != (True, 0, [])
+
+
+def test_numbers_that_are_restored_during_a_departure_are_found():
+    """Planted bug: a move off a host gives all processes the numbers of their starts, as a rescale does."""
+    with planted(SLOTS, "while resized and (index", "while (index"):
+        assert leaves(spare_leaves(SEEDS[0])) != (True, 0, [])
