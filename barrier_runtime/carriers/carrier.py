@@ -7,7 +7,7 @@
 | `kill` | the task attempt is killed and starts again | the process is killed and starts again |
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from barrier_runtime.connectors.memory.batch_function import MakeFrame
@@ -35,7 +35,11 @@ class Carrier(Protocol):
         ...
 
     def elsewhere(self, attempt: int) -> Sequence[str]:
-        """Hosts with room for a slot, except that of `attempt`."""
+        """Hosts with room for a slot, except that of `attempt`, unless only the executor of `attempt` ends."""
+        ...
+
+    def leaving(self, attempts: Collection[int]) -> Mapping[int, str]:
+        """Those of `attempts` whose executor Spark decommissions, with the host."""
         ...
 
     @property

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -73,6 +73,9 @@ class ProcessCarrier:
 
     def elsewhere(self, attempt: int) -> tuple[str, ...]:
         return ()
+
+    def leaving(self, attempts: Collection[int]) -> dict[int, str]:
+        return {}
 
     @property
     def one_host(self) -> bool:

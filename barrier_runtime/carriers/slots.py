@@ -201,7 +201,8 @@ class AllSlots:
         """Starts a successor of each slot that leaves its host, once another host has room."""
         hosts: Sequence[str] | None = () if self._carrier.one_host else None  # None: not asked yet
         for each in slots:
-            place, notice = (self._program, each.slot), (each.task_attempt, each.since_ms)
+            number = each.slot if each.started_as < 0 else each.started_as
+            place, notice = (self._program, number), (each.task_attempt, each.since_ms)
             if each.state == "ended" and notice in self._successors:
                 self._return_to(self._successors.pop(notice), place)
             if each.state != "asked" or place not in self._carried_by:

@@ -16,7 +16,7 @@ from typing import Literal
 from barrier_runtime.carriers.carrier import Carrier
 from barrier_runtime.carriers.slots import AllSlots
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked
-from barrier_runtime.coordinator.status.status import JobStatus, KillRequest
+from barrier_runtime.coordinator.status.status import JobStatus, KillRequest, LeavingSlot
 from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.launch.coordinator_of_job import CoordinatorOfJob
@@ -86,6 +86,7 @@ class JobHandle(Steered):
         self._stop_mode: Literal["checkpoint", "drain", "now"] | None = None
         self._stop_asked: SavepointAsked | None = None
         self._room_s = time.monotonic()
+        self._ending: set[int] = set()  # task attempts on executors whose end was logged
         self._away_s = None if options.at_least is None else options.degrade_after
         self._stop_told = ""  # coordinator process that received the last stop request
         self._ended = threading.Event()
@@ -295,13 +296,34 @@ class JobHandle(Steered):
                     self._slots.follow(*wanted, away, status.spares)
                 self._tell_progress(status)
                 self._look_for_room(status)
-                self._slots.succeed(status.leaving)
+                self._slots.succeed([*status.leaving, *self._decommissioned(status)])
                 for order in status.kill:
                     self._carry_out(order, ordered)
                 if status.outcome is not None:
                     return
                 self._repeat_stop(status)
             self._ended.wait(max(0.0, asked_s + _POLL_S - time.monotonic()))
+
+    def _decommissioned(self, status: JobStatus) -> list[LeavingSlot]:
+        """Slots on executors that Spark decommissions. The coordinator needs no notice, only the successor."""
+        if status.phase != "running":
+            return []
+        known = {each.task_attempt for each in status.leaving}
+        running = {each.task_attempt: each for each in status.slots if each.task_attempt not in known}
+        found = self._carrier.leaving(running)
+        new = {attempt: host for attempt, host in found.items() if attempt not in self._ending}
+        self._ending |= new.keys()
+        for attempt, host in new.items():
+            log.warning(
+                "Spark decommissions the executor of slot %d on host %s: the slot moves to another at a barrier",
+                running[attempt].slot,
+                host,
+            )
+        return [
+            LeavingSlot(slot.slot, found[attempt], attempt, 0, "asked", started_as=slot.started_as)
+            for attempt, slot in running.items()
+            if attempt in found
+        ]
 
     def _carry_out(self, order: KillRequest, ordered: dict[int, float]) -> None:
         attempt, reason = order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up"

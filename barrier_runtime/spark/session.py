@@ -150,6 +150,7 @@ _OF_CLUSTERS = {  # a lost executor is noticed after 20 to 25 s; its tasks start
     "spark.storage.blockManagerHeartbeatTimeoutMs": "20s",
     "spark.network.timeoutInterval": "5s",
     "spark.executor.heartbeat.maxFailures": "300",  # of an executor without its driver: ten minutes, as by default
+    "spark.decommission.enabled": "true",  # slots move off an executor whose end is announced
 }
 
 

@@ -12,7 +12,7 @@ import time
 import traceback
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,9 +82,32 @@ class SparkCarrier:
 
     def elsewhere(self, attempt: int) -> tuple[str, ...]:
         per_slot = int(self._spark.sparkContext.getConf().get("spark.task.cpus", "1"))
-        tasks = (task for job in _jobs(self._spark) for task in _tasks(self._spark, job))
-        own = {task.host() for task in tasks if task.taskId() == attempt}
-        return tuple(sorted(hosts_with_room(_executors(self._spark), per_slot) - own)) if own else ()
+        executors, ending = _executors(self._spark), self._decommissioned()
+        own = [task for task in self._running() if task.taskId() == attempt]
+        if not own:
+            return ()
+        hosts = hosts_with_room([each for each in executors if each.id() not in ending], per_slot)
+        return tuple(sorted(hosts - {task.host() for task in own if task.executorId() not in ending}))
+
+    def leaving(self, attempts: Collection[int]) -> dict[int, str]:
+        ending = self._decommissioned()
+        if not ending or not attempts:
+            return {}
+        own = [task for task in self._running() if task.executorId() in ending and task.taskId() in attempts]
+        return {int(task.taskId()): str(task.host()) for task in own}
+
+    def _decommissioned(self) -> set[str]:
+        """Executors that take no more tasks, and end as soon as their tasks have ended."""
+        context = self._spark.sparkContext
+        if context.getConf().get("spark.decommission.enabled", "false").strip().lower() != "true":
+            return set()
+        scheduler = context._jsc.sc().taskScheduler()
+        ids = [str(each.id()) for each in _executors(self._spark)]
+        return {each for each in ids if scheduler.getExecutorDecommissionState(each).isDefined()}
+
+    def _running(self) -> list[Any]:
+        tasks = (task for job in _jobs(self._spark) for task in _tasks(self._spark, job, _MOST_TASKS))
+        return [task for task in tasks if task.status() == "RUNNING"]
 
     @property
     def one_host(self) -> bool:
@@ -140,6 +163,7 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
 
 _MASTER = re.compile(r"spark://([^:/,\s]+):(\d+)")
 _NEWEST_TASKS = 64
+_MOST_TASKS = 4_096  # the most slots, and failed attempts
 _ASKED_S = 1.0
 _MOST_BYTES = 4_000_000
 _OURS = "barrier-runtime "
@@ -233,7 +257,7 @@ def _failed_tasks(spark: Any, job: Any) -> Iterator[FailedTask]:
             yield FailedTask(task.host(), int(task.launchTime().getTime()), task.errorMessage().get())
 
 
-def _tasks(spark: Any, job: Any) -> Iterator[Any]:
+def _tasks(spark: Any, job: Any, most: int = _NEWEST_TASKS) -> Iterator[Any]:
     """Newest tasks of a job."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
@@ -246,7 +270,7 @@ def _tasks(spark: Any, job: Any) -> Iterator[Any]:
             if "NoSuchElement" not in error.java_exception.getClass().getName():
                 raise
             continue
-        tasks = store.taskList(number, attempt, _NEWEST_TASKS)  # newest first
+        tasks = store.taskList(number, attempt, most)  # newest first
         yield from (tasks.apply(index) for index in range(tasks.size()))
 
 

@@ -246,3 +246,11 @@ def test_a_slot_that_leaves_its_host_gets_one_successor_where_no_slot_leaves() -
     until(lambda: len(context._running) == 1, "the successor was given up")
     assert context.ended == []
     slots.cancel()
+
+
+def test_successor_of_a_former_spare_has_the_number_of_the_start() -> None:
+    context = Context()
+    slots = slots_of(context, 3, carrier=OnHosts(context, ["worker-b"]))
+    slots.succeed([LeavingSlot(0, "spot", 7, since_ms=1, state="asked", started_as=2)])
+    until(lambda: context.submitted == [(0, 1, 2), (2,)])
+    slots.cancel()
