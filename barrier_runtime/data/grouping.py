@@ -100,15 +100,24 @@ def _ints(columns: Sequence[pa.Array]) -> list[npt.NDArray[np.int64]]:
     """Integers, equal for equal values, of each column with several values."""
     fields = []
     for column in columns:
-        if pa.types.is_timestamp(column.type):
-            column = column.view(pa.int64())
-        if pa.types.is_integer(column.type) and not column.null_count:
-            fields.append(column.to_numpy().astype(np.int64, copy=False))
+        plain = plain_ints(column)
+        if plain is not None:
+            fields.append(plain)
             continue
         encoded = _encode(column)
         if len(encoded.dictionary) > 1:
             fields.append(_codes(encoded))
     return fields
+
+
+def plain_ints(column: pa.Array) -> npt.NDArray[np.int64] | None:
+    """None: the column has nulls, or other values."""
+    if pa.types.is_timestamp(column.type):
+        column = column.view(pa.int64())
+    if not pa.types.is_integer(column.type) or column.null_count:
+        return None
+    ints: npt.NDArray[np.int64] = column.to_numpy().astype(np.int64, copy=False)
+    return ints
 
 
 def first_rows(of_row: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.int64]:

@@ -12,6 +12,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.grouping import first_rows, greatest_magnitude, last_of_groups
 from barrier_runtime.operators.aggregation.accumulators import SumBounds
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left
+from barrier_runtime.operators.aggregation.frequent_keys import FrequentKeys, Numbered
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.aggregation.partial_schema import PARTIAL, is_partial
 from barrier_runtime.operators.aggregation.plan import AggregationPlan, plan_aggregates
@@ -126,49 +127,36 @@ def combined_said(why_not: str) -> str:
     return "rows are combined before the exchange if that saves rows"
 
 
-def partial_rows(plan: AggregationPlan, batch: Batch, last_of: Ints, last: Ints, where: str) -> Batch | None:
-    """Returns a partial row per group, in the order of the groups' last rows.
-    None: a sum may leave 64 bits. `last_of`: last row of each row's group; `last`: last rows of all groups, ascending.
-    """
+def partial_rows(plan: AggregationPlan, batch: Batch, keys: Numbered, where: str) -> Batch | None:
+    """Returns a partial row per key, in the order of the last rows. None: a sum may leave 64 bits."""
     values = BatchValues(batch.rows, where)
-    groups, of_row = len(last), _numbered(last_of, last)
-    counts: Ints = np.bincount(of_row, minlength=groups)
-    columns: dict[str, Values] = {_ROWS: counts}
+    columns: dict[str, Values] = {_ROWS: keys.rows}
     for accumulator in plan.accumulators:
         if accumulator.kind in ("rows", "carry"):
             continue
-        found = _accumulated(accumulator, values, of_row, groups, counts)
+        found = _accumulated(accumulator, values, keys.of_row, keys.rows)
         if found is None:
             return None
         columns[_name(accumulator)] = found
-    rows = batch.rows.take(pa.array(last))
-    arrays = [*rows.columns, *map(pa.array, columns.values())]
+    rows = batch.rows.take(pa.array(keys.last))
+    arrays = [*rows.columns, *[pa.array(keys.of_last(column)) for column in columns.values()]]
     schema = pa.schema([*rows.schema, *[pa.field(name, pa.int64()) for name in columns]])
-    return batch.only(pa.RecordBatch.from_arrays(arrays, schema=schema), last)
+    return batch.only(pa.RecordBatch.from_arrays(arrays, schema=schema), keys.last)
 
 
 def _name(accumulator: Accumulator) -> str:
     return f"{PARTIAL}{accumulator.kind} {accumulator.column or ''}"
 
 
-def _numbered(last_of: Ints, last: Ints) -> Ints:
-    """Returns each row's group as an index of `last`."""
-    numbers = np.empty(len(last_of), np.int64)
-    numbers[last] = np.arange(len(last))
-    return numbers.take(last_of)
-
-
-def _accumulated(
-    accumulator: Accumulator, values: BatchValues, of_row: Ints, groups: int, counts: Ints
-) -> Values | None:
+def _accumulated(accumulator: Accumulator, values: BatchValues, of_row: Ints, counts: Ints) -> Values | None:
     assert accumulator.column is not None
     if accumulator.kind == "values":
         valid = values.valid(accumulator.column)
-        return counts if valid is None else np.bincount(of_row[valid], minlength=groups)
+        return counts if valid is None else np.bincount(of_row[valid], minlength=len(counts))
     each = values.values(accumulator)
     if accumulator.kind == "sum" and greatest_magnitude(each) * len(each) >= _TOO_FAR:
         return None
-    found = np.full(groups, accumulator.initial, np.int64)
+    found = np.full(len(counts), accumulator.initial, np.int64)
     accumulator.ufunc.at(found, of_row, each)
     return found
 
@@ -237,14 +225,12 @@ def add_any_order(plan: AggregationPlan, columns: Columns, row_ids: Ints, values
     return in_any_order(plan, columns, row_ids, sums)
 
 
-def first_of_groups(batch: Batch, last_of: Ints, last: Ints) -> Batch:
-    """Returns the first row of each group, in order, as a partial row.
-    `last_of`, `last`: as for `partial_rows`.
-    """
-    first = first_rows(last_of, batch.count)[last]
+def first_of_keys(batch: Batch, keys: Numbered) -> Batch:
+    """Returns the first row of each key, in order, as a partial row."""
+    first = keys.of_last(first_rows(keys.of_row, len(keys.rows)))
     order = np.argsort(first)
     rows = batch.rows.take(pa.array(first[order]))
-    counts = pa.array(np.bincount(last_of, minlength=batch.count)[last][order])
+    counts = pa.array(keys.of_last(keys.rows)[order])
     return batch.only(rows.append_column(_ROWS, counts), first[order])
 
 
@@ -270,7 +256,9 @@ def refuse_partial_rows(schema: pa.Schema, where: str) -> None:
 FEWEST = 512  # rows of a batch from which combining pays
 _SAMPLE = 16_384
 _ON, _OFF = 0.25, 0.35  # shares of different keys at which combining begins and ends
+_TRIED, _TRY = 0.32, 0.55  # a larger batch, if a sample has at most the second share: at most the first begins
 _PAUSE = 64  # batches between two samples
+_LONG_PAUSE = 512  # after a larger batch in vain
 _MORE = 4  # a batch with so many times the rows of the last sample is sampled at once
 _NARROW = 64  # bytes per row of batches that may be larger
 
@@ -283,26 +271,35 @@ class _Share:
         self._is_on = False
         self._pause = 0
         self._sampled = 0  # rows of the last sample
+        self.tries = False  # the next batch, which may be larger, decides
 
     def looks(self, rows: int) -> bool:
         """Small batches, such as the first batches of a source, do not decide on batches of many more rows."""
-        if self._is_on or not self._pause or rows >= min(_SAMPLE, _MORE * self._sampled) > self._sampled:
+        if self._is_on or self.tries or not self._pause or rows >= min(_SAMPLE, _MORE * self._sampled) > self._sampled:
             return True
         self._pause -= 1
         return False
 
     def is_low(self, keys: Sequence[pa.Array]) -> bool:
-        if self._is_on:
+        if self._is_on or self.tries:
             return True
         sample = [column.slice(0, _SAMPLE) for column in keys]
-        _, last = last_of_groups(sample)
-        self._is_on = len(last) <= _ON * len(sample[0])
-        self._pause, self._sampled = _PAUSE, len(sample[0])
+        rows, different = len(sample[0]), len(last_of_groups(sample)[1])
+        self._is_on = different <= _ON * rows
+        self.tries = not self._is_on and rows == _SAMPLE and different <= _TRY * rows
+        self._pause, self._sampled = _PAUSE, rows
         return self._is_on
 
     def stays_low(self, rows: int, different: int) -> bool:
-        self._is_on = different <= _OFF * rows
+        self._is_on = different <= (_TRIED if self.tries else _OFF) * rows
+        if self.tries:
+            self.tries, self._pause = False, _LONG_PAUSE
         return self._is_on
+
+
+def _is_narrow(batch: Batch) -> bool:
+    is_narrow: bool = batch.rows.nbytes <= _NARROW * batch.count
+    return is_narrow
 
 
 class Combiner:
@@ -320,6 +317,7 @@ class Combiner:
         self._aggregates = aggregates
         self._where = where
         self._share = _Share()
+        self._frequent = FrequentKeys()
         self.takes_more = False
         self._schema: pa.Schema | None = None
         self._plan: AggregationPlan | None = None  # None: rows of `_schema` are not combined
@@ -333,12 +331,13 @@ class Combiner:
             return batch
         keys = self._keys_of(batch) if self._combines(batch.schema) else None
         if keys is None or (chosen and not self._share.is_low(keys)):
+            self.takes_more = self._share.tries and _is_narrow(batch)
             return batch
-        last_of, last = last_of_groups(keys)
-        if chosen and not self._share.stays_low(batch.count, len(last)):
+        numbered = self._frequent.numbered(keys)
+        if chosen and not self._share.stays_low(batch.count, len(numbered.last)):
             return batch
-        partial = self._partial_rows(batch, last_of, last)
-        self.takes_more = partial is not None and batch.rows.nbytes <= _NARROW * batch.count
+        partial = self._partial_rows(batch, numbered)
+        self.takes_more = partial is not None and _is_narrow(batch)
         return partial or batch
 
     def _keys_of(self, batch: Batch) -> list[pa.Array] | None:
@@ -347,9 +346,9 @@ class Combiner:
         keys = [batch.rows.column(key) for key in self._keys]
         return keys if self._by is None else self._by(batch, keys)
 
-    def _partial_rows(self, batch: Batch, last_of: Ints, last: Ints) -> Batch | None:
+    def _partial_rows(self, batch: Batch, keys: Numbered) -> Batch | None:
         assert self._plan is not None
-        return partial_rows(self._plan, batch, last_of, last, self._where)
+        return partial_rows(self._plan, batch, keys, self._where)
 
     def _combines(self, schema: pa.Schema) -> bool:
         if self._schema is None or not (schema is self._schema or schema.equals(self._schema)):

@@ -21,9 +21,9 @@ from barrier_runtime.coordinator.metric_table import DUPLICATES, LOOKUPS, LOOKUP
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.keys import StateKey
 from barrier_runtime.data.schemas import no_rows
+from barrier_runtime.operators.aggregation.frequent_keys import Numbered
 from barrier_runtime.operators.aggregation.partial_schema import is_partial, whole_schema
-from barrier_runtime.operators.aggregation.partials import Combiner, combined_said, first_of_groups, rows_of
-from barrier_runtime.operators.aggregation.state_columns import Ints
+from barrier_runtime.operators.aggregation.partials import Combiner, combined_said, first_of_keys, rows_of
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.deduplication.bloom import U64, Hashed, Mask, TimeBuckets, hash_rows
 from barrier_runtime.operators.keyed.operator import KeyedOperator
@@ -60,8 +60,8 @@ class DuplicatesCombiner(Combiner):
     def _combines(self, schema: pa.Schema) -> bool:
         return not is_partial(schema)
 
-    def _partial_rows(self, batch: Batch, last_of: Ints, last: Ints) -> Batch:
-        return first_of_groups(batch, last_of, last)
+    def _partial_rows(self, batch: Batch, keys: Numbered) -> Batch:
+        return first_of_keys(batch, keys)
 
 
 def _by_moment(batch: Batch, keys: list[pa.Array]) -> list[pa.Array]:

@@ -78,7 +78,7 @@ _FOLLOWS_NS = 50_000_000  # between looks whether inputs that are read first hav
 _WAITING_AT_ONCE = 256  # splits that wait for bytes; later splits are not polled
 _ENDED_AT_ONCE = 32  # splits that end without rows; each takes a fraction of a millisecond
 _FOUND_AT_ONCE = 256  # discovered splits
-_MORE = 2  # times as many rows of a batch for a combiner, if they take half a chunk's time at most
+_MORE = 4  # times as many rows of a batch for a combiner, if they take half a chunk's time at most
 _REOPEN_S = 1.0  # after a failure to open a discovered split
 _Place: TypeAlias = tuple[int, int, int, OpenSplit]  # `order` of the split, a unique number, and the split
 

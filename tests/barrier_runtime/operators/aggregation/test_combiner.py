@@ -174,6 +174,25 @@ def test_a_sample_of_few_rows_does_not_decide_on_larger_batches() -> None:
     assert combines(partials._SAMPLE)
 
 
+def test_a_larger_batch_is_tried_if_a_sample_has_fewer_than_most_keys() -> None:
+    chosen = Combiner(["k"], {"n": count()}, "aggregate 'r'")
+
+    def takes_more(different: int, rows: int) -> bool:
+        assert not is_partial(chosen.combined(keys(different, rows)).schema)
+        return chosen.takes_more
+
+    sample = partials._SAMPLE
+    assert not takes_more(sample // 5 * 4, sample)
+    assert not any(takes_more(sample // 2, sample) for _ in range(partials._PAUSE))
+    assert takes_more(sample // 2, sample)
+    assert not takes_more(sample // 2, sample)  # the source has no larger batch
+    assert not any(takes_more(sample // 2, sample) for _ in range(partials._LONG_PAUSE))
+    assert takes_more(sample // 2, sample)
+    assert is_partial(chosen.combined(keys(sample // 2, 2 * sample)).schema)
+    assert chosen.takes_more
+    assert is_partial(chosen.combined(keys(sample // 3, sample)).schema)  # stays on
+
+
 def test_larger_batches_are_requested_while_narrow_rows_are_combined() -> None:
     chosen = Combiner(["k"], {"n": count()}, "aggregate 'r'")
 

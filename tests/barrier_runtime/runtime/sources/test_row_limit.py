@@ -129,7 +129,7 @@ def test_a_batch_for_a_combiner_is_larger_if_it_takes_half_a_chunk() -> None:
 
     assert [size(chunk) for chunk in (None, 150, 9_999)] == [200, 150, 200]
     driver.takes_more = True
-    assert [size(chunk) for chunk in (None, 150, 300, 500, 700, 9_999)] == [200, 150, 200, 250, 350, 400]
+    assert [size(chunk) for chunk in (None, 150, 300, 500, 700, 9_999)] == [200, 150, 200, 250, 350, 800]
 
 
 @pytest.mark.slow
