@@ -152,6 +152,8 @@ class AllSlots:
                 self._carry(place)
         for place, submission in tuple(self._carried_by.items()):
             if submission is self._first:
+                if place[0] == self._program and not self._is_of_job(place):
+                    del self._carried_by[place]  # the process leaves for good, although the submission goes on
                 continue
             if not self._is_of_job(place):
                 wanted = standbys is not None and place[0] == standbys.program

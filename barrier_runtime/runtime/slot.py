@@ -157,7 +157,7 @@ class Slot:
                 parallelism=self._parallelism,
                 facts=i.facts and msgspec.structs.replace(i.facts, clock_ms=self._wall_ms()),
                 answers=True,
-                succeeds=i.succeeds and not self.token,
+                succeeds=i.succeeds,
                 seat=-1 if self._seat == i.slot else self._seat,
             )
         )

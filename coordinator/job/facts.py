@@ -225,6 +225,11 @@ class Job:
     def give_to_successors(self, now_ms: int) -> None:
         self.dismiss(self.slots.promote(only_ready_at=now_ms), f"job {self.spec.job} goes on with another process")
 
+    def close_silent_beside(self, now_ms: int) -> None:
+        """A process that wakes up connects again."""
+        for slot in self.slots.silent_beside(now_ms, self.spec.slot_timeout_ms):
+            self.outbox.close(slot)
+
     def know_outdated(self, fingerprints: tuple[str, ...]) -> None:
         self.spec = msgspec.structs.replace(self.spec, outdated=fingerprints)
         self.records.rescaled(self.spec)

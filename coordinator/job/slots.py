@@ -189,11 +189,16 @@ class SlotTable:
 
     @property
     def longest_unheard(self) -> RegisteredSlot | None:
-        return next((slot for slot in self._by_link.values() if self._slots.get(slot.index) is slot), None)
+        heard = self._by_link.values()
+        return next((each for each in heard if self._slots.get(each.index) is each or self.stands_by(each)), None)
 
     @property
     def cut_off(self) -> tuple[RegisteredSlot, ...]:
         return tuple(slot for slot in self._cut_off.values() if self._slots.get(slot.index) is slot)
+
+    @property
+    def expected_until_ms(self) -> int:
+        return max((slot.gone_ms or 0 for slot in self.cut_off), default=0)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -265,6 +270,8 @@ class SlotTable:
         elif self._is_member(place):
             self._slots[index] = slot
             self._slots = dict(sorted(self._slots.items()))  # here, because iterating is frequent
+            if register.succeeds:  # the process before is gone already
+                self._moved_in.add(register.uuid)
         else:
             self._standbys[place] = slot
         self._by_link[link] = slot
@@ -349,6 +356,11 @@ class SlotTable:
     def silent(self, now_ms: int, timeout_ms: int) -> tuple[RegisteredSlot, ...]:
         return tuple(slot for slot in self.connected if now_ms - slot.last_seen_ms >= timeout_ms)
 
+    def silent_beside(self, now_ms: int, timeout_ms: int) -> tuple[RegisteredSlot, ...]:
+        """Standbys and successors: connections outlive a process that hangs."""
+        beside = (slot for slot in (*self._standbys.values(), *self._successors.values()) if slot.connected)
+        return tuple(slot for slot in beside if now_ms - slot.last_seen_ms >= timeout_ms)
+
     def forgive(self, now_ms: int) -> None:
         self.forgiven_ms = now_ms
         for slot in (*self, *self._standbys.values(), *self._successors.values()):
@@ -394,6 +406,8 @@ class SlotTable:
         """The caller closes the link."""
         link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
         slot.gone_ms = slot.last_seen_ms
+        if self._successors.get(slot.index) is slot:
+            del self._successors[slot.index]
         self._cut(slot)
         if link is not None:
             self._by_link.pop(link, None)
@@ -421,6 +435,8 @@ class SlotTable:
             lost, ready = self._slots.get(index), self.ready_spares(now_ms)
             if not ready:
                 break
+            if lost is not None and now_ms < (lost.gone_ms or 0):
+                continue  # expected to connect again
             host = "" if lost is None else lost.register.host
             avoided = {each.index for each in ready if each.notices or each.register.host in leaving}
             spare = min(ready, key=lambda each: (each.index in avoided, each.register.host == host, each.index))

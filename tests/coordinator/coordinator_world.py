@@ -170,7 +170,7 @@ class FakeSlot:
             broken=self.broken,
             versions=dict(self.versions),
             facts=self.facts,
-            succeeds=self.succeeds and not self.token,
+            succeeds=self.succeeds,
             seat=self.index if self.started_as >= 0 else -1,
         )
 

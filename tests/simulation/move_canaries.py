@@ -170,7 +170,7 @@ def _drain_ends_early() -> Iterator[None]:
 @canary("broken-slot-is-taken", "new slots that cannot import their program count as ones that are there")
 def _broken_slot_is_taken() -> Iterator[None]:
     phase, slots = "coordinator/job/phases/moving.py", "coordinator/job/slot.py"
-    found = 'next((slot.register.broken for slot in job.slots.standbys if slot.register.broken), "")'
+    found = 'next((slot.register.broken for slot in _needed(job, rescale) if slot.register.broken), "")'
     fetched = "newest.checkpoint if slot.register.broken else slot.prefetched"
     with (
         planted(phase, found, '""'),

@@ -85,7 +85,7 @@ def follow_rescale(job: Job, now_ms: int) -> Decision | None:
     late = rescale.deadline_ms is not None and now_ms >= rescale.deadline_ms
     if rescale.state is RescaleState.STARTING:
         unfit = _why_unfit(job, rescale, job.decided)
-        broken = next((slot.register.broken for slot in job.slots.standbys if slot.register.broken), "")
+        broken = next((slot.register.broken for slot in _needed(job, rescale) if slot.register.broken), "")
         if unfit or broken:
             job.fail_rescale(unfit or f"a new slot cannot run the program: {broken}", now_ms)
         elif not missing and _knows_what_moves(job) and _fetched(job, rescale, late):
@@ -146,9 +146,13 @@ def _fetched(job: Job, rescale: Rescale, late: bool) -> bool:
 def _preparing(job: Job) -> list[RegisteredSlot]:
     """Slots to prepare: new and remaining slots fetch files, present slots stop compacting."""
     rescale = job.rescales.open
-    needed = 0 if rescale is None else rescale.after.parallelism  # spares beyond prepare nothing
-    standbys = (slot for slot in job.slots.standbys if slot.index < needed)
+    standbys = [] if rescale is None else _needed(job, rescale)
     return [*standbys, *job.slots.successors, *job.slots]
+
+
+def _needed(job: Job, rescale: Rescale) -> list[RegisteredSlot]:
+    """Standbys that become slots: spares beyond prepare nothing."""
+    return [slot for slot in job.slots.standbys if slot.index < rescale.after.parallelism]
 
 
 def _ask_to_fetch(job: Job, rescale: Rescale) -> None:

@@ -91,6 +91,7 @@ class Running(Phase):
         return min([*graces, *(moment for moment in others if moment is not None)], default=None)
 
     def on_tick(self, job: Job, now_ms: int) -> Decision | None:
+        job.close_silent_beside(now_ms)
         for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
             reason = f"slot {slot.index} ({slot.register.host} pid {slot.register.pid}) was silent for "
             reason += f"{now_ms - slot.last_seen_ms} ms"

@@ -69,11 +69,12 @@ class WaitingForSlots(Phase):
         if not job.slots.missing:
             return self._deploy_from_ms
         moments = [heard_ms + job.spec.slot_timeout_ms for _, heard_ms in job.slots.to_be_killed()]
-        spares_ms = None if self._looked_for_spares else self._deploy_from_ms
+        spares_ms = None if self._looked_for_spares else max(self._deploy_from_ms, job.slots.expected_until_ms)
         others = (self._complete_until_ms(job), self._narrow_ms(job), spares_ms)
         return min([*moments, *(moment for moment in others if moment is not None)], default=None)
 
     def on_tick(self, job: Job, now_ms: int) -> Decision | None:
+        job.close_silent_beside(now_ms)
         for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
             job.slots.give_up(slot, f"it was silent for {now_ms - slot.last_seen_ms} ms")
             job.outbox.close(slot)
@@ -170,8 +171,9 @@ class WaitingForSlots(Phase):
         if self._deployed or now_ms < self._deploy_from_ms:
             return None
         if job.slots.missing and not _is_first_start(job):
+            self._take_successors(job, now_ms)
             self._take_spares(job, now_ms)
-        self._looked_for_spares = True
+        self._looked_for_spares = now_ms >= job.slots.expected_until_ms
         if job.slots.missing:
             return None
         if _is_first_start(job) or job.probing:
@@ -213,6 +215,15 @@ class WaitingForSlots(Phase):
             )
             job.outbox.send(slot, deploy)
         return None
+
+    def _take_successors(self, job: Job, now_ms: int) -> None:
+        """Of slots that were lost, or successors that became ready, after the log had the generation."""
+        before = {slot.uuid for slot in job.slots}
+        job.give_to_successors(now_ms)
+        for slot in job.slots:
+            if slot.uuid not in before:
+                job.acknowledge_registration(slot, job.led.token)
+                slot.state = SlotState.REGISTERED
 
     def _take_spares(self, job: Job, now_ms: int) -> None:
         leaving = {slot.register.host for slot in job.slots if job.leaving.of(slot) is not None}
