@@ -21,7 +21,7 @@ LONG_FILES = {
     "barrier_runtime/runtime/sources/driver.py": (685, "one reader's life: opened, read, idle, paused, ended"),
     "barrier_runtime/testing/simulation/cluster.py": (530, "everything of one simulated job: its processes and faults"),
     "barrier_runtime/testing/simulation/loop.py": (590, "world, process and loop refer to one another"),
-    "coordinator/job/slots.py": (520, "one table: who has a number, waits for one, succeeds, or is spare"),
+    "coordinator/job/slots.py": (540, "one table: who has a number, waits for one, succeeds, or is spare"),
     "coordinator/status/why/checkpoint.py": (510, "one decision: the first cause that the evidence shows"),
 }
 FULL_FOLDERS: dict[str, tuple[int, str]] = {}

@@ -9,7 +9,7 @@ import pytest
 
 from barrier_runtime.carriers.slots import AllSlots
 from barrier_runtime.coordinator.option_types import SlotOptions
-from barrier_runtime.coordinator.status.status import LeavingSlot, StandbysWanted
+from barrier_runtime.coordinator.status.status import LeavingSlot, SparesStatus, StandbysWanted
 from barrier_runtime.spark.stage import SparkCarrier
 from barrier_runtime.spark.task import SlotSettings
 from tests.waiting import until
@@ -253,4 +253,16 @@ def test_successor_of_a_former_spare_has_the_number_of_the_start() -> None:
     slots = slots_of(context, 3, carrier=OnHosts(context, ["worker-b"]))
     slots.succeed([LeavingSlot(0, "spot", 7, since_ms=1, state="asked", started_as=2)])
     until(lambda: context.submitted == [(0, 1, 2), (2,)])
+    slots.cancel()
+
+
+def test_spare_with_the_number_of_a_slot_that_left_is_started() -> None:
+    context = Context()
+    slots = slots_of(context, 4)
+    slots.follow("", 4, None, (), spares=SparesStatus(1, 0, (4,)))
+    until(lambda: context.submitted[1:] == [(4,)])
+    slots.follow("", 2, None, (), spares=SparesStatus(1, 1, ()))  # number 2 stays as the spare, 3 leaves
+    slots.follow("", 2, StandbysWanted("up", 2, 2), (), spares=SparesStatus(1, 1, ()))
+    slots.follow("", 3, None, (), spares=SparesStatus(1, 0, (3,)))
+    until(lambda: (3,) in context.submitted)
     slots.cancel()

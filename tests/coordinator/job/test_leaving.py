@@ -60,6 +60,15 @@ def restored(store: MemoryStore) -> list[int]:
     return [each.restored_checkpoint for each in log_of(store) if isinstance(each, Fence)]
 
 
+def out_of_grace(coordinator: Coordinator, *living: FakeSlot) -> None:
+    """Until a slot that was cut off counts as lost."""
+    for _ in range(3):
+        coordinator.later(600)
+        for slot in living:
+            slot.beat()
+        coordinator.settle()
+
+
 def run(coordinator: Coordinator, *slots: FakeSlot) -> None:
     for slot in slots:
         slot.restored()
@@ -227,3 +236,81 @@ def test_both_slots_of_a_host_move_at_one_barrier():
     run(coordinator, first, second)
     assert restored(store) == [0, number]
     assert (a.last(Shutdown).outcome, b.last(Shutdown).outcome) == ("left", "left")
+
+
+def test_successor_has_a_slot_that_dies_after_the_log_has_the_generation():
+    coordinator, a, b = leaving_job(MemoryStore())
+    coordinator.post(UserLeaving(a.host))
+    coordinator.post(UserLeaving(b.host))
+    a.cut()
+    out_of_grace(coordinator)
+    assert coordinator.phase == "waiting"
+    later = successor(coordinator, 1, 6)
+    b.cut()
+    first = successor(coordinator, 0, 5)
+    coordinator.settle()
+    coordinator.later(0)
+    assert first.got(Deploy)
+    assert later.got(Deploy)
+    run(coordinator, first, later)
+
+
+def test_successor_that_wakes_up_has_the_slot_of_a_process_that_died():
+    coordinator, a, b = leaving_job(MemoryStore())
+    notice(b)
+    waiting = successor(coordinator)
+    for _ in range(4):
+        coordinator.later(1_000)
+        a.beat()
+        notice(b)
+    b.cut()
+    out_of_grace(coordinator, a)
+    assert coordinator.phase == "waiting"
+    assert not waiting.got(Deploy)
+    waiting.beat()
+    coordinator.later(1_000)
+    assert waiting.got(Deploy)
+
+
+def test_successor_that_came_after_the_death_is_not_replaced_by_the_old_task():
+    store = MemoryStore()
+    coordinator, a, b = leaving_job(store)
+    notice(b)
+    b.cut()
+    out_of_grace(coordinator, a)
+    new = successor(coordinator)
+    coordinator.settle()
+    coordinator.later(0)
+    run(coordinator, a, new)
+    again = coordinator.slot(1, attempt=9).connect()
+    assert again.got(Shutdown)
+    assert coordinator.phase == "running"
+
+    other = Coordinator(store, coordinator.protocol.spec).begin()
+    for slot in (new, a):
+        slot.coordinator = other
+        slot.connect()
+    other.settle()
+    assert other.slot(1, attempt=10).connect().got(Shutdown)
+    assert other.phase == "running"
+
+
+def test_successor_that_hangs_is_closed_and_keeps_nobody_from_rescaling():
+    coordinator, a, b = leaving_job(MemoryStore())
+    notice(b)
+    hangs = coordinator.slot(1, attempt=5)
+    hangs.succeeds, hangs.prefetches = True, False
+    hangs.connect()
+    silent_ms = 0
+    while silent_ms < coordinator.protocol.spec.slot_timeout_ms:
+        assert not hangs.closed
+        coordinator.later(1_000)
+        silent_ms += 1_000
+        a.beat()
+        notice(b)
+        if coordinator.status.checkpoints.in_progress:
+            coordinator.acknowledge(a, b)
+    coordinator.later(0)
+    assert hangs.closed
+    coordinator.post(UserRescale(RescaleRequest("down", 1, 60_000)))
+    assert pause(coordinator, a, b)

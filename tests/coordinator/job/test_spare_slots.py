@@ -8,6 +8,7 @@ from barrier_runtime.coordinator.job.events import UserRescale
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.page.job_view import live
 from barrier_runtime.coordinator.status.figure_table import EXPOSED
+from barrier_runtime.coordinator.status.history import encode_history
 from barrier_runtime.coordinator.status.status import JobStatus, SparesStatus
 from barrier_runtime.coordinator.status.why.job import why_job
 from barrier_runtime.coordinator.wire.messages import Deploy, Heartbeat, Shutdown, Start, Trigger
@@ -285,3 +286,32 @@ def test_new_coordinator_without_history_keeps_the_successor_of_a_former_spare(s
         slot.connect()
     after.settle()
     assert (after.phase, old.token, new.got(Deploy)) == ("running", token, [])
+
+
+def test_broken_spare_does_not_keep_slots_on_a_host_that_ends(store: MemoryStore) -> None:
+    coordinator, a, b = started(store, spec(spare_slots=1))
+    broken = coordinator.slot(2, attempt=2)
+    broken.broken = "ImportError: no module"
+    broken.connect()
+    coordinator.checkpoint(a, b)
+    b.say(Heartbeat(b.token, notices=1))
+    new = successor(coordinator, 1, 5)
+    moves(coordinator, a, b)
+    assert new.got(Deploy)
+
+
+def test_new_coordinator_gives_no_spare_the_number_of_a_process_that_may_connect(store: MemoryStore) -> None:
+    coordinator, a, b = started(store, spec(spare_slots=1))
+    spare = coordinator.slot(2, attempt=2).connect()
+    coordinator.checkpoint(a, b)
+    store.put(coordinator.paths.history, encode_history(coordinator.protocol.history()))
+    other = Coordinator(store, coordinator.protocol.spec).begin()
+    spare.coordinator = b.coordinator = other
+    spare.connect()
+    other.slot(0, attempt=9).connect()  # the process of slot 0 died together with the coordinator
+    other.settle()
+    other.later(0)
+    b.connect()
+    other.later(0)
+    assert not b.got(Shutdown)
+    assert not spare.got(Deploy)
