@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from barrier_runtime.launch.requests import (
@@ -42,10 +43,18 @@ def signal_own_slots() -> int:
         raise InvalidJob("this system has no SIGPWR: name the host, as in `leave --host HOST`")
     signalled = 0
     for pid in _own_slots():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-            signalled += 1
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if _expects(pid, number):
+                os.kill(pid, number)
+                signalled += 1
     return signalled
+
+
+def _expects(pid: int, number: int) -> bool:
+    """False for a process that the signal would end: a slot that starts, or another process in a container."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigCgt:", "SigBlk:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def _own_slots() -> Iterator[int]:
