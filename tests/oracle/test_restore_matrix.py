@@ -207,7 +207,7 @@ MODES: dict[str, tuple[dict[str, Any], ClusterOptions]] = {
     "aligned": ({"interval_ms": 500}, ClusterOptions()),
     "unaligned": (
         {"interval_ms": 300, "unaligned": True, "aligned_timeout_ms": 0},
-        ClusterOptions(turn_us=5_000, window_bytes=300),
+        ClusterOptions(turn_us=10_000, window_bytes=300),
     ),
 }
 
