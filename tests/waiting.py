@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 T = TypeVar("T")
 

@@ -37,7 +37,7 @@ def running(job, condition):
 
 
 @pytest.mark.spark
-@pytest.mark.long(90)
+@pytest.mark.long(40)
 def test_slot_moves_off_a_decommissioned_executor_and_no_row_is_read_twice(tmp_path):
     (tmp_path / "seen").mkdir()
     flow = Dataflow("leaves")
@@ -45,7 +45,7 @@ def test_slot_moves_off_a_decommissioned_executor_and_no_row_is_read_twice(tmp_p
     rows.sink("out", JsonlSink(str(tmp_path / "out")))
     options = {"checkpoints": str(tmp_path / "jobs"), "checkpoint_interval": 0.5, "resource_wait_timeout": 300}
     with flow.start(
-        master="local-cluster[3,1,1024]", parallelism=2, ui=False, insecure_network_ok=True, **options
+        master="local-cluster[2,2,1024]", parallelism=2, ui=False, insecure_network_ok=True, **options
     ) as job:
         leaver = running(job, lambda status: status.checkpoints.completed > 2).slots[1]
         executor = executor_of(leaver.pid)
