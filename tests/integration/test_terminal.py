@@ -30,10 +30,10 @@ PROGRAM = """
 
     flow = Dataflow("told")
     rows = flow.rate("numbers", 200, keys=20).map(noted)
-    rows.key_by("key").aggregate("count", n=count()).sink("a-sink-whose-name-is-long", JsonlSink("out/counts"))
+    rows.key_by("key").aggregate("count", n=count()).sink("a-sink-that-fits", JsonlSink("out/counts"))
     rows.sink("plain", JsonlSink("out/plain"))
 """
-SINKS = ("a-sink-whose-name-is-long", "plain")
+SINKS = ("a-sink-that-fits", "plain")
 
 
 def lines_of_sinks(window: Window) -> list[str]:
