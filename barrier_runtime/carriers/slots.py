@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from barrier_runtime.carriers.carrier import Carrier
+from barrier_runtime.coordinator.status.health import number_for_driver
 from barrier_runtime.coordinator.status.status import LeavingSlot, SparesStatus, StandbysWanted
 from barrier_runtime.spark.task import SlotSettings
 
@@ -203,8 +204,7 @@ class AllSlots:
         """Starts a successor of each slot that leaves its host, once another host has room."""
         hosts: Sequence[str] | None = () if self._carrier.one_host else None  # None: not asked yet
         for each in slots:
-            number = each.slot if each.started_as < 0 else each.started_as
-            place, notice = (self._program, number), (each.task_attempt, each.since_ms)
+            place, notice = (self._program, number_for_driver(each)), (each.task_attempt, each.since_ms)
             if each.state == "ended" and notice in self._successors:
                 self._return_to(self._successors.pop(notice), place)
             if each.state != "asked" or place not in self._carried_by:

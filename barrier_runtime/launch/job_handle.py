@@ -16,6 +16,7 @@ from typing import Literal
 from barrier_runtime.carriers.carrier import Carrier
 from barrier_runtime.carriers.slots import AllSlots
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked
+from barrier_runtime.coordinator.status.health import number_for_driver
 from barrier_runtime.coordinator.status.status import JobStatus, KillRequest, LeavingSlot
 from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -376,5 +377,4 @@ class JobHandle(Steered):
 def staying_away(status: JobStatus, after_s: float | None) -> list[int]:
     """Returns slots that have been missing for `after_s`; None: no slot counts."""
     since_ms = 0.0 if after_s is None else status.at_ms - after_s * 1000
-    absent = [each for each in status.absences if 0 < each.since_ms <= since_ms]
-    return [each.slot if each.started_as < 0 else each.started_as for each in absent]
+    return [number_for_driver(each) for each in status.absences if 0 < each.since_ms <= since_ms]

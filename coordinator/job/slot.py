@@ -107,9 +107,14 @@ class RegisteredSlot:
         return self.connected and not self.register.broken and now_ms - self.last_seen_ms <= silent_ms
 
     @property
+    def started_under_other(self) -> int:
+        """Number for the driver, if other than `index`; else -1."""
+        return -1 if self.started_as == self.index else self.started_as
+
+    @property
     def known(self) -> KnownSlot:
-        r, started_as = self.register, -1 if self.started_as == self.index else self.started_as
-        return KnownSlot(r.slot, r.uuid, r.pid, r.host, r.task_attempt, r.program, started_as)
+        r = self.register
+        return KnownSlot(r.slot, r.uuid, r.pid, r.host, r.task_attempt, r.program, self.started_under_other)
 
     def is_to_prefetch(self, move: str, checkpoint: int) -> bool:
         """Files fetched for another move do not count."""

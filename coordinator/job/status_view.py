@@ -86,7 +86,7 @@ def job_status(
                 heartbeat_age_ms=max(0, now_ms - slot.last_seen_ms),
                 metrics=slot.metrics,
                 differs=slot.differs,
-                started_as=-1 if slot.started_as == slot.index else slot.started_as,
+                started_as=slot.started_under_other,
             )
             for slot in shown
         ),
@@ -263,8 +263,8 @@ def leaving_slots(job: Job) -> tuple[LeavingSlot, ...]:
         state = "moving" if moving else asked if successor is None else "registered"
         to_host = "" if successor is None else successor.register.host
         at = slot.register
-        started_as = -1 if slot.started_as == slot.index else slot.started_as
-        found.append(LeavingSlot(slot.index, at.host, at.task_attempt, notice.since_ms, state, to_host, started_as))
+        other = slot.started_under_other
+        found.append(LeavingSlot(slot.index, at.host, at.task_attempt, notice.since_ms, state, to_host, other))
     return tuple(found)
 
 

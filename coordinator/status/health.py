@@ -381,6 +381,10 @@ def _missing_of_host(host: str, absences: list[AbsentSlot], now_ms: int) -> str:
     return f"{text}, Spark has not replaced task {some_of(ending, ', ')} there"
 
 
+def number_for_driver(slot: AbsentSlot | LeavingSlot) -> int:
+    return slot.slot if slot.started_as < 0 else slot.started_as
+
+
 def spares_in_words(spares: SparesStatus) -> str:
     return f"{spares.ready} of {counted(spares.wanted, 'spare')} ready"
 

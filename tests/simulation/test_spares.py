@@ -52,8 +52,8 @@ def test_successor_under_the_wrong_number_is_found():
     """Planted bug: the driver starts the successor of a former spare under the slot's number in the job."""
     with planted(
         "coordinator/job/status_view.py",
-        "started_as = -1 if slot.started_as == slot.index else slot.started_as\n        found",
-        "started_as = -1\n        found",
+        "other = slot.started_under_other\n        found",
+        "other = -1\n        found",
     ):
         assert leaves(spare_leaves(SEEDS[0])) != (True, 0, [])
 

@@ -22,6 +22,7 @@ from barrier_runtime.coordinator.server.control import ControlServer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.coordinator.status.health import number_for_driver
 from barrier_runtime.coordinator.wire.handshake import job_secret
 from barrier_runtime.coordinator.wire.messages import JobSpec, Shutdown, SlotClaims, ToSlot
 from barrier_runtime.graph.job_graph import JobGraph
@@ -286,8 +287,7 @@ class SimCluster:
         for each in leaving_slots(runner.facts):
             if each.state == "asked" and (each.task_attempt, each.since_ms) not in program.successors:
                 program.successors.add((each.task_attempt, each.since_ms))
-                number = each.slot if each.started_as < 0 else each.started_as
-                self._start_slot(program, number, runner.spec.program, succeeds=True)
+                self._start_slot(program, number_for_driver(each), runner.spec.program, succeeds=True)
         if runner.lead_position is not None:
             spares = spares_status(runner.facts, self.now_ms())
             for index in (*range(runner.spec.parallelism), *spares.gone):

@@ -222,16 +222,14 @@ class WaitingForSlots(Phase):
         job.give_to_successors(now_ms)
         for slot in job.slots:
             if slot.uuid not in before:
-                job.acknowledge_registration(slot, job.led.token)
-                slot.state = SlotState.REGISTERED
+                _joins(job, slot)
 
     def _take_spares(self, job: Job, now_ms: int) -> None:
         leaving = {slot.register.host for slot in job.slots if job.leaving.of(slot) is not None}
         taken, superfluous = job.slots.take_spares(now_ms, leaving)
         job.dismiss(superfluous, f"job {job.spec.job} goes on with another process")
         for spare in taken:
-            job.acknowledge_registration(spare, job.led.token)
-            spare.state = SlotState.REGISTERED
+            _joins(job, spare)
             self.reason = f"{self.reason}; a spare took the place of slot {spare.index}"
             job.record.recovery_because(self.reason)
         if taken:
@@ -295,6 +293,12 @@ class WaitingForSlots(Phase):
             "job more cores, lower its parallelism, or raise resource_wait_timeout; and see the executors' logs for "
             "tasks that could not reach the coordinator"
         )
+
+
+def _joins(job: Job, slot: RegisteredSlot) -> None:
+    """`slot` stood by until now."""
+    job.acknowledge_registration(slot, job.led.token)
+    slot.state = SlotState.REGISTERED
 
 
 def _is_first_start(job: Job) -> bool:
