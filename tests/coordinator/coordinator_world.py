@@ -526,4 +526,41 @@ def kinds(store: MemoryStore) -> list[str]:
     return [type(record).__name__.upper() for record in log_of(store)]
 
 
-__all__ = ["Coordinator", "FakeSlot", "Shutdown", "kinds", "log_of", "options", "spec", "started"]
+def successor(coordinator: Coordinator, index: int = 1, attempt: int = 5) -> FakeSlot:
+    slot = coordinator.slot(index, attempt=attempt)
+    slot.succeeds, slot.host = True, "other"
+    return slot.connect()
+
+
+def pause(coordinator: Coordinator, *slots: FakeSlot) -> int:
+    """Acknowledges checkpoints until the one with which the sources stop is decided; returns the id."""
+    coordinator.later(0)
+    while not slots[0].last(Trigger).pause:
+        coordinator.acknowledge(*slots)
+    number = slots[0].last(Trigger).checkpoint
+    for slot in slots:
+        slot.ack(number)
+    coordinator.settle()
+    return number
+
+
+def commit(coordinator: Coordinator, number: int, *slots: FakeSlot) -> None:
+    for slot in slots:
+        slot.commit(number)
+    coordinator.settle()
+    coordinator.later(0)
+
+
+__all__ = [
+    "Coordinator",
+    "FakeSlot",
+    "Shutdown",
+    "commit",
+    "kinds",
+    "log_of",
+    "options",
+    "pause",
+    "spec",
+    "started",
+    "successor",
+]

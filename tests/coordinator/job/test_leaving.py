@@ -2,13 +2,13 @@
 
 import uuid
 
-from coordinator_world import Coordinator, FakeSlot, log_of, started
+from coordinator_world import Coordinator, FakeSlot, commit, log_of, pause, started, successor
 
 from barrier_runtime.coordinator.job.events import UserLeaving, UserRescale
 from barrier_runtime.coordinator.job.leaving import NOTICE_MS
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.records import Fence
-from barrier_runtime.coordinator.wire.messages import Deploy, Heartbeat, Shutdown, Start, Trigger
+from barrier_runtime.coordinator.wire.messages import Deploy, Heartbeat, Shutdown, Start
 from barrier_runtime.state.store.memory import MemoryStore
 
 
@@ -26,33 +26,8 @@ def notice(slot: FakeSlot, count: int = 1) -> None:
     slot.say(Heartbeat(slot.token, notices=count))
 
 
-def successor(coordinator: Coordinator, index: int = 1, attempt: int = 5) -> FakeSlot:
-    slot = coordinator.slot(index, attempt=attempt)
-    slot.succeeds, slot.host = True, "other"
-    return slot.connect()
-
-
 def states(coordinator: Coordinator) -> list[tuple[int, str]]:
     return [(each.slot, each.state) for each in coordinator.status.leaving]
-
-
-def pause(coordinator: Coordinator, *slots: FakeSlot) -> int:
-    """Acknowledges checkpoints until the one with which the sources stop is decided; returns the id."""
-    coordinator.later(0)
-    while not slots[0].last(Trigger).pause:
-        coordinator.acknowledge(*slots)
-    number = slots[0].last(Trigger).checkpoint
-    for slot in slots:
-        slot.ack(number)
-    coordinator.settle()
-    return number
-
-
-def commit(coordinator: Coordinator, number: int, *slots: FakeSlot) -> None:
-    for slot in slots:
-        slot.commit(number)
-    coordinator.settle()
-    coordinator.later(0)
 
 
 def restored(store: MemoryStore) -> list[int]:

@@ -1,6 +1,6 @@
 """Spare slots: states, and the interleavings of docs/design/spare-slots.md."""
 
-from coordinator_world import Coordinator, FakeSlot, spec, started
+from coordinator_world import Coordinator, FakeSlot, commit, pause, spec, started, successor
 from rich.console import Console
 
 from barrier_runtime.coordinator.job.effects import KillSlotTask
@@ -201,23 +201,8 @@ def taken(store: MemoryStore, **arguments: object) -> tuple[Coordinator, FakeSlo
     return coordinator, spare, second, new
 
 
-def successor(coordinator: Coordinator, number: int, attempt: int) -> FakeSlot:
-    slot = coordinator.slot(number, attempt=attempt)
-    slot.succeeds, slot.host = True, "other"
-    return slot.connect()
-
-
 def moves(coordinator: Coordinator, *slots: FakeSlot) -> None:
-    coordinator.later(0)
-    while not slots[0].last(Trigger).pause:
-        coordinator.acknowledge(*slots)
-    for slot in slots:
-        slot.ack(slots[0].last(Trigger).checkpoint)
-    coordinator.settle()
-    for slot in slots:
-        slot.commit(slots[0].last(Trigger).checkpoint)
-    coordinator.settle()
-    coordinator.later(0)
+    commit(coordinator, pause(coordinator, *slots), *slots)
     coordinator.settle()
 
 
