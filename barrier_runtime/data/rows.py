@@ -19,6 +19,7 @@ from barrier_runtime.data.row_class import RowClass, UnfitField, is_instance
 from barrier_runtime.data.values.doors import UNFIT
 from barrier_runtime.data.values.into_columns import UnkeptValue, column_of, settled_type
 from barrier_runtime.data.values.references import ALONE, HELD_ONCE, references, refuse_repeated, repeated, times_in
+from barrier_runtime.data.values.stored_times import rounded_down
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import microseconds_of
 from barrier_runtime.state.texts import shortened
@@ -57,7 +58,7 @@ def values_of(array: pa.Array) -> list[Any]:
     kind = array.type
     if pa.types.is_timestamp(kind) and kind.tz in (None, "UTC"):
         try:
-            array = array.cast(pa.timestamp("us", kind.tz), safe=kind.unit != "ns")
+            array = rounded_down(array, "us")
         except pa.ArrowInvalid as error:
             raise _no_time(array) from error
         if _beyond_years(stored := array.to_numpy(zero_copy_only=False)):
@@ -68,7 +69,7 @@ def values_of(array: pa.Array) -> list[Any]:
         utc = datetime.timezone.utc
         return [value.replace(tzinfo=utc) if value is not None else None for value in values]
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        array = array.cast(pa.timestamp("us", kind.tz), safe=False)
+        array = rounded_down(array, "us")
     try:
         return list(array.to_pylist())
     except OverflowError as error:
@@ -121,8 +122,7 @@ def values_of_few(values: list[Any], kind: pa.DataType, is_time: bool) -> list[A
     if pa.types.is_timestamp(kind) and kind.unit in _PER_MICROSECOND and kind.tz in _EPOCHS:
         epoch, per_us = _EPOCHS[kind.tz], _PER_MICROSECOND[kind.unit]
         try:
-            if min(values) >= 0:  # division rounds down, a cast towards zero
-                return [epoch + _timedelta(0, 0, value // per_us) for value in values]
+            return [epoch + _timedelta(0, 0, value // per_us) for value in values]
         except (TypeError, OverflowError):  # nulls, or years beyond `datetime`
             pass
     return values_of(pa.array(values, kind))

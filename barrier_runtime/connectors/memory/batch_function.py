@@ -33,6 +33,7 @@ from barrier_runtime.connectors.read_ahead import read_ahead
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.write_ahead import DECIDED_BATCHES, BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
+from barrier_runtime.data.values.stored_times import rounded_down
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, get_or_none
@@ -183,11 +184,14 @@ class BatchQueue:
 
 
 def parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Encodes a Parquet file for Spark: nanoseconds are truncated."""
+    """Encodes a Parquet file for Spark: nanoseconds are cut off."""
     import pyarrow.parquet as pq
 
     buffer: Any = pa.BufferOutputStream()
     table = pa.Table.from_batches(batches).combine_chunks()
+    for at, field in enumerate(table.schema):
+        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":  # Parquet's writer rounds to 1970
+            table = table.set_column(at, field.name, [rounded_down(each, "us") for each in table.column(at).chunks])
     pq.write_table(table, buffer, coerce_timestamps="us", allow_truncated_timestamps=True)
     return buffer.getvalue().to_pybytes()  # type: ignore[no-any-return]
 

@@ -55,6 +55,15 @@ class UnreadTime(ValueError):
         self.remedy = remedy
 
 
+def rounded_down(times: pa.Array, unit: str) -> pa.Array:
+    """Timestamps in `unit`, rounded down: Arrow's cast rounds to 1970. Raises `pa.ArrowInvalid` beyond 64 bits."""
+    kind, divide = pa.timestamp(unit, times.type.tz), NS[unit] // NS[times.type.unit]
+    if divide <= 1:
+        return times.cast(kind)
+    numbers = times.view(pa.int64()).fill_null(0).to_numpy()
+    return pa.array(numbers // divide, mask=times.is_null().to_numpy(zero_copy_only=False)).view(kind)
+
+
 def is_time_kind(kind: pa.DataType) -> bool:
     return kind.id in STORED
 

@@ -16,6 +16,7 @@ from barrier_runtime.connectors.kafka.sink.topic_limits import KafkaLimits
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.data.rows import preview, rows_of
 from barrier_runtime.data.schemas import no_column
+from barrier_runtime.data.values.stored_times import rounded_down
 from barrier_runtime.state.errors import InvalidJob
 
 Serialiser: TypeAlias = Callable[[Any, Any], bytes | None]  # (row as a dict, SerializationContext)
@@ -138,7 +139,7 @@ class RecordFormat:
     def _record_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = {"key": self._part("KEY", self._key, batch), "value": self._part("VALUE", self._value, batch)}
         if self._timestamp is not None:
-            columns["timestamp"] = _milliseconds(batch.column(self._timestamp))
+            columns["timestamp"] = self._times(batch.column(self._timestamp))
         for header, column in self._headers.items():
             columns[_HEADER + header] = _bytes_of(batch.column(column))
         if self._topic_column is not None:
@@ -191,6 +192,15 @@ class RecordFormat:
                 f"{self._limits.row_max_bytes}: raise max.message.bytes of the topic, or make the row smaller: "
                 f"{preview(rows, row)}"
             )
+
+    def _times(self, column: pa.Array) -> pa.Array:
+        try:
+            return _milliseconds(column)
+        except pa.ArrowInvalid as error:
+            raise InvalidJob(
+                f"{self._where}: column {self._timestamp!r} (timestamp=) has a time beyond 64 bits of milliseconds "
+                f"({error}): correct or filter such rows"
+            ) from error
 
     def _check_keys(self, topic: str, rows: pa.RecordBatch, records: pa.RecordBatch) -> None:
         keys = records.column("key")
@@ -271,6 +281,4 @@ def _texts(column: pa.Array) -> pa.Array:
 
 
 def _milliseconds(column: pa.Array) -> pa.Array:
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
-    return column.cast(pa.int64())
+    return (rounded_down(column, "ms") if pa.types.is_timestamp(column.type) else column).cast(pa.int64())

@@ -16,6 +16,7 @@ import pyarrow.types as types
 
 from barrier_runtime.connectors.sink_bases.json_values import json_values
 from barrier_runtime.data.rows import preview
+from barrier_runtime.data.values.stored_times import rounded_down
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -215,7 +216,13 @@ def casting(kind: pa.DataType) -> Convert:
 
 def in_microseconds(kind: pa.DataType) -> Convert:
     """Cuts off nanoseconds. Values out of range are an error."""
-    return lambda values: values.cast(kind, safe=getattr(values.type, "unit", "") != "ns")
+
+    def convert(values: pa.Array) -> pa.Array:
+        if types.is_timestamp(values.type):
+            return rounded_down(values, "us").cast(kind)
+        return values.cast(kind, safe=getattr(values.type, "unit", "") != "ns")
+
+    return convert
 
 
 def by_value(

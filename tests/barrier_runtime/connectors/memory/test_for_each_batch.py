@@ -5,11 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from barrier_runtime import BatchCheckpoint, BatchFunctionFailed, Dataflow, InvalidJob
 from barrier_runtime.connectors.memory import batch_function
-from barrier_runtime.connectors.memory.batch_function import BatchCaller, BatchFunctionSink, BatchQueue, arrow_table
+from barrier_runtime.connectors.memory.batch_function import (
+    BatchCaller,
+    BatchFunctionSink,
+    BatchQueue,
+    arrow_table,
+    parquet,
+)
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.write_ahead import DecidedBatch
 from barrier_runtime.state.errors import Corrupt
@@ -142,6 +149,12 @@ def test_columns_that_parquet_cannot_hold_are_refused_with_the_first_row() -> No
     rows = pa.RecordBatch.from_arrays([pa.array([None, None], pa.month_day_nano_interval())], names=["n"])
     with pytest.raises(InvalidJob, match="Parquet cannot hold these columns"):
         sink.write(sink.begin_transaction(), rows)
+
+
+def test_spark_gets_times_before_1970_rounded_down() -> None:
+    times = pa.record_batch({"at": pa.array([-1, -999, None, -1_001, 1_001], pa.timestamp("ns"))})
+    found = pq.read_table(pa.BufferReader(parquet([times]))).column("at")
+    assert found.cast(pa.int64()).to_pylist() == [-1, -1, None, -2, 1]
 
 
 def opened(store: MemoryStore, token: int = 1, lineage: str = "lineage") -> BatchFunctionSink:

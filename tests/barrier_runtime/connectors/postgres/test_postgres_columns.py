@@ -155,6 +155,15 @@ def test_of_nanoseconds_whole_microseconds_are_kept() -> None:
     assert csv([1_999], pa.time64("ns"), column("time")) == '"00:00:00.000001"\n'
 
 
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+def test_nanoseconds_before_1970_stay_in_their_second_day_and_year(zone: str | None) -> None:
+    written = csv([-1, -1_001], pa.timestamp("ns", zone), column("timestamptz" if zone else "timestamp"))
+    assert [line[1:27] for line in written.split("\n")[:2]] == [
+        "1969-12-31 23:59:59.999999",
+        "1969-12-31 23:59:59.999998",
+    ]
+
+
 def test_a_time_beyond_all_microseconds_is_an_error() -> None:
     with pytest.raises(InvalidJob, match=r"column 'c' cannot be written to t: .*out of bounds"):
         csv([2**62], pa.timestamp("s"), column("timestamp"))

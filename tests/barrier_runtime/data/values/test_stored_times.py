@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barrier_runtime.data.values.stored_times import numbers_of_texts, stored_of_text, times_of_texts
+from barrier_runtime.data.values.stored_times import numbers_of_texts, rounded_down, stored_of_text, times_of_texts
 from tests.drawn import examples
 
 LEAP = 1_709_251_199  # 2024-02-29T23:59:59Z
@@ -131,3 +131,13 @@ def test_arrow_and_the_exact_reading_agree(moment: "object", digits: str, zone: 
     else:
         assert times_of_texts([text], kind).cast(pa.int64()).to_pylist() == [exact]
         assert numbers_of_texts([text], kind) == [exact]
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_times_before_1970_are_rounded_down(zone: str | None) -> None:
+    given = pa.array([7, -1, -999, None, -1_001, 1_999], pa.timestamp("ns", zone))[1:]
+    found = rounded_down(given, "us")
+    assert found.type == pa.timestamp("us", zone)
+    assert found.cast(pa.int64()).to_pylist() == [-1, -1, None, -2, 1]
+    assert rounded_down(given, "ms").cast(pa.int64()).to_pylist() == [-1, -1, None, -1, 0]
+    assert rounded_down(pa.array([-1, None], pa.timestamp("s")), "ms").cast(pa.int64()).to_pylist() == [-1_000, None]

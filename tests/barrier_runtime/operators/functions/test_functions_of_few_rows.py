@@ -120,6 +120,20 @@ def test_times_are_those_that_arrow_shows(unit: str, values: list[int | None]) -
     assert shown(Batch(few, 0)) == shown(Batch(rows, 0))
 
 
+@pytest.mark.parametrize("count", [1, 3_000])
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+def test_functions_see_the_microsecond_that_a_time_before_1970_began_in(zone: str | None, count: int) -> None:
+    rows = pa.record_batch({"at": pa.array([-1, -999, -1_001] * count, pa.timestamp("ns", zone))})
+    found = [row["at"].replace(tzinfo=None) for row in each_row_of(Batch(rows, 0))]
+    if zone == "Europe/Berlin":  # an hour ahead of UTC
+        found = [each - datetime.timedelta(hours=1) for each in found]
+    before = datetime.datetime(1970, 1, 1)
+    assert [(each - before) // datetime.timedelta(microseconds=1) for each in found] == [-1, -1, -2] * count
+    few = FewRows.of(rows[:3])
+    assert few is not None
+    assert list(each_row_of(Batch(few, 0))) == list(each_row_of(Batch(rows[:3], 0)))
+
+
 # ---------------------------------------------------------------- results of functions
 
 VALUES = st.one_of(
