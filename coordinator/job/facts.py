@@ -217,10 +217,12 @@ class Job:
         left = self.slots.resize(spec.parallelism, spec.program, keep=keep)
         self.dismiss(left, f"job {spec.job} {_goes_on(before, spec)}")
 
-    def has_notice(self, slot: RegisteredSlot, now_ms: int) -> bool:
+    def may_move_with(self, slot: RegisteredSlot, now_ms: int) -> bool:
+        """Returns whether a heartbeat may matter to a move, or `slot` is a spare that may have been silent."""
         if slot.notices:
             self.leaving.look(self.slots, now_ms)
-        return bool(slot.notices)
+        waits = self.rescales.open is not None or bool(self.slots.successors)
+        return waits or bool(slot.notices) or (bool(self.slots.missing) and self.slots.stands_by(slot))
 
     def give_to_successors(self, now_ms: int) -> None:
         self.dismiss(self.slots.promote(only_ready_at=now_ms), f"job {self.spec.job} goes on with another process")

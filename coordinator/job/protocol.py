@@ -421,8 +421,7 @@ class JobProtocol:
             links = job.links.silent(job.slots, now_ms) if slot.unheard and job.leads else ()
             if links:
                 return self._phase.on_silent_links(job, links, now_ms)
-            moves = job.rescales.open is not None or job.slots.successors or job.has_notice(slot, now_ms)
-            return self._phase.on_rescale(job, now_ms) if moves else None
+            return self._phase.on_rescale(job, now_ms) if job.may_move_with(slot, now_ms) else None
         if isinstance(message, Register | Probed):
             job.take_facts(slot, message)
             return None

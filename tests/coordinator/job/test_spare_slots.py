@@ -134,7 +134,7 @@ def test_spare_that_dies_as_it_is_taken_is_a_lost_slot(store: MemoryStore) -> No
     assert (new.index, spares(coordinator)) == (0, (0, (0,)))
 
 
-def test_silent_spare_is_not_taken(store: MemoryStore) -> None:
+def test_silent_spare_is_not_taken_before_its_next_heartbeat(store: MemoryStore) -> None:
     coordinator, (first, second, spare) = with_spares(store)
     for _ in range(5):
         coordinator.later(1_000)
@@ -143,6 +143,10 @@ def test_silent_spare_is_not_taken(store: MemoryStore) -> None:
     assert spares(coordinator) == (0, ())
     lose(coordinator, first)
     assert (coordinator.status.missing_slots, spare.got(Deploy)) == ((0,), [])
+    second.beat()
+    assert not spare.got(Deploy)
+    spare.beat()
+    assert spare.last(Deploy).slot == 0
 
 
 def test_spare_on_another_host_than_the_lost_slot_comes_first(store: MemoryStore) -> None:
