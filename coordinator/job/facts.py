@@ -205,6 +205,8 @@ class Job:
             self.commits.remember(_failing_commits(known.commits))
             for slot in known.slots:
                 self.slots.expect(slot, now_ms, now_ms + self.spec.slot_timeout_ms)
+        if _has_run(self.spec.run_id, read.view):
+            self.slots.unknown_until_ms = now_ms + self.spec.slot_timeout_ms
 
     def go_on_as(self, spec: JobSpec, *, keep: bool = False) -> None:
         """`keep`: slots of the previous program stand by in case the start fails."""

@@ -62,6 +62,7 @@ class SlotTable:
         self._answered: dict[_Place, str] = {}  # process and link of the answered Register
         self.room = Room()
         self.forgiven_ms = 0  # last stall of this coordinator
+        self.unknown_until_ms = 0  # until then a slot that never registered here may live
         self.departed: list[ReportedHistograms] = []
 
     def __iter__(self) -> Iterator[RegisteredSlot]:
@@ -198,7 +199,8 @@ class SlotTable:
 
     @property
     def expected_until_ms(self) -> int:
-        return max((slot.gone_ms or 0 for slot in self.cut_off), default=0)
+        unknown_ms = self.unknown_until_ms if len(self._slots) < self._parallelism else 0
+        return max([unknown_ms, *(slot.gone_ms or 0 for slot in self.cut_off)])
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -435,8 +437,8 @@ class SlotTable:
             lost, ready = self._slots.get(index), self.ready_spares(now_ms)
             if not ready:
                 break
-            if lost is not None and now_ms < (lost.gone_ms or 0):
-                continue  # expected to connect again
+            if now_ms < (self.unknown_until_ms if lost is None else lost.gone_ms or 0):
+                continue  # may connect again
             host = "" if lost is None else lost.register.host
             avoided = {each.index for each in ready if each.notices or each.register.host in leaving}
             spare = min(ready, key=lambda each: (each.index in avoided, each.register.host == host, each.index))

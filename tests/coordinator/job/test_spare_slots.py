@@ -1,5 +1,6 @@
 """Spare slots: states, and the interleavings of docs/design/spare-slots.md."""
 
+import pytest
 from coordinator_world import Coordinator, FakeSlot, commit, pause, spec, started, successor
 from rich.console import Console
 
@@ -289,18 +290,44 @@ def test_broken_spare_does_not_keep_slots_on_a_host_that_ends(store: MemoryStore
     assert new.got(Deploy)
 
 
-def test_new_coordinator_gives_no_spare_the_number_of_a_process_that_may_connect(store: MemoryStore) -> None:
-    coordinator, a, b = started(store, spec(spare_slots=1))
-    spare = coordinator.slot(2, attempt=2).connect()
+@pytest.mark.parametrize("known", [True, False], ids=["history", "no history"])
+def test_new_coordinator_gives_no_spare_the_number_of_a_process_that_may_connect(
+    store: MemoryStore, known: bool
+) -> None:
+    coordinator, (a, b, spare) = with_spares(store)
     coordinator.checkpoint(a, b)
-    store.put(coordinator.paths.history, encode_history(coordinator.protocol.history()))
+    if known:
+        store.put(coordinator.paths.history, encode_history(coordinator.protocol.history()))
     other = Coordinator(store, coordinator.protocol.spec).begin()
     spare.coordinator = b.coordinator = other
     spare.connect()
-    other.slot(0, attempt=9).connect()  # the process of slot 0 died together with the coordinator
+    new = other.slot(0, attempt=9).connect()  # the process of slot 0 died together with the coordinator
     other.settle()
     other.later(0)
     b.connect()
     other.later(0)
     assert not b.got(Shutdown)
     assert not spare.got(Deploy)
+    assert new.got(Deploy)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["history", "no history"])
+def test_new_coordinator_gives_a_spare_the_number_of_a_process_that_never_connects(
+    store: MemoryStore, known: bool
+) -> None:
+    coordinator, (a, b, spare) = with_spares(store)
+    coordinator.checkpoint(a, b)
+    if known:
+        store.put(coordinator.paths.history, encode_history(coordinator.protocol.history()))
+    other = Coordinator(store, coordinator.protocol.spec).begin()
+    spare.coordinator = other
+    spare.connect()
+    new = other.slot(0, attempt=9).connect()
+    other.settle()
+    for _ in range(other.protocol.spec.slot_timeout_ms // 1_000):
+        assert not spare.got(Deploy)
+        other.later(1_000)
+        new.say(Heartbeat(new.token))
+        spare.say(Heartbeat(spare.token))
+    other.later(0)
+    assert spare.last(Deploy).slot == 1
