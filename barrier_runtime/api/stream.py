@@ -438,14 +438,23 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
 
 
 def _common_columns(known: Sequence[pa.Schema], where: str) -> pa.Schema | None:
-    common = known[0] if known else None
+    if not known:
+        return None
+    common = known[0]
     for schema in known[1:]:
-        common = widest(common, schema)
-        if common is None:
+        wider = widest(common, schema)
+        if wider is None:
+            pairs = zip(common, schema, strict=True) if common.names == schema.names else ()
+            apart = [
+                f": {one.name} is {one.type} and {two.type}, so .with_columns({one.name}='CAST({one.name} AS …)')"
+                for one, two in pairs
+                if widest(pa.schema([one]), pa.schema([two])) is None
+            ]
             raise InvalidJob(
                 f"{where}: one input has ({described(known[0])}), another ({described(schema)}): "
-                "select() the same columns and types in every input"
+                f"select() the same columns and types in every input{''.join(apart[:1])}"
             )
+        common = wider
     return common
 
 

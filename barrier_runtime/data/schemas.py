@@ -369,6 +369,8 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return max(one, other, key=lambda kind: _UNITS.index(kind.unit))
     if types.is_duration(one) and types.is_duration(other):
         return max(one, other, key=lambda kind: _UNITS.index(kind.unit))
+    if {one, other} <= {pa.int8(), pa.int16(), pa.int32(), pa.float64()}:  # a double holds 53 bits
+        return max(one, other, key=lambda kind: kind.bit_width)
     for alike in (types.is_signed_integer, types.is_unsigned_integer, types.is_floating):
         if alike(one) and alike(other):
             return max(one, other, key=lambda kind: kind.bit_width)

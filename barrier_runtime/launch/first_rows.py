@@ -15,6 +15,7 @@ from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.launch.local import make_runner, run_graph, run_prepared
 from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
@@ -50,7 +51,7 @@ def first_rows(plan: Plan, stream: Input, rows: int, within_s: float | None = No
         return await run_graph(graph, spec, store, options, runner)
 
     options = JobOptions.for_local_run({"parallelism": 1})
-    run_prepared(_leading_to(plan, stream, CallableSink(take)), options, until_enough)
+    run_prepared(PreparedJob(_leading_to(plan, stream, CallableSink(take)), options), options, until_enough)
     return pa.Table.from_batches(found).slice(0, rows) if found else pa.table({})
 
 

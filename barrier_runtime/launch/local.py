@@ -71,7 +71,7 @@ def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> J
         return await with_page(job, runner, store, ui=options.ui)
 
     with Termination() as termination:
-        return _run(plan, options, lambda *job: termination.watched(run(*job)), slots)
+        return _run(PreparedJob(plan, options), options, lambda *job: termination.watched(run(*job)), slots)
 
 
 def run_until_terminated(
@@ -84,18 +84,17 @@ def run_until_terminated(
     """
     told = _Terminator(show)
     try:
-        return _run(plan, options, told.run_graph, ()), told.came
+        return _run(PreparedJob(plan, options), options, told.run_graph, ()), told.came
     except asyncio.CancelledError:
         return None, True
 
 
 def _run(
-    plan: Plan,
+    job: PreparedJob,
     options: JobOptions,
     run: Callable[[JobGraph, JobSpec, ObjectStore, JobOptions], Coroutine[Any, Any, JobStatus]],
     slots: Sequence[Slot],
 ) -> JobResult:
-    job = PreparedJob(plan, options)
     with StorageOfRun(options) as storage_url:
         store = open_store(storage_url)
         if options.checkpoints is not None:
@@ -113,11 +112,11 @@ def _run(
 
 
 def run_prepared(
-    plan: Plan,
+    job: PreparedJob,
     options: JobOptions,
     run: Callable[[JobGraph, JobSpec, ObjectStore, JobOptions], Coroutine[Any, Any, JobStatus]],
 ) -> JobResult:
-    return _run(plan, options, run, ())
+    return _run(job, options, run, ())
 
 
 class _Terminator:

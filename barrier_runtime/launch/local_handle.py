@@ -63,9 +63,7 @@ class LocalJobHandle(Steered):
         self._last: JobStatus | None = None
         self._result: JobResult | None = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(
-            target=self._run, args=(plan, options), name=f"barrier-{plan.name}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(options,), name=f"barrier-{plan.name}", daemon=True)
         self._forget = at_end(self._end)  # before the thread, which calls it at its end
         self._thread.start()
 
@@ -159,9 +157,9 @@ class LocalJobHandle(Steered):
         self._programs[id] = job.graph
         return job.spec
 
-    def _run(self, plan: Plan, options: JobOptions) -> None:
+    def _run(self, options: JobOptions) -> None:
         try:
-            self._result = run_prepared(plan, options, self._run_graph)
+            self._result = run_prepared(self._job, options, self._run_graph)
             self._last = self._result.status
         except BaseException as error:  # `wait` raises the error
             self._error = error

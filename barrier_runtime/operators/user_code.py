@@ -34,6 +34,7 @@ def user_error(
     key: Any = _NOTHING,
     batch: pa.RecordBatch | None = None,
     row: int | None = None,
+    remedy: str = _REMEDY,
 ) -> Exception:
     """Returns `error`, raised in `function` of `operator`, as the error to raise to the user.
     The message shows row `row` of `batch`, or the size of the batch. A wrong use of the API keeps the message and gains
@@ -58,7 +59,7 @@ def user_error(
         message += f"\n  batch: {counted(batch.num_rows, 'row')} of {', '.join(batch.schema.names)}"
         if batch.num_rows:
             message += f"\n  its first record: {preview(batch, 0)}"
-    found = WrongUse(message, _user_frames(error)) if wrong else UserCodeError(message + _REMEDY, user_traceback(error))
+    found = WrongUse(message, _user_frames(error)) if wrong else UserCodeError(message + remedy, user_traceback(error))
     found.raised_in = operator
     if key is not _NOTHING:
         found.key = (key,)

@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import sys
 import time
 import uuid
 from collections import Counter
@@ -96,6 +97,7 @@ def certify(
     scenarios: int | None = 200,
     inside: int | None = 0,
     seeds: Iterable[int] | int = 20,
+    quick: bool = False,
     parallelism: int = 2,
     rows: int = 2,
     ordered: bool = False,
@@ -107,7 +109,7 @@ def certify(
     leftovers: Callable[[], Collection[object]] | None = None,
     only: str | None = None,
 ) -> Certificate:
-    """Crashes a sink in many scenarios. Raises `NotCertified` at the first broken rule.
+    """Crashes a sink in many scenarios, whose number is printed first. Raises `NotCertified` at the first broken rule.
 
     `make_sink`: returns a new, unopened sink, one per subtask and generation; all write to the same target.
 
@@ -122,6 +124,8 @@ def certify(
 
     `inside`: number of deaths inside a call, between two lines of the sink's own files (and its package's); None: at
     every line. A stand-in of a target must then be in another file. Writes of files are always interrupted.
+
+    `quick`: at most 10 of each of these (seeds: 2), while a sink is being written.
 
     `parallelism`: subtasks of a generation. `rows`: rows of a subtask per checkpoint. `ordered`: `read` returns rows in
     the readers' order; a subtask's rows of a key must have the order of writing.
@@ -173,7 +177,7 @@ def certify(
     if only is not None:
         run.play(by_name(only))
     else:
-        run.play_all(scenarios, inside, range(seeds) if isinstance(seeds, int) else seeds)
+        run.play_all(scenarios, inside, range(seeds) if isinstance(seeds, int) else seeds, quick)
     return run.certificate()
 
 
@@ -184,6 +188,7 @@ def _reader(read: Reader) -> Callable[[int], Iterable[Mapping[str, Any]]]:
 
 
 _MOST_WRITES = 60  # scenarios with a death inside a write of a file
+_QUICK, _QUICK_SEEDS = 10, 2
 
 
 def _drawn(every: list[Scenario], most: int | None) -> list[Scenario]:
@@ -205,7 +210,7 @@ class _Run:
         column = target.promise.id_column
         self._next_id = 1 + max((int(row[column]) for row in target.read(0)), default=0)
 
-    def play_all(self, between_calls: int | None, inside_calls: int | None, seeds: Iterable[int]) -> None:
+    def play_all(self, between_calls: int | None, inside_calls: int | None, seeds: Iterable[int], quick: bool) -> None:
         lived = {plan: self.play(straight(plan)) for plan in PLANS}
         between = [
             each
@@ -220,8 +225,13 @@ class _Run:
             ]
             for word, kind in INSIDE.items()
         )
-        drawn = _drawn(between, between_calls) + _drawn(within, inside_calls) + _drawn(writes, _MOST_WRITES)
-        for each in (*single_scenarios(), *drawn, *(walk(seed) for seed in seeds)):
+        kinds = (between, between_calls), (within, inside_calls), (writes, _MOST_WRITES)
+        most = _QUICK if quick else len(between) + len(within)
+        drawn = [each for every, of in kinds for each in _drawn(every, most if of is None else min(of, most))]
+        walks = [walk(seed) for seed in seeds][: _QUICK_SEEDS if quick else None]
+        todo = (*single_scenarios(), *drawn, *walks)
+        print(f"certify {self.sink}: {counted(self.scenarios + len(todo), 'scenario')}", file=sys.stderr, flush=True)
+        for each in todo:
             self.play(each)
 
     def certificate(self) -> Certificate:

@@ -305,12 +305,13 @@ Known = tuple[int, float]  # time, figure
 
 @dataclass(frozen=True)
 class HourChart:
-    """`now`: the newest figure. `chart`: empty while nothing is known."""
+    """`now`: the newest figure. `chart`: empty while nothing is known; `empty` says why."""
 
     title: str
     now: str
     chart: Markup
     legend: tuple[tuple[str, str], ...] = ()  # (class, name)
+    empty: str = "No figures yet"
 
 
 @dataclass(frozen=True)
@@ -328,11 +329,17 @@ def hour_charts(status: JobStatus, trend: Sequence[TrendPoint], now_ms: int) -> 
     rates = _known((each.at_ms, each.rows_per_s) for each in points)
     lags = _known((each.at_ms, each.lag_ms) for each in points if (each.lag_ms or 0) <= REPLAYED_MS)
     newest = trend[-1] if trend else TrendPoint(0)
+    no_lag = "Replayed data: no lag is shown" if (newest.lag_ms or 0) > REPLAYED_MS else HourChart.empty
     worst = _worst(status)
     p50, p99 = (_known((at, getattr(each, kind)) for at, each in worst.items()) for kind in ("p50", "p99"))
     return [
         HourChart("Rate", rate(newest.rows_per_s), _drawn("rate", [_Line("p50", rates, apart_ms)], now_ms, short)),
-        HourChart("Watermark lag", lag(newest.lag_ms), _drawn("lag", [_Line("p99", lags, apart_ms)], now_ms, duration)),
+        HourChart(
+            "Watermark lag",
+            lag(newest.lag_ms),
+            _drawn("lag", [_Line("p99", lags, apart_ms)], now_ms, duration),
+            empty=no_lag,
+        ),
         HourChart(
             "Latency, slowest sink",
             duration(p99[-1][1]) if p99 else duration(None),

@@ -168,7 +168,8 @@ def latency_rows(status: JobStatus) -> list[LatencyView]:
 
 
 def lags(status: JobStatus) -> dict[str, str]:
-    return {source.source: lag(source.lag_ms) for source in status.sources if source.lag_ms is not None}
+    found = {source.source: lag(source.lag_ms) for source in status.sources}
+    return {name: text for name, text in found.items() if text != ABSENT}
 
 
 def operators(status: JobStatus) -> dict[int, str]:

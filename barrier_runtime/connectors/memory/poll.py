@@ -22,6 +22,10 @@ Fetch = Callable[[Any], tuple[Iterable[AnyRow], Any] | None]
 
 log = logging.getLogger("barrier_runtime.sources")
 _LOOK_NS = 1_000_000_000  # between polls without a wake-up
+_REMEDY = (
+    "\n  Fix the function; or, if the error passes by itself, let retry=Retry(5, backoff=1) call the function again "
+    "while the job goes on. Then start the job again."
+)
 
 
 class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,7 +231,7 @@ class PollReader:
             raise
         except Exception as error:
             function = f"{function_name(self._fetch)} (cursor {cursor!r})"
-            raise user_error(error, function=function, operator=self._name, subtask=0) from error
+            raise user_error(error, function=function, operator=self._name, subtask=0, remedy=_REMEDY) from error
         return _Page(self._writer.batch(rows) if rows else None, cursor, kept)
 
     def _kept(self, cursor: Any) -> Any:

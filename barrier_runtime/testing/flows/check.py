@@ -1,5 +1,6 @@
 """Check of whole flows in virtual time: crashes must not change rows (docs/testing.md)."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -130,9 +131,14 @@ def check(
         return run.result()
     run.compare(FlowScenario(drawn[0], chosen[0], again=True))
     quiet = {(seed, slots): run.compare(FlowScenario(seed, slots)) for seed in drawn for slots in chosen}
-    for (seed, slots), outcome in quiet.items():
-        for crash in _crashes(crashes, seed, outcome):
-            run.compare(FlowScenario(seed, slots, crash))
+    todo = [
+        FlowScenario(seed, slots, crash)
+        for (seed, slots), outcome in quiet.items()
+        for crash in _crashes(crashes, seed, outcome)
+    ]
+    print(f"check {plan.name}: {counted(1 + len(quiet) + len(todo), 'run')}", file=sys.stderr, flush=True)
+    for scenario in todo:
+        run.compare(scenario)
     return run.result()
 
 

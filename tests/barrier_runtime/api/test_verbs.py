@@ -164,6 +164,22 @@ def test_a_union_has_the_finest_unit_and_the_widest_number() -> None:
     ]
 
 
+def test_small_whole_numbers_beside_doubles_become_doubles_in_a_union() -> None:
+    flow = Dataflow("verbs")
+    small, double = ({"id": kind, "at": int} for kind in (pa.int32(), float))
+    both = rows_in(flow, [{"id": 2**31 - 1, "at": 0}], small, "one").union(
+        rows_in(flow, [{"id": 0.5, "at": 0}], double, "other")
+    )
+    assert sorted(row["id"] for row in result(both, flow)) == [0.5, 2.0**31 - 1]
+
+
+def test_a_refused_union_names_the_column_that_differs() -> None:
+    flow = Dataflow("verbs")
+    one, two = rows_in(flow, [], {"id": int, "at": int}, "one"), rows_in(flow, [], {"id": float, "at": int}, "two")
+    with pytest.raises(InvalidJob, match=r"id is int64 and double, so \.with_columns\(id='CAST\(id AS …\)'\)"):
+        one.union(two)
+
+
 @pytest.mark.parametrize(
     "other",
     [{"id": str, "at": int}, {"id": float, "at": int}, {"at": int, "id": int}, {"id": int, "at": int, "x": int}],

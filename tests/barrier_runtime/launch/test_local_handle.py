@@ -327,6 +327,16 @@ def test_a_job_goes_on_where_the_last_one_stopped(tmp_path) -> None:
     assert set(rows) == set(range(max(rows) + 1)), "a function may be called again with rows of the last checkpoint"
 
 
+def test_a_warning_about_the_flow_comes_once_and_names_the_line_of_the_user() -> None:
+    flow = Dataflow("beside")
+    unread = flow.rate("ticks", 2_000, 10)
+    unread.filter("value > 3", name="unread")
+    unread.sink("out", CallableSink(lambda batch: None))
+    with pytest.warns(UserWarning, match="nothing reads the output of 'unread'") as told:
+        start(flow).wait(60)
+    assert [each.filename for each in told] == [__file__]
+
+
 def test_what_is_wrong_with_a_flow_is_said_at_once_and_what_goes_wrong_by_wait() -> None:
     with pytest.raises(InvalidJob, match="has no source"):
         Dataflow("empty").start_local()

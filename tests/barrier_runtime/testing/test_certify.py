@@ -492,6 +492,14 @@ def test_a_target_that_was_used_before_serves_again() -> None:
     assert certify(lambda: RightSink(shelf), shelf.read, scenarios=20, seeds=()).scenarios == first.scenarios
 
 
+def test_the_number_of_scenarios_is_told_first_and_quick_draws_few(capsys: pytest.CaptureFixture[str]) -> None:
+    shelf = Shelf()
+    quick = certify(lambda: RightSink(shelf), shelf.read, quick=True, inside=None)
+    assert quick.scenarios <= 60
+    assert f"certify RightSink: {quick.scenarios} scenarios" in capsys.readouterr().err
+    assert certify(lambda: RightSink(shelf), shelf.read, quick=True, scenarios=2).scenarios < quick.scenarios
+
+
 def test_a_reader_may_ask_for_the_rows_of_the_scenario_only() -> None:
     shelf = Shelf()
     asked: list[int] = []

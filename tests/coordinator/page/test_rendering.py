@@ -569,10 +569,14 @@ def test_the_last_hour_is_drawn_with_gaps_and_round_numbers():
 def test_replayed_data_have_a_dash_instead_of_a_lag_of_years():
     old = 4_941 * 86_400_000
     lagging = hour_charts(status(), hour(lag_ms=float(old)), NOW_MS)[1]
-    assert (lagging.now, lagging.chart) == (ABSENT, "")
+    assert (lagging.now, lagging.chart, lagging.empty) == (ABSENT, "", "Replayed data: no lag is shown")
+    assert hour_charts(status(), hour(), NOW_MS)[1].empty == "No figures yet"
     replayed = status(sources=(replace(status().sources[0], lag_ms=old),))
     assert live(replayed, NOW_MS)["lag"] == ABSENT
-    assert "4941" not in job_page(facts(replayed))
+    page = job_page(facts(replayed))
+    assert "4941" not in page
+    assert "watermark behind by" not in page
+    assert "watermark behind by" in job_page(facts())
 
 
 def test_an_hour_of_nothing_is_no_chart():

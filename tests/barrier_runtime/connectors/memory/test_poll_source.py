@@ -89,6 +89,8 @@ def test_what_the_function_raises_names_it_and_the_cursor() -> None:
     with pytest.raises(JobFailed, match=r"fetch\(\) \(cursor 1\)|fetch") as failed:
         flow.run_local(parallelism=1)
     assert "HTTP 500" in str(failed.value)
+    assert "retry=Retry(5, backoff=1)" in str(failed.value)
+    assert "record" not in str(failed.value), "the function was given none"
 
 
 def test_a_call_that_fails_is_repeated_with_the_same_cursor() -> None:
