@@ -7,7 +7,7 @@ latencies is logarithmic, because the slowest of a thousand rows takes a hundred
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import log10
+from math import ceil, floor, log10
 
 from markupsafe import Markup
 
@@ -198,7 +198,7 @@ def _box(chain: ChainStatus, at: tuple[int, int, int], lag: Mapping[str, str], n
     return Markup("").join(out)
 
 
-_WIDTH, _LEFT = 480, 48
+_WIDTH, _LEFT = 480, 58
 _LOWEST_MS = 0.1
 
 
@@ -226,20 +226,13 @@ def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
             f"{name} over the last hour: p50 {duration(newest.p50)}, p99 {duration(newest.p99)} in the last minute",
         )
     ]
-    grid = 10.0 ** round(log10(low))
-    while grid <= high:
-        if grid >= low:
-            out.append(
-                Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
-                    _LEFT, _WIDTH - 8, y(grid), y(grid)
-                )
-            )
-            out.append(
-                Markup('<text class="axis" x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(
-                    _LEFT - 6, y(grid) + 4, duration(grid) if grid < _MINUTE_MS else f"{grid / 1000:.0f} s"
-                )
-            )
-        grid *= 10
+    for grid in _logarithmic(low, high):
+        out.append(
+            Markup(
+                '<path class="grid" d="M{0} {2:.1f}H{1}"/><text class="axis" x="{3}" y="{4:.1f}" text-anchor="end">{5}'
+                "</text>"
+            ).format(_LEFT, _WIDTH - 8, y(grid), _LEFT - 6, y(grid) + 4, _seconds(grid))
+        )
     for kind in ("p50", "p99", "p999", "max"):
         path: list[str] = []
         before = 0
@@ -256,6 +249,17 @@ def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
             )
     out.append(Markup("</svg>"))
     return Markup("").join(out)
+
+
+def _logarithmic(low: float, high: float) -> list[float]:
+    """Powers of ten between both; below two decades 1, 2, 5 and their tenfolds."""
+    steps = (1, 2, 5) if high < 100 * low else (1,)
+    found = (step * 10.0**power for power in range(floor(log10(low)), ceil(log10(high)) + 1) for step in steps)
+    return [each for each in found if low <= each <= high]
+
+
+def _seconds(ms: float) -> str:
+    return duration(ms) if ms < _MINUTE_MS else f"{ms / 1000:.0f} s"
 
 
 def distribution(latency: LatencyStatus, name: str) -> Markup:

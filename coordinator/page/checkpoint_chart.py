@@ -94,6 +94,7 @@ def strip(history: Sequence[CheckpointStatus], link: str, events: Sequence[Event
             f"the last {len(shown)} checkpoints, their phases stacked; longest {duration(max(known))}",
         )
     ]
+    at_end = Markup("")
     for tick in duration_ticks(top, 3):
         y = _BASE - tick / top * (_BASE - _TOP - 14)
         if tick > top:
@@ -104,7 +105,12 @@ def strip(history: Sequence[CheckpointStatus], link: str, events: Sequence[Event
                 "</text>"
             ).format(_LEFT, _WIDTH, y, _LEFT - 6, y + 4, duration(tick) if tick else "0")
         )
+        if tick:
+            at_end += Markup('<text class="axis at-end" x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(
+                _WIDTH - 2, y - 4, duration(tick)
+            )
     out += _bars(phases, step, top)
+    out.append(at_end)
     for index, checkpoint in enumerate(shown):
         x = _LEFT + index * step
         title = escape(_tooltip(checkpoint, phases[index]))

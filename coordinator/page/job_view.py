@@ -380,4 +380,5 @@ def _uptime(job: JobSummary) -> str:
 
 
 def _ago(job: JobSummary, ms: int) -> str:
-    return f"{duration(max(0, job.at_ms - ms) // 1_000 * 1_000)} ago"
+    seconds = max(0, job.at_ms - ms) // 1_000
+    return f"{duration(1_000 * seconds)} ago" if seconds else "just now"

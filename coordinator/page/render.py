@@ -31,7 +31,7 @@ from barrier_runtime.coordinator.status.why.checkpoint import SLOW_MS, why_check
 from barrier_runtime.coordinator.status.why.job import why_job
 from barrier_runtime.coordinator.status.why.reason import Reason
 from barrier_runtime.coordinator.wire.messages import Subject
-from barrier_runtime.state.texts import masked_text
+from barrier_runtime.state.texts import counted, masked_text
 
 HERE = Path(__file__).parent
 _CODE = re.compile("`([^`\n]+)`")
@@ -106,6 +106,7 @@ def _environment() -> Environment:
     for name in ("duration", "lag", "size", "number", "rate", "share", "time_of_day", "day_and_time", "machine_time"):
         made.filters[name] = getattr(figures, name)
     made.filters["coded"] = coded
+    made.filters["counted"] = counted
     made.filters["within"] = shortened
     made.filters["tone"] = job_view.tone
     made.globals["phases"] = checkpoint_chart.PHASES

@@ -75,6 +75,7 @@ def test_a_row_has_the_figures_of_an_overview():
     assert job_list([replace(WELL, replaced=True)]).rows[0].version == "5f0cabcd, replaced"
     assert job_list([STUCK]).rows[0].reason == "2 cores are missing"
     assert job_list([DONE]).rows[0].uptime == "ended 1 min ago"
+    assert job_list([replace(WELL, checkpoint_ended_ms=WELL.at_ms - 300)]).rows[0].checkpoint_age == "just now"
 
 
 def test_unknown_figures_are_a_dash():

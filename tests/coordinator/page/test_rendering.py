@@ -459,11 +459,22 @@ def test_minutes_without_rows_are_gaps():
 def test_labels_of_latencies_fit_and_a_single_minute_is_seen():
     point = replace(status().latency_hour["files:visible"][0], p50=12_000.0, p99=110_000.0, p999=110_000.0, max=120_000)
     picture = charts.latencies([point], "files:visible")
-    assert [each.text for each in svgs(picture)[0].iter("text")][:2] == ["10 s", "100 s"]
+    assert [each.text for each in svgs(picture)[0].iter("text")][:4] == ["10 s", "20 s", "50 s", "100 s"]
+    wide = charts.latencies([replace(point, p50=0.2)], "files:visible")
+    assert [each.text for each in svgs(wide)[0].iter("text")][:3] == ["1 ms", "10 ms", "100 ms"]
     assert picture.count(' point" d="') == 4
     bars = charts.distribution(status().latency["files:visible"], "files:visible")
     (last,) = [each for each in svgs(bars)[0].iter("text") if each.text == "more"]
     assert last.get("text-anchor") == "end"
+
+
+def test_bars_of_checkpoints_have_labels_at_the_newest_end_too():
+    """For narrow screens, where the left end is scrolled away."""
+    drawn = svgs(strip(status().checkpoints.history, ""))[0]
+    at_end = [each.text for each in drawn.iter("text") if "at-end" in (each.get("class") or "")]
+    left = [each.text for each in drawn.iter("text") if each.get("class") == "axis"]
+    assert at_end
+    assert left[: 1 + len(at_end)] == ["0", *at_end]
 
 
 def test_minutes_before_a_clock_was_set_back_are_drawn_within_the_picture():
