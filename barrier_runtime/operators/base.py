@@ -196,6 +196,7 @@ class Operator:
     takes_rows_before_barriers: bool = False
 
     takes_positions: bool = False  # `reached` is called; for a sink after a source
+    is_own_sink: bool = False  # a sink of this package that calls no users' code on the loop
     is_followed: bool = True  # a later step follows event time row by row: see `graph/event_time`
     # bound by which emitted event times, and the forwarded watermark, lag
     output_delay_ms: int = 0

@@ -20,14 +20,15 @@ from barrier_runtime.state.texts import both_ends
 _MAX_TEXT = 100_000  # characters
 _REMEDY = "Correct what is read there, or the source's arguments (schema=, format, credentials)"
 _WITH_USERS_FUNCTIONS = (
+    "barrier_runtime.connectors.memory.callable",
     "barrier_runtime.connectors.memory.iterator",
     "barrier_runtime.connectors.memory.poll",
 )
 
 
-def runs_users_code(source: Source) -> bool:
-    """True if readers may call users' code on the loop."""
-    module = type(source).__module__
+def runs_users_code(connector: Source | TwoPhaseCommitSink) -> bool:
+    """True if readers, or the sink's `write`, may call users' code on the loop."""
+    module = type(connector).__module__
     return not module.startswith("barrier_runtime.connectors.") or module in _WITH_USERS_FUNCTIONS
 
 

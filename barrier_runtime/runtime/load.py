@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
@@ -21,15 +22,23 @@ class Load:
     busy_s: float = 0.0
     blocked_s: float = 0.0
     held_s: float = 0.0
-    read_s: float = 0.0  # time of the last step in a reader of this package
+    connector_s: float = 0.0  # time of the last step in a reader or sink of this package
     blocked: bool = False
     held: bool = False
 
     def poll(self, source: SourceDriver, now_ns: int, clock_ns: Callable[[], int], max_rows: int) -> Batch | None:
         batch = source.poll(now_ns, max_rows)
         if not source.runs_users_code:
-            self.read_s = (clock_ns() - now_ns) / 1e9
+            self.connector_s += (clock_ns() - now_ns) / 1e9
         return batch
+
+    def timed(self, sink: Operator, clock_ns: Callable[[], int]) -> Callable[[Batch, Emit, int], None]:
+        def process(batch: Batch, emit: Emit, port: int = 0) -> None:
+            began_ns = clock_ns()
+            sink.process(batch, emit, port)
+            self.connector_s += (clock_ns() - began_ns) / 1e9
+
+        return process
 
     def looked(self, since_last_s: float, blocked: bool, held: bool) -> None:
         if self.blocked:
@@ -40,7 +49,7 @@ class Load:
 
 
 class LongSteps:
-    """`reading`: a reader of this package needed most of the time."""
+    """`reading`: a reader or sink of this package needed most of the time."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int, bool]] = deque(maxlen=_KEPT)

@@ -18,14 +18,21 @@ from barrier_runtime.runtime.network.channels import ResultPartition
 
 
 class OperatorChain:
-    def __init__(self, operators: list[tuple[str, Operator]], outputs: list[ResultPartition]) -> None:
+    def __init__(
+        self,
+        operators: list[tuple[str, Operator]],
+        outputs: list[ResultPartition],
+        clock_ns: Callable[[], int] | None = None,
+    ) -> None:
         self.operators = operators
         self.outputs = outputs
         self.watermark = WATERMARK_MIN  # sent to the outputs
         self.heard = WATERMARK_MIN  # from the inputs; differs if an operator makes event time
         self.ended = False
         self.load = Load()
+        self._clock_ns = clock_ns
         self.first = operators[0][1] if operators else Operator()
+        self._own_sink = self._timed(self.first)
         self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
         self.inputs_idle = False
         self._told_idle = False
@@ -85,7 +92,10 @@ class OperatorChain:
         """Rows that the first operator gave back, or None."""
         rest = None
         if self.operators:
-            self.first.process(batch, self._emits[1], port)
+            if self._own_sink is None:
+                self.first.process(batch, self._emits[1], port)
+            else:
+                self._own_sink(batch, self._emits[1], port)
             if self._gives_back:
                 rest = self.first.take_rest()
         else:
@@ -126,11 +136,21 @@ class OperatorChain:
         if position == len(self.operators):
             return Emit(self._output, side)
         operator = self.operators[position][1]
+        own_sink = self._timed(operator)
 
         def process(batch: Batch) -> None:
-            operator.process(batch, self._emits[position + 1])
+            if own_sink is None:
+                operator.process(batch, self._emits[position + 1])
+            else:
+                own_sink(batch, self._emits[position + 1], 0)
 
         return Emit(process, side)
+
+    def _timed(self, operator: Operator) -> Callable[[Batch, Emit, int], None] | None:
+        """`process` of a sink of this package, which adds to the load; None for other operators."""
+        if self._clock_ns is None or not operator.is_own_sink:
+            return None
+        return self.load.timed(operator, self._clock_ns)
 
     def _output(self, batch: Batch) -> None:
         for output in self._main:

@@ -26,7 +26,7 @@ _LOOK_S = 0.001  # between looks at blocked subtasks
 
 @dataclass(frozen=True)
 class LongestStep:
-    """`reading`: mostly in a reader of this package."""
+    """`reading`: mostly in a reader or sink of this package."""
 
     seconds: float
     subtask: Subtask
@@ -160,10 +160,10 @@ class Scheduler:
         worked = polled = False
         for subtask in subtasks:
             self._stepping = subtask
+            subtask.chain.load.connector_s = 0.0
             if subtask.source is None:
                 stepped = subtask.step()
             else:
-                subtask.chain.load.read_s = 0.0
                 stepped = self._is_due(subtask) and subtask.step()
                 polled = polled or stepped
             if self._stopped:
@@ -173,7 +173,9 @@ class Scheduler:
                 worked = True
                 subtask.chain.load.busy_s += now - before
             if now > deadline:
-                self.long_steps.note(now, now - before, subtask.id.chain, 2 * subtask.chain.load.read_s > now - before)
+                self.long_steps.note(
+                    now, now - before, subtask.id.chain, 2 * subtask.chain.load.connector_s > now - before
+                )
                 return True, polled
         return worked, polled
 
@@ -207,7 +209,7 @@ class Scheduler:
 
     def _note_long(self, seconds: float, subtask: Subtask) -> None:
         if self._longest is None or seconds > self._longest.seconds:
-            self._longest = LongestStep(seconds, subtask, 2 * subtask.chain.load.read_s > seconds)
+            self._longest = LongestStep(seconds, subtask, 2 * subtask.chain.load.connector_s > seconds)
 
     def take_longest(self) -> LongestStep | None:
         longest, self._longest = self._longest, None

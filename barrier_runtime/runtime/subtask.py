@@ -80,7 +80,7 @@ class Subtask:
     ) -> None:
         self.id = id
         self.token = token
-        self.chain = OperatorChain(operators, outputs)
+        self.chain = OperatorChain(operators, outputs, host.now_ns)
         self.inputs = inputs
         self.source = source
         self.rows_in = 0

@@ -14,7 +14,7 @@
 |                    | commits are open that no more checkpoints are taken                                           |
 | NO_CHECKPOINT      | no checkpoint has completed for the timeout, counted while the job ran                        |
 | WAITING_RESTORE    | the slots have restored for the timeout, and are not done                                     |
-| BLOCKED            | recently a step of the program, or a source of ours, blocked a slot for seconds               |
+| BLOCKED            | recently a step of the program, or a connector of ours, blocked a slot for seconds            |
 | FINISHING          | the last record is being written                                                              |
 | FENCED FINISHED FAILED STOPPED   | the job has ended                                                               |
 
@@ -79,8 +79,8 @@ STEP_REMEDY = (
     "let functions of the program in these steps return sooner; if the steps have none, barrier-runtime is at fault: "
     "report it"
 )
-READER_REMEDY = (
-    "a source of barrier-runtime needed this time, no function of the program: report it with the kind of source and "
+CONNECTOR_REMEDY = (
+    "a source or sink of barrier-runtime needed this time, no function of the program: report it with its kind and "
     "the size of its largest rows"
 )
 _NAMED = 8
@@ -158,7 +158,7 @@ class StoreWait:
 
 @dataclass(frozen=True)
 class BlockedSlot:
-    """`by`: subtask with operators, and duration. `reading`: mostly in a reader of this package."""
+    """`by`: subtask with operators, and duration. `reading`: mostly in a reader or sink of this package."""
 
     slot: int
     by: str
@@ -411,7 +411,7 @@ def _leaves(host: str, leaving: list[LeavingSlot]) -> str:
 
 def _blocked(slots: list[BlockedSlot]) -> str:
     texts = []
-    for reading, remedy in ((False, STEP_REMEDY), (True, READER_REMEDY)):
+    for reading, remedy in ((False, STEP_REMEDY), (True, CONNECTOR_REMEDY)):
         who = some_of([f"slot {slot.slot} by {slot.by}" for slot in slots if slot.reading == reading], "; ")
         if who:
             texts.append(f"{who}: meanwhile it took no barrier and gave no sign of life; {remedy}")

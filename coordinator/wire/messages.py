@@ -98,7 +98,7 @@ class Heartbeat(Message, frozen=True, omit_defaults=True):
     sources: dict[str, HeldBack] = {}
     prefetched: int = 0  # newest checkpoint with all files fetched
     unheard: dict[int, int] = {}  # slots unheard for several heartbeats -> milliseconds
-    blocked_reading: bool = False  # mostly in a reader of this package
+    blocked_reading: bool = False  # mostly in a reader or sink of this package
     notices: int = 0  # signals to leave the host
 
 

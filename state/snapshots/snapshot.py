@@ -126,4 +126,4 @@ class SnapshotTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_ms: float = 0.0  # longest turn of any subtask of the slot
     step_chain: int = -1  # chain of that subtask
     starved_ms: float = 0.0  # the slot's loop was ready, and got no processor
-    step_reading: bool = False  # a reader of this package needed most of that turn
+    step_reading: bool = False  # a reader or sink of this package needed most of that turn

@@ -22,7 +22,7 @@ from barrier_runtime.coordinator.metric_table import (
 )
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Capture, CommitReport, Emit, Operator, OperatorContext, SplitPosition
-from barrier_runtime.runtime.error_reports import COMMITTING, OPENING, STAGING, SinkTrouble
+from barrier_runtime.runtime.error_reports import COMMITTING, OPENING, STAGING, SinkTrouble, runs_users_code
 from barrier_runtime.runtime.sinks.at_once import AtOnce, SinkTransaction
 from barrier_runtime.runtime.sinks.driver import (
     Commit,
@@ -85,6 +85,7 @@ class SinkOperator(Operator):
         self._trouble = SinkTrouble(self._sink, self._name, context.subtask)
         check_methods(self._sink, where)
         self.takes_positions = self._sink.takes_positions and context.follows_source
+        self.is_own_sink = not runs_users_code(self._sink)
         self._takes_few = takes_few(type(self._sink))
         self._description = describe_sink(self._sink, where)
         target = SinkContext(

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from barrier_runtime.coordinator.status.health import READER_REMEDY, in_seconds
+from barrier_runtime.coordinator.status.health import CONNECTOR_REMEDY, in_seconds
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, SlotDuring, SubtaskPhases
 from barrier_runtime.coordinator.status.why.reason import Reason, line_of
 from barrier_runtime.state.texts import counted
@@ -220,13 +220,13 @@ class _Look:
         chain = self._chain(worst.step_chain)
         return Reason(
             "step",
-            f"{self._took}, because {'reading' if worst.step_reading else 'one step'} of {chain} kept slot "
+            f"{self._took}, because {'reading or writing' if worst.step_reading else 'one step'} of {chain} kept slot "
             f"{worst.subtask} for {_time(worst.step_ms)}.",
             (
                 parts,
                 f"meanwhile slot {worst.subtask} took no trigger and no barrier: its subtasks share one loop",
             ),
-            READER_REMEDY
+            CONNECTOR_REMEDY
             if worst.step_reading
             else f"let functions of {chain} return sooner: give slow calls to `lookup`, which waits for many at once, "
             "or to a step of smaller batches; if the program has no function there, report the long step",

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from operator_harness import World
 
+from barrier_runtime.connectors.memory.collect import CollectSink
 from barrier_runtime.connectors.memory.rate import GeneratedRows
 from barrier_runtime.connectors.source import Polled
 from barrier_runtime.coordinator.wire.messages import SubtaskId
@@ -18,6 +19,7 @@ from barrier_runtime.runtime.aligner import Aligner
 from barrier_runtime.runtime.host.clock import LoopTimer
 from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, ResultPartition
 from barrier_runtime.runtime.scheduler import Scheduler
+from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.runtime.subtask import Subtask
 
@@ -449,6 +451,56 @@ def test_long_steps_tell_readers_of_this_package_from_the_code_of_users(module, 
     assert not errors
     assert longest is not None
     assert (longest.reading, noted) == (reading, reading)
+
+
+class SlowFunction(Slow):
+    """Function of the program before a sink."""
+
+    def process(self, batch, emit, port=0):
+        super().process(batch, emit, port)
+        emit(batch)
+
+
+@pytest.mark.parametrize(
+    ("module", "write_s", "step_s", "own"),
+    [
+        ("barrier_runtime.connectors.redis.sink", 3.0, 0.1, True),
+        ("barrier_runtime.connectors.redis.sink", 0.1, 3.0, False),  # an earlier step of the chain
+        ("barrier_runtime.connectors.memory.callable", 3.0, 0.1, False),  # calls a function of the program
+        ("users_program", 3.0, 0.1, False),
+    ],
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_long_steps_tell_sinks_of_this_package_from_the_code_of_users(module, write_s, step_s, own, alone):
+    clock, errors, written = HandClock(), [], []
+    clock.source_ns = clock.now_ns
+
+    def write(self, transaction, rows):
+        clock.now += write_s
+        written.append(rows)
+
+    out = SinkOperator("out", type("SlowSink", (CollectSink,), {"write": write, "__module__": module}))
+    out.open(World().context("out"))
+    slow = SlowFunction(clock, step_s, lambda: None)
+    operators = [("out", out)] if alone else [("slow", slow), ("out", out)]
+
+    async def run():
+        scheduler = Scheduler(asyncio.get_running_loop(), lambda: False, lambda _, error: errors.append(error), clock)
+        channel = InputChannel(0, 0, scheduler.wake)
+        subtask = Subtask(SubtaskId(0, 0), 1, operators, [channel], [], Aligner(1, 1), host=clock)
+        channel.push(Batch(pa.record_batch({"n": [1]}), 0), 10)
+        scheduler.start([subtask])
+        while not written and not errors:
+            await asyncio.sleep(0)
+        scheduler.stop()
+        return scheduler.take_longest(), scheduler.long_steps.longest_since(0.0)
+
+    longest, (_, _, noted) = asyncio.run(run())
+    assert not errors
+    if alone and write_s < 1.0:
+        assert longest is None
+    else:
+        assert (longest.reading, noted) == (own, own)
 
 
 def rows_of_steps(batch_s, row_s, batches):

@@ -143,7 +143,7 @@ def test_slot_reports_its_blocker_afterwards_and_a_silent_slot_is_remembered():
     coordinator, a, b = started(MemoryStore(), spec(slot_timeout_ms=20_000, progress_timeout_ms=600_000))
     b.say(Heartbeat(1, blocked="1/1 (count → out) for 5.2 s", blocked_reading=True))
     assert coordinator.status.condition == "BLOCKED"
-    assert "a source of barrier-runtime needed this time" in coordinator.status.condition_reason
+    assert "a source or sink of barrier-runtime needed this time" in coordinator.status.condition_reason
     assert "slot 1 by 1/1 (count → out) for 5.2 s" in coordinator.status.condition_reason
     for _ in range(3):
         coordinator.later(BLOCKED_MS // 3)

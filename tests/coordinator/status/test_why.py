@@ -292,11 +292,11 @@ def test_a_record_of_before_these_facts_is_told_as_far_as_it_goes() -> None:
     assert why_checkpoint(msgspec.structs.replace(old, duration_ms=0), ()) is None
 
 
-def test_a_long_read_of_a_source_of_ours_asks_the_user_to_mend_nothing() -> None:
+def test_a_long_step_in_a_connector_of_ours_asks_the_user_to_mend_nothing() -> None:
     slow = record(phases(start_delay_ms=1_900, step_ms=1_800, step_chain=0, step_reading=True))
     reason = why_checkpoint(slow, USUAL)
     assert reason is not None
     assert reason.cause == "step"
-    assert "because reading of chain 0 kept slot" in reason.sentence
+    assert "because reading or writing of chain 0 kept slot" in reason.sentence
     assert "no function of the program" in reason.remedy
     assert "return sooner" not in reason.remedy

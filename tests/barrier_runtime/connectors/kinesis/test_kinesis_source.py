@@ -12,11 +12,13 @@ import pytest
 from kinesis_world import KinesisWorld, refusal, taken
 
 from barrier_runtime import Dataflow, JsonlSink, KinesisSource
+from barrier_runtime.connectors.kinesis import client as kinesis_client
 from barrier_runtime.connectors.kinesis import reader as shard_reader
 from barrier_runtime.connectors.kinesis.client import POSITION, KinesisClient, KinesisPosition
 from barrier_runtime.connectors.source import SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from tests.state.store.s3_script import Script
+from tests.waiting import until
 
 Make = Callable[..., KinesisWorld]
 HOUR_MS = 3_600_000
@@ -63,6 +65,34 @@ def test_a_position_names_the_very_next_row(make_kinesis: Make) -> None:
         reader.seek(position)
     assert taken(reader, 1) == []
     assert reader.finished
+
+
+@pytest.mark.slow
+def test_a_poll_returns_an_answer_at_most_and_few_answers_are_held(
+    make_kinesis: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kinesis_client, "MOST_RECORDS", 100)
+    monkeypatch.setattr(shard_reader, "HELD_BYTES", 1_000)
+    world = make_kinesis()
+    world.put([b"%07d" % number for number in range(1_000)])
+    stream = world.stream(value="string", metadata=(), until="latest")
+    (split,) = stream.splits(1)
+    reader, polls = stream.reader(split), list[list[int]]()
+    reader.prepare()
+    fetcher = reader._fetcher
+    assert fetcher is not None
+    until(lambda: fetcher._held_bytes >= 1_000)  # the thread now waits for room
+    assert len(fetcher._held) == 2
+    while len(polls) < 10:
+        polls.append([int(row["value"]) for row in taken(reader, 100)])
+        assert fetcher._held_bytes <= 1_000 + 700
+        if len(polls) in (1, 5):  # a barrier follows the part
+            again = stream.reader(split)
+            again.seek(reader.position())
+            assert [int(row["value"]) for row in taken(again, 1)] == [len(polls) * 100]
+            again.close()
+    assert polls == [list(range(first, first + 100)) for first in range(0, 1_000, 100)]
+    reader.close()
 
 
 def written(folder: Path) -> list[int]:
