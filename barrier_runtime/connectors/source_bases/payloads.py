@@ -20,6 +20,7 @@ from barrier_runtime.data.values.stored_times import is_time_kind, numbers_of_te
 from barrier_runtime.state.errors import InvalidJob
 
 _LEAST_NUMBERS = 16  # of a row; with fewer, column by column is as quick
+_PACKABLE = frozenset({int, float, type(None)})
 _INEXACT = 2.0**53  # a float of this size may have been a whole number with more digits
 
 
@@ -28,10 +29,14 @@ class Unpacked(Exception):
 
 
 class PackedColumns:
-    """Rows decoded from JSON as columns, as `column_of_json` makes them."""
+    """Decoded rows as columns, as `column_of` makes them.
 
-    def __init__(self, schema: pa.Schema) -> None:
+    A row's numbers are packed before the next row is decoded: thousands of rows exceed the processor's cache.
+    """
+
+    def __init__(self, schema: pa.Schema, column_of: Callable[..., pa.Array] = column_of_json) -> None:
         self._schema = schema
+        self._column_of = column_of
         codes = {at: _code(field.type) for at, field in enumerate(schema)}
         self._numbers = [at for at, code in codes.items() if code]
         self._others = [at for at, code in codes.items() if not code]
@@ -39,6 +44,21 @@ class PackedColumns:
         if self.useful:
             self._pack = struct.Struct("=" + "".join(codes.values())).pack
             self._numbers_of = itemgetter(*self._numbers)
+        self._rest = 0  # batches until numbers are packed again
+        self._next_rest = 1
+
+    def tried(self, rows: Callable[[], Iterable[Any]]) -> list[pa.Array] | None:
+        """`arrays` if packing is useful and possible; after a failure a while passes."""
+        self._rest = max(0, self._rest - 1)
+        if not self.useful or self._rest:
+            return None
+        try:
+            columns = self.arrays(rows())
+        except Unpacked:
+            self._rest = self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
+            return None
+        self._next_rest = 1
+        return columns
 
     def arrays(self, rows: Iterable[Sequence[Any]]) -> list[pa.Array]:
         """Raises `Unpacked`, or errors of `column_of_json`."""
@@ -72,8 +92,32 @@ class PackedColumns:
             columns[at] = _column(numbers[number], None if missing is None else missing[number], fields[at].type)
         for place, at in enumerate(self._others):
             field = fields[at]
-            columns[at] = column_of_json([row[place] for row in others], field.type, field.name, field.nullable)
+            columns[at] = self._column_of([row[place] for row in others], field.type, field.name, field.nullable)
         return columns
+
+
+class PackedRecords(PackedColumns):
+    """Dicts of a deserialiser as columns, as `column_of_records` makes them."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        super().__init__(schema, column_of_records)
+        names = schema.names
+        self._values_of = itemgetter(*names) if len(names) > 1 else None
+        self._needed = [at for at, number in enumerate(self._numbers) if not schema.field(number).nullable]
+
+    def arrays(self, rows: Iterable[Any]) -> list[pa.Array]:
+        return super().arrays(map(self._checked, rows))
+
+    def _checked(self, row: Any) -> Sequence[Any]:
+        assert self._values_of is not None
+        try:
+            values: Sequence[Any] = self._values_of(row)
+        except (KeyError, TypeError) as error:
+            raise Unpacked from error
+        numbers = self._numbers_of(values)
+        if not _PACKABLE.issuperset(map(type, numbers)) or any(numbers[at] is None for at in self._needed):
+            raise Unpacked
+        return values
 
 
 def _code(kind: pa.DataType) -> str:
@@ -299,21 +343,12 @@ class JsonPayloads(Decoder):
         kinds = enumerate(schema.types)
         self._times = [(at, kind) for at, kind in kinds if is_time_kind(kind) and not pa.types.is_date(kind)]
         self._packed = PackedColumns(schema)
-        self._rest = 0  # batches until numbers are packed again
-        self._next_rest = 1
 
     def arrays(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[pa.Array]:
-        self._rest = max(0, self._rest - 1)
-        if self._packed.useful and not self._rest:
-            decode, absent = self._decode, self._absent
-            rows = (decode(payload or b"") if payload is not None or absent is None else absent for payload in payloads)
-            try:
-                columns = self._packed.arrays(map(msgspec.structs.astuple, rows))
-                self._next_rest = 1
-                return columns
-            except Unpacked:
-                self._rest = self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
-        return super().arrays(payloads, records)
+        decode, absent = self._decode, self._absent
+        rows = (decode(payload or b"") if payload is not None or absent is None else absent for payload in payloads)
+        packed = self._packed.tried(lambda: map(msgspec.structs.astuple, rows))
+        return super().arrays(payloads, records) if packed is None else packed
 
     def rows(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[Any]:
         decode, absent = self._decode, self._absent

@@ -143,7 +143,7 @@ class DebeziumRows(Decoder):
 
     def _events(self, payloads: Sequence[bytes], messages: Sequence[Any]) -> Iterator[tuple[Events, _Columns]]:
         if self._deserialised is not None:
-            values = self._deserialised.values(payloads, messages)
+            values = list(self._deserialised.values(payloads, messages))
             yield mapped_events(values, self._columns.names, self._absent == "fail"), self._plain
             return
         for schema, run in self._envelopes.runs(payloads):

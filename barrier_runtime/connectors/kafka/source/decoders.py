@@ -16,6 +16,7 @@ from barrier_runtime.connectors.kafka.source.deserialisers import Deserialised
 from barrier_runtime.connectors.source_bases.payloads import (
     Decoder,
     JsonPayloads,
+    PackedRecords,
     PlainPayloads,
     arrays_with_nulls,
     columns_of,
@@ -203,6 +204,7 @@ class _Client(Decoder):
         self.schema = format.schema
         self._names = format.schema.names
         self._deserialised = _deserialised(format, where)
+        self._packed = PackedRecords(format.schema)
         self._message: Any = None
         self._getters: list[Getter] = []
 
@@ -210,7 +212,11 @@ class _Client(Decoder):
         present = [payload for payload in payloads if payload is not None]
         if len(present) < len(payloads):
             return arrays_with_nulls(self, payloads, messages)
-        values = self._deserialised.values(present, messages)
+        if self._deserialised.are_dicts:
+            packed = self._packed.tried(lambda: self._deserialised.values(present, messages))
+            if packed is not None:
+                return packed
+        values = list(self._deserialised.values(present, messages))
         if set(map(type, values)) == {dict}:
             return columns_of([[value.get(name) for value in values] for name in self._names], self.schema)
         messages_of = {getattr(value, "DESCRIPTOR", None) for value in values}

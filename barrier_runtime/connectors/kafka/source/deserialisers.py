@@ -7,7 +7,7 @@ call, with the same values and errors.
 
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 Read: TypeAlias = Callable[[bytes], Any]
@@ -39,31 +39,35 @@ class Deserialised:
         self._learn = _learner_of(deserialise)
         self._known: dict[tuple[str, bytes], Read | None] = {}
 
+    @property
+    def are_dicts(self) -> bool:
+        """Returns whether values of records are dicts, which may be made twice: no function of a user makes them."""
+        return isinstance(self._learn, _Avro)
+
     def value_of(self, payload: bytes, message: Any) -> Any:
         return self._deserialise(payload, self._context(message.topic(), self._field, message.headers()))
 
-    def values(self, payloads: Sequence[bytes], messages: Sequence[Any]) -> list[Any]:
+    def values(self, payloads: Sequence[bytes], messages: Sequence[Any]) -> Iterator[Any]:
         if self._learn is None or not messages:
-            return list(map(self.value_of, payloads, messages))
+            yield from map(self.value_of, payloads, messages)
+            return
         learn, known, topic = self._learn, self._known, messages[0].topic()
-        values: list[Any] = []
-        append, prefix_of = values.append, learn.prefix
+        prefix_of = learn.prefix
         for payload, message in zip(payloads, messages, strict=True):
             headers = message.headers()
             if headers and any(name in _SCHEMA_HEADERS for name, _ in headers):
-                append(self.value_of(payload, message))
+                yield self.value_of(payload, message)
                 continue
             prefix = prefix_of(payload)
             read = known.get((topic, prefix))
             if read is not None and len(payload) > len(prefix):
-                append(read(payload))
+                yield read(payload)
                 continue
-            append(self.value_of(payload, message))
+            yield self.value_of(payload, message)
             if (topic, prefix) not in known:
                 if len(known) >= _MOST_KNOWN:
                     known.clear()
                 known[topic, prefix] = learn(prefix, self._context(topic, self._field, headers))
-        return values
 
 
 class _Avro:

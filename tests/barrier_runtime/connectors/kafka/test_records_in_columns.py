@@ -251,6 +251,51 @@ def test_avro_in_columns_equals_rows(orders: Any, reader: bool) -> None:
     assert_equal_one_by_one(decoder, payloads, list(map(message, payloads)))
 
 
+WIDE_TYPES = (pa.int64(), pa.float64(), pa.int8(), pa.uint64(), pa.int32(), pa.uint16())
+WIDE = pa.schema([*((f"n{at}", WIDE_TYPES[at % 6]) for at in range(24)), ("text", pa.string()), ("flag", pa.bool_())])
+NUMBERS = ["null", "boolean", "long", "double", "string"]
+WIDE_AVRO = {
+    "type": "record",
+    "name": "Wide",
+    "fields": [
+        *({"name": f"n{at}", "type": NUMBERS, "default": None} for at in range(24)),
+        {"name": "flag", "type": "boolean"},
+        {"name": "text", "type": ["null", "string"]},
+    ],
+}
+ODD_NUMBERS = st.sampled_from(
+    [None, True, -1, 127, 128, 65_536, 2**53, 2**53 + 1, 2**63 - 1, 1.5, 3.0, 1e22, -0.0, "x"]
+)
+
+
+@pytest.mark.slow
+@given(
+    rows=st.lists(
+        st.tuples(st.dictionaries(st.sampled_from(WIDE.names[:24]), ODD_NUMBERS, max_size=2), TEXTS, FORMS), max_size=12
+    ),
+    nullable=st.booleans(),
+    missing=st.integers(0, 9),
+)
+@settings(deadline=None, max_examples=30)
+def test_wide_avro_in_columns_equals_rows(rows: Any, nullable: bool, missing: int) -> None:
+    client = registry()
+    serialise = AvroSerializer(client, json.dumps(WIDE_AVRO))
+    usual = {f"n{at}": at + 0.5 if WIDE_TYPES[at % 6] == pa.float64() else at for at in range(24)}
+    payloads = [
+        of_form(serialise({**usual, **odd, "text": text, "flag": True}, CONTEXT), form) for odd, text, form in rows
+    ]
+    schema = WIDE if nullable else WIDE.set(2, WIDE.field(2).with_nullable(False))
+    if not missing:
+        schema = schema.append(pa.field("later", pa.int64()))
+    decoder = make_decoder(format_of("value", lambda: AvroDeserializer(client), schema, WHERE), WHERE)
+    messages = list(map(message, payloads))
+    if nullable:
+        assert_equal_one_by_one(decoder, payloads, messages)
+    else:
+        alone = [decoded(decoder, [payload], [each])[1] for payload, each in zip(payloads, messages, strict=True)]
+        assert sorted(decoded(decoder, payloads, messages)[1]) == [at for at, bad in enumerate(alone) if bad]
+
+
 def order_class() -> Any:
     file = descriptor_pb2.FileDescriptorProto(
         name="columns.proto", package="columns", syntax="proto3", dependency=[timestamp_pb2.DESCRIPTOR.name]
