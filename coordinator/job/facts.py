@@ -227,7 +227,11 @@ class Job:
         return waits or bool(slot.notices) or (bool(self.slots.missing) and self.slots.stands_by(slot))
 
     def give_to_successors(self, now_ms: int) -> None:
-        self.dismiss(self.slots.promote(only_ready_at=now_ms), f"job {self.spec.job} goes on with another process")
+        left = self.slots.promote(only_ready_at=now_ms)
+        for slot in left:
+            if slot.is_silent(now_ms, 3 * self.heartbeat_ms):  # a process that hangs would keep the core
+                self.outbox.put(self.slots.want_killed(slot))
+        self.dismiss(left, f"job {self.spec.job} goes on with another process")
 
     def close_silent_beside(self, now_ms: int) -> None:
         """A process that wakes up connects again."""

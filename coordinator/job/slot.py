@@ -104,7 +104,10 @@ class RegisteredSlot:
         return self.link is not None
 
     def is_ready(self, now_ms: int, silent_ms: int) -> bool:
-        return self.connected and not self.register.broken and now_ms - self.last_seen_ms <= silent_ms
+        return not self.register.broken and not self.is_silent(now_ms, silent_ms)
+
+    def is_silent(self, now_ms: int, silent_ms: int) -> bool:
+        return not self.connected or now_ms - self.last_seen_ms > silent_ms
 
     @property
     def started_under_other(self) -> int:

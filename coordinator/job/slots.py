@@ -31,10 +31,15 @@ from barrier_runtime.coordinator.status.status import AbsentSlot, Room, SlotDuri
 from barrier_runtime.coordinator.wire.messages import Heartbeat, JobSpec, Peer, Register
 
 _Place: TypeAlias = tuple[str, int]  # (program, index)
+_Task: TypeAlias = tuple[int, bool]  # (number of the start, whether a successor)
 
 
 def _place(register: Register) -> _Place:
     return register.program, register.slot
+
+
+def _task(slot: RegisteredSlot) -> _Task:
+    return slot.started_as, slot.register.succeeds
 
 
 class SlotTable:
@@ -55,7 +60,7 @@ class SlotTable:
         self._by_link: OrderedDict[Link, RegisteredSlot] = OrderedDict()  # longest unheard first
         self._cut_off: dict[str, RegisteredSlot] = {}  # by uuid; slots without a connection
         self._given_up: dict[str, str] = {}  # uuid -> reason
-        self._kills: dict[int, KillSlotTask] = {}
+        self._kills: dict[_Task, KillSlotTask] = {}
         self._moves: dict[int, KillSlotTask] = {}  # of living slots
         self._asked_away: set[str] = set()  # uuids; outlives `_moves`
         self._known: tuple[KnownSlot, ...] | None = None
@@ -117,7 +122,6 @@ class SlotTable:
                 leaving.append(before)
                 self._cut_off.pop(before.uuid, None)
                 self._asked_away.add(before.uuid)
-            self._kills.pop(index, None)
             self._slots[index], self._known = slot, None
             self._moved_in.add(slot.uuid)
         self._successors = waiting
@@ -151,8 +155,7 @@ class SlotTable:
             self._slots[place[1]] = self._standbys.pop(place)
         self._slots, self._known = dict(sorted(self._slots.items())), None
         self._moves.clear()
-        for index in [index for index in self._kills if index >= parallelism + self._spare_slots]:
-            del self._kills[index]
+        self._kills = {task: kill for task, kill in self._kills.items() if task[0] < parallelism + self._spare_slots}
         beyond = [self._slots.pop(index) for index in list(self._slots) if index >= parallelism]
         self._standbys.update({_place(slot.register): slot for slot in beyond})  # some are spares now
         leaving = (*leaving, *self._unwanted_standbys())
@@ -214,7 +217,8 @@ class SlotTable:
         """Missing slots, with host "" and time 0 if never registered here."""
         found = []
         for index in self.missing:
-            slot, kill = self._slots.get(index), self._kills.get(index)
+            slot = self._slots.get(index)
+            kill = None if slot is None else self._kills.get(_task(slot))
             host = "" if slot is None else slot.register.host
             since_ms = 0 if slot is None or slot.gone_ms is None else slot.gone_ms
             ending = None if kill is None else kill.task_attempt
@@ -224,9 +228,9 @@ class SlotTable:
     @property
     def kills(self) -> tuple[KillSlotTask, ...]:
         """Requested kills and moves, until a replacement has registered."""
-        moves = {index: move for index, move in self._moves.items() if self._slots[index].uuid == move.uuid}
-        wanted = {**moves, **self._kills}
-        return tuple(wanted[index] for index in sorted(wanted))
+        moves = [move for index, move in self._moves.items() if self._slots[index].uuid == move.uuid]
+        wanted = {each.uuid: each for each in (*moves, *self._kills.values())}
+        return tuple(sorted(wanted.values(), key=lambda each: (each.slot, each.task_attempt)))
 
     def all_in(self, *states: SlotState) -> bool:
         return not self.missing and all(slot.state in states for slot in self)
@@ -243,13 +247,13 @@ class SlotTable:
                 self._adopt(started_as, register)
             register = msgspec.structs.replace(register, slot=self._seats.index(started_as))
         refusal = self._why_refused(register)
+        if register.program == self._program and (refusal is None or refusal.unneeded):
+            self._kills.pop((started_as, register.succeeds), None)
         if refusal is not None:
             return refusal
         index, place, self._known = register.slot, _place(register), None
         succeeds = self._succeeds(register)
         existing = self._successors.get(index) if succeeds else self._present(place)
-        if place[0] == self._program and not succeeds:
-            self._kills.pop(index, None)
         if existing is not None and existing.uuid == register.uuid:
             old_link, existing.link = existing.link, link
             if old_link is not None:
@@ -383,7 +387,7 @@ class SlotTable:
         return tuple(
             (slot, 0 if slot.uuid in self._given_up else slot.last_seen_ms)
             for slot in (*self.cut_off, *self._replaced_by_spares)
-            if slot.index not in self._kills
+            if _task(slot) not in self._kills
         )
 
     def want_moved(self, slot: RegisteredSlot) -> KillSlotTask:
@@ -401,7 +405,7 @@ class SlotTable:
 
     def want_killed(self, slot: RegisteredSlot) -> KillSlotTask:
         kill = KillSlotTask(slot.started_as, slot.register.task_attempt, slot.uuid)
-        self._kills[slot.index] = kill
+        self._kills[_task(slot)] = kill
         return kill
 
     def disconnect(self, slot: RegisteredSlot) -> Link | None:
@@ -487,8 +491,6 @@ class SlotTable:
     def _exchange(self, one: int, other: int) -> None:
         places = ((one, other), (other, one))
         slots = [(self._taken((self._program, index)), to) for index, to in places]
-        kills = {to: self._kills.pop(index) for index, to in places if index in self._kills}
-        self._kills.update(kills)
         self._moves.clear()
         self._seats.exchange(one, other)
         for slot, index in slots:

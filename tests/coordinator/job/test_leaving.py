@@ -270,6 +270,68 @@ def test_successor_that_came_after_the_death_is_not_replaced_by_the_old_task():
     assert other.phase == "running"
 
 
+def others_hang(coordinator: Coordinator, *living: FakeSlot, for_ms: int) -> None:
+    for _ in range(for_ms // 1_000):
+        coordinator.later(1_000)
+        for slot in living:
+            slot.beat()
+    coordinator.later(0)
+    coordinator.settle()
+    coordinator.later(0)
+
+
+def test_process_that_hangs_while_its_successor_waits_is_ended():
+    coordinator, a, b = leaving_job(MemoryStore())
+    notice(b)
+    new = coordinator.slot(1, attempt=5)
+    new.succeeds, new.prefetches = True, False
+    new.connect()
+    others_hang(coordinator, a, new, for_ms=coordinator.protocol.spec.slot_timeout_ms + 2_000)
+    run(coordinator, a, new)
+    assert [(each.slot, each.uuid) for each in coordinator.status.kill] == [(1, b.uuid)]
+    new.connect()
+    assert coordinator.status.kill, "a successor says nothing of the other task"
+    again = coordinator.slot(1, attempt=9).connect()
+    assert again.last(Shutdown).outcome == "left"
+    assert coordinator.status.kill == ()
+
+
+def test_successor_that_registers_late_does_not_keep_the_driver_from_ending_the_old_task():
+    coordinator, a, b = leaving_job(MemoryStore())
+    notice(b)
+    others_hang(coordinator, a, for_ms=coordinator.protocol.spec.slot_timeout_ms + 2_000)
+    assert [each.uuid for each in coordinator.status.kill] == [b.uuid]
+    new = successor(coordinator)
+    coordinator.settle()
+    coordinator.later(0)
+    run(coordinator, a, new)
+    assert [each.uuid for each in coordinator.status.kill] == [b.uuid]
+
+
+def test_silent_process_is_ended_if_another_slot_dies_and_its_successor_has_the_slot():
+    coordinator, a, b = leaving_job(MemoryStore())
+    notice(b)
+    new = coordinator.slot(1, attempt=5)
+    new.succeeds, new.prefetches = True, False
+    new.connect()
+    others_hang(coordinator, a, new, for_ms=4_000)
+    a.fail()
+    coordinator.settle()
+    coordinator.later(0)
+    run(coordinator, a, new)
+    assert [each.uuid for each in coordinator.status.kill] == [b.uuid]
+
+
+def test_process_that_leaves_in_time_is_not_ended():
+    coordinator, a, b = leaving_job(MemoryStore())
+    notice(b)
+    new = successor(coordinator)
+    number = pause(coordinator, a, b)
+    commit(coordinator, number, a, b)
+    run(coordinator, a, new)
+    assert coordinator.status.kill == ()
+
+
 def test_successor_that_hangs_is_closed_and_keeps_nobody_from_rescaling():
     coordinator, a, b = leaving_job(MemoryStore())
     notice(b)
