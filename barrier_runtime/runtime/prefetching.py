@@ -117,7 +117,8 @@ def prefetch(
     except BarrierRuntimeError as error:  # this checkpoint may be deleted: a newer one is complete
         log.info("slot %d fetches nothing of checkpoint %d: %s", slot, order.checkpoint, error)
         return 0
-    wanted = list(wanted_files(snapshots, slot, order.parallelism, order.max_parallelism))
+    number = slot if order.slot < 0 else order.slot
+    wanted = list(wanted_files(snapshots, number, order.parallelism, order.max_parallelism))
     copies.keep_fetched(wanted)
     missing = {(ref.sha256, ref.size): ref for ref in wanted if copies.place_of(ref) is None}
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)

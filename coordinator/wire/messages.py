@@ -262,7 +262,7 @@ class Deploy(Message, frozen=True, omit_defaults=True):
     slot: int = -1  # number of the slot, if other than in Register
 
 
-class Prefetch(Message, frozen=True):
+class Prefetch(Message, frozen=True, omit_defaults=True):
     """Fetch missing files, and stop compacting. May be repeated.
 
     The job may continue from this or a later checkpoint with `parallelism` slots.
@@ -272,6 +272,7 @@ class Prefetch(Message, frozen=True):
     manifest: ManifestRef
     parallelism: int
     max_parallelism: int
+    slot: int = -1  # number of the slot after the move, if other than in Register
 
 
 class Start(Message, frozen=True):

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, CheckpointPhase
 from barrier_runtime.coordinator.checkpoints.failures import Cause
 from barrier_runtime.coordinator.job.facts import Job
@@ -162,7 +164,8 @@ def _ask_to_fetch(job: Job, rescale: Rescale) -> None:
     order = Prefetch(decided.manifest.checkpoint, decided.ref, after.parallelism, after.max_parallelism)
     for slot in _preparing(job):
         if slot.connected and slot.is_to_prefetch(rescale.request.id, order.checkpoint):
-            job.outbox.send(slot, order)
+            keeps_number = rescale.request.leaves and slot.started_under_other >= 0  # a rescale restores numbers
+            job.outbox.send(slot, replace(order, slot=slot.index) if keeps_number else order)
 
 
 def _move(job: Job, rescale: Rescale, missing: tuple[int, ...], now_ms: int) -> Decision:

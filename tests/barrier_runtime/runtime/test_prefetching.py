@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from barrier_runtime import CollectSink, Dataflow, collect_list
 from barrier_runtime.coordinator.log.decision_log import complete_of
@@ -62,6 +63,14 @@ def test_files_are_fetched_once_and_a_restore_has_them(tmp_path: Path, order: Pr
     copies.keep_fetched()
     copies.delete_unwanted()
     assert list(folder.iterdir()) == []
+
+
+def test_files_are_those_of_the_number_in_the_order(tmp_path: Path, order: Prefetch) -> None:
+    """The driver starts the successor of a former spare under a number beyond the parallelism."""
+    store, paths, copies, folder = open_store(str(tmp_path / "store")), Paths("job"), LocalCopies(), tmp_path / "ahead"
+    wanted = list(wanted_files(snapshots_in(store, paths, order.manifest, order.checkpoint), 2, 3, MAX_PARALLELISM))
+    assert prefetch(store, paths, copies, folder, 4, order) == 0
+    assert prefetch(store, paths, copies, folder, 4, replace(order, slot=2)) == sum(ref.size for ref in wanted) > 0
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from barrier_runtime.coordinator.status.figure_table import EXPOSED
 from barrier_runtime.coordinator.status.history import encode_history
 from barrier_runtime.coordinator.status.status import JobStatus, SparesStatus
 from barrier_runtime.coordinator.status.why.job import why_job
-from barrier_runtime.coordinator.wire.messages import Deploy, Heartbeat, Shutdown, Start, Trigger
+from barrier_runtime.coordinator.wire.messages import Deploy, Heartbeat, Prefetch, Shutdown, Start, Trigger
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.tools.views import job_view
 
@@ -184,6 +184,7 @@ def test_rescale_up_takes_the_spare_and_asks_for_another(store: MemoryStore) -> 
     coordinator.settle()
     last = coordinator.acknowledge(spare, second) if spare.last(Trigger).pause else None
     assert last is not None
+    assert {each.slot for each in spare.got(Prefetch)} == {-1}, "the rescale restores numbers"
     for slot in (spare, second):
         slot.commit(last)
     coordinator.settle()
@@ -217,6 +218,7 @@ def test_former_spare_leaves_its_host_under_the_number_of_its_start(store: Memor
     (leaving,) = coordinator.status.leaving
     assert (leaving.slot, leaving.started_as, leaving.task_attempt) == (0, 2, old.attempt)
     new = successor(coordinator, 2, attempt=11)
+    assert [each.last(Prefetch).slot for each in (old, second, new)] == [0, -1, 0]
     moves(coordinator, old, second)
     assert (new.last(Deploy).slot, new.last(Deploy).checkpoint) == (0, second.last(Trigger).checkpoint)
     assert old.last(Shutdown).outcome == "left"
