@@ -23,7 +23,7 @@ def main() -> int:
 def loading(order: LoadOrder) -> LoadedProgram:
     try:
         flow = load_flow(order.flow)
-        for module in modules_beside(Path(order.flow.rpartition(":")[0])):
+        for module in modules_beside(Path(flow.plan.program.rpartition(":")[0])):
             ship_by_value(module)  # a worker of the old program would find the old module
         return LoadedProgram(new_program(flow.plan, flow.options, order))
     except BarrierRuntimeError as error:

@@ -88,7 +88,8 @@ class TcpControlLink:
             try:
                 stay = await self._serve(connection)
             except (OSError, asyncio.TimeoutError) as error:
-                self._note(reason(error) if isinstance(error, ssl.SSLError) else f"{type(error).__name__}: {error}")
+                told = f"{type(error).__name__}: {error}".removesuffix(": ")
+                self._note(reason(error) if isinstance(error, ssl.SSLError) else told)
             finally:
                 self._connection = None
                 connection.abort()

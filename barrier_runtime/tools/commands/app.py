@@ -94,17 +94,25 @@ def _common(
     """The command line of barrier-runtime."""
 
 
-Target = Annotated[str, typer.Argument(metavar="FILE:FLOW", help="a file and the name of the flow in it: app.py:flow")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE:FLOW",
+        help="a file and the name of the flow in it: app.py:flow; a file with a single flow needs no name",
+    ),
+]
 Redact = Annotated[list[str] | None, typer.Option(help="a column whose values are hidden; may be repeated")]
 USER_MODULE = "barrier_runtime_user_app"
 
 
 def load_flow(target: str) -> "Dataflow":
-    """Loads the flow named by `file.py:name`. Raises `InvalidJob` for a missing file or flow."""
+    """Loads the flow named by `file.py:name`, or the only flow of `file.py`. Raises `InvalidJob`."""
     from barrier_runtime.api.dataflow import LOADED_PROGRAM, Dataflow
 
     file, _, name = target.rpartition(":")
-    if not file or not name.isidentifier():
+    if not file and name.endswith(".py"):
+        file, name = name, ""
+    elif not file or not name.isidentifier():
         raise InvalidJob(f"{target!r} names no flow: write it as file.py:name, for example app.py:flow")
     path = Path(file)
     if not path.is_file():
@@ -126,12 +134,15 @@ def load_flow(target: str) -> "Dataflow":
         raise UserCodeError(f"{file} cannot be loaded: correct it, then start again", user_traceback(error)) from error
     finally:
         LOADED_PROGRAM.reset(loaded)
-    flow = getattr(module, name, None)
-    if not isinstance(flow, Dataflow):
-        have = [key for key, value in vars(module).items() if isinstance(value, Dataflow)]
-        raise InvalidJob(f"{file} has no Dataflow called {name!r}; it has: {', '.join(have) or 'none'}")
-    flow.plan.program = target
-    return flow
+    flows = {key: value for key, value in vars(module).items() if isinstance(value, Dataflow)}
+    if not name and len(set(map(id, flows.values()))) != 1:
+        have = f": name one of them, such as {file}:{min(flows)}" if flows else ""
+        raise InvalidJob(f"{file} has {len(flows)} flows in variables{have}")
+    name = name or min(flows)
+    if name not in flows:
+        raise InvalidJob(f"{file} has no Dataflow called {name!r}; it has: {', '.join(flows) or 'none'}")
+    flows[name].plan.program = f"{file}:{name}"
+    return flows[name]
 
 
 def _user_line(error: Exception, path: Path) -> str:

@@ -213,7 +213,9 @@ def test_a_users_exception_is_all_that_is_printed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("app.py", "names no flow: write it as file.py:name"),
+        ("app", "names no flow: write it as file.py:name"),
+        ("two.py", "two.py has 2 flows in variables: name one of them, such as two.py:a"),
+        ("none.py", "none.py has 0 flows in variables"),
         ("nowhere.py:flow", "there is no file 'nowhere.py' (looked in "),
         ("app.py:job", "app.py has no Dataflow called 'job'; it has: flow"),
         ("app.py:", "names no flow"),
@@ -222,11 +224,19 @@ def test_a_users_exception_is_all_that_is_printed(tmp_path: Path) -> None:
 )
 def test_a_target_that_names_no_flow_is_explained(app: str, tmp_path: Path, target: str, said: str) -> None:
     (tmp_path / "app.txt").write_text("flow = 1")
+    (tmp_path / "two.py").write_text("from barrier_runtime import Dataflow\na, b = Dataflow('a'), Dataflow('b')\n")
+    (tmp_path / "none.py").write_text("flow = 1")
     done = run_here("run", target, "--local", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_only_flow_of_a_file_needs_no_name(app: str) -> None:
+    done = run_here("explain", app)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == run_here("explain", f"{app}:flow").stdout
 
 
 def test_a_mistake_in_the_flow_is_shown_with_the_users_line(tmp_path: Path) -> None:
