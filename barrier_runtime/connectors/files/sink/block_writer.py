@@ -9,6 +9,8 @@ The step of block n, of level 1, is, in this order:
 So block n proves that all of this is done up to n - 1. A crash leaves a step that is repeated as a whole.
 """
 
+import logging
+
 from barrier_runtime.connectors.files.sink import commit_blocks, commit_reader, commit_record
 from barrier_runtime.connectors.files.sink.commit_blocks import LEVELS, CommitBlock, block_of, merged, span
 from barrier_runtime.connectors.files.sink.commit_reader import StoredRecords
@@ -18,6 +20,9 @@ from barrier_runtime.coordinator.log.records import is_milestone
 from barrier_runtime.state.errors import Corrupt, Unavailable
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import PutOutcome
+
+_log = logging.getLogger("barrier_runtime.files")
+_NEVER = 1 << 62  # number of a block
 
 
 def may_go(position: int, record: CommitRecord) -> bool:
@@ -39,14 +44,25 @@ class BlockWriter:
         self._durable: set[tuple[int, int]] = set()  # level and number of blocks put by this process
 
     def follow(self, head: int) -> None:
-        """Makes a block, if one is due. `head`: a durable record."""
+        """Makes a block, if one is due. `head`: a durable record, so a damaged block must not stop its commit."""
         wanted = head // commit_blocks.RECORDS
         if wanted <= max(self._through, 0):
             return
         if self._through < 0:
             self._through = self._found(wanted)
-        if self._through < wanted:
-            self._through = self._through + 1 if self._make(self._through + 1) else wanted
+        try:
+            if self._through < wanted:
+                self._through = self._through + 1 if self._make(self._through + 1) else wanted
+        except Corrupt as error:
+            self._through = _NEVER
+            _log.warning(
+                "%s/%s: no more blocks of this commit log are written until the job starts again, commits go on: %s. "
+                "`barrier-runtime fsck %s` lists all damage",
+                self._store.url,
+                self._stored.prefix,
+                error,
+                self._store.url,
+            )
 
     def _found(self, wanted: int) -> int:
         for number in (wanted, wanted - 1):

@@ -134,6 +134,30 @@ def test_damaged_blocks_stop_readers(change: str, store: MemoryStore, small: Non
         logged(store)
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_damaged_block_does_not_stop_commits(
+    level: int, tmp_path: Path, small: None, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    store = LocalStore(tmp_path)
+    log = written(store, 1, 30)
+    key = [info.key for info in store.list(f"{PREFIX}blocks/{level}/")][-1]
+    data = store.get(key)
+    store.put(key, b"")
+    for checkpoint in range(31, 31 + 4 * 8):
+        commit(log, 1, name(checkpoint))
+    (said,) = [record.getMessage() for record in caplog.records if "no more blocks" in record.getMessage()]
+    assert f"{store.url}/{PREFIX}: no more blocks of this commit log" in said
+    assert key in said
+    assert "restore it from a backup" in said
+    assert fsck(str(tmp_path), None, delete=False, min_age_s=0, form="text") == 2
+    assert key in capsys.readouterr().out
+    store.put(key, data)
+    written(store, 63, 80)
+    assert logged(store) == [name(each) for each in range(1, 81)]
+    assert f"{PREFIX}blocks/1/{20:020d}.block" in [info.key for info in store.list(f"{PREFIX}blocks/1/")]
+    assert fsck(str(tmp_path), None, delete=False, min_age_s=0, form="text") == 0
+
+
 @pytest.mark.parametrize("lost", ["block", "record"])
 def test_a_lost_part_of_the_log_stops_a_writer_that_looks_for_a_file(
     lost: str, store: MemoryStore, small: None
