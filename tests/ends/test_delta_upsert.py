@@ -301,6 +301,18 @@ def test_what_cannot_be_merged_is_refused_before_the_decision(
         staged(local.open(**options), 1, table)
 
 
+def test_nested_nulls_that_the_table_forbids_are_refused_before_the_decision(local: World) -> None:
+    tags = pa.list_(pa.field("element", pa.string(), nullable=False))
+    DeltaTable.create(local.url, pa.schema([("k", pa.int64()), ("tags", tags)]))
+    rows = pa.table({"k": [1, 2, 3], "tags": [["a"], None, ["b", None]], "gone": [False, False, False]})
+    sink = local.open()
+    with pytest.raises(InvalidJob, match=r"column 'tags' has nulls, .* The first is tags\[\] of row 2: "):
+        staged(sink, 1, rows)
+    sink.commit_globally(2, [staged(local.open(), 2, rows[:2])])
+    found = local.table().to_pyarrow_table().to_pylist()
+    assert sorted((row["k"], row["tags"]) for row in found) == [(1, ["a"]), (2, None)]
+
+
 def test_a_table_whose_rows_must_not_change_is_refused(local: World) -> None:
     write_deltalake(local.url, pa.table({"k": [1], "v": ["a"]}), configuration={"delta.appendOnly": "true"})
     with pytest.raises(InvalidJob, match=r"has delta\.appendOnly=true, so no row may be replaced"):

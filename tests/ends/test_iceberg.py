@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType
 
 from barrier_runtime import Dataflow
 from barrier_runtime.connectors.iceberg.sink import IcebergSink
@@ -283,6 +285,30 @@ def test_a_table_with_other_columns_is_refused_with_the_first_row(properties: di
         pre_committed(
             opened(properties), 1, pa.RecordBatch.from_pydict({"n": ["x"], "must": pa.array([None], "string")})
         )
+
+
+def test_nested_nulls_that_the_table_forbids_are_refused_with_their_place(properties: dict[str, str]) -> None:
+    tags = ListType(2, StringType(), element_required=True)
+    pair = StructType(NestedField(4, "a", LongType(), required=True))
+    both = MapType(6, StringType(), 7, LongType(), value_required=True)
+    fields = [NestedField(1, "tags", tags, False), NestedField(3, "s", pair, False), NestedField(5, "m", both, False)]
+    catalog = load_catalog("default", **properties)
+    catalog.create_namespace("db")
+    catalog.create_table(NAME, Schema(*fields))
+    rows: dict[str, list[Any]] = {
+        "tags": [None, ["a"], ["b", None], [], []],
+        "s": [None, {"a": 1}, None, {"a": None}, None],
+        "m": [None, [("k", 1)], None, None, [("k", None)]],
+    }
+    kinds = [pa.list_(pa.string()), pa.struct([("a", pa.int64())]), pa.map_(pa.string(), pa.int64())]
+    batch = pa.record_batch([pa.array(rows[each], kind) for each, kind in zip(rows, kinds, strict=True)], list(rows))
+    sink = opened(properties)
+    for row, place in ((2, r"tags\[\]"), (3, r"s\.a"), (4, r"m\[\]\.value")):
+        with pytest.raises(InvalidJob, match=rf"has nulls, .* fill or filter them. The first is {place} of row 0: "):
+            pre_committed(sink, 1, batch[row : row + 1])
+    sink = opened(properties)
+    sink.commit_globally(1, [pre_committed(sink, 1, batch[:2])])
+    assert table(properties).scan().to_arrow()["s"].to_pylist() == [None, {"a": 1}]
 
 
 def test_what_iceberg_cannot_hold_is_refused(sink: IcebergSink) -> None:

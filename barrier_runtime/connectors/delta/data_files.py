@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.connectors.sink_bases.folder_names import say_empty
-from barrier_runtime.connectors.sink_bases.lake.columns import kept_as
+from barrier_runtime.connectors.sink_bases.lake.columns import kept_as, refuse_nulls
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.paths import FILE_NAME_BYTES
 
@@ -24,12 +24,12 @@ def partitions(
     batches: Sequence[pa.RecordBatch],
     stored: pa.Schema,
     partition_by: Sequence[str],
-    required: Sequence[str],
+    required: Sequence[pa.Field],
     where: str,
 ) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
     """Yields (partition values, rows without these columns) for each partition; rows keep their order."""
     rows = stored_rows(batches, stored, where)
-    check_required(rows, required, where)
+    check_required(rows, required, partition_by, where)
     if not partition_by:
         yield {}, rows
         return
@@ -55,10 +55,17 @@ def stored_rows(batches: Sequence[pa.RecordBatch], stored: pa.Schema, where: str
     return pa.Table.from_arrays(columns, schema=stored)
 
 
-def check_required(rows: pa.Table, required: Sequence[str], where: str) -> None:
-    for name in required:
-        if name in rows.schema.names and rows.column(name).null_count:
-            raise InvalidJob(f"{where}: column {name!r} has nulls, which the table does not allow: fill or filter them")
+def check_required(rows: pa.Table, required: Sequence[pa.Field], partition_by: Sequence[str], where: str) -> None:
+    for field in required:
+        if field.name not in rows.schema.names:
+            continue
+        column = rows.column(field.name)
+        refuse_nulls(column, field, where)
+        if field.name in partition_by and pa.types.is_string(column.type) and pc.any(pc.equal(column, "")).as_py():
+            raise InvalidJob(
+                f"{where}: partition column {field.name!r} has empty text, which Delta Lake stores as null, and the "
+                "table does not allow nulls there: fill or filter such rows"
+            )
 
 
 def check_written_by_library(column: pa.ChunkedArray, name: str, where: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.sink_bases.lake.columns import is_decimal_of_tables
+from barrier_runtime.connectors.sink_bases.lake.columns import is_decimal_of_tables, required
 from barrier_runtime.state.errors import InvalidJob
 
 _VECTORS = "delta.enableDeletionVectors"
@@ -123,6 +123,20 @@ def _field(name: str, delta: DeltaType) -> dict[str, Any]:
     return {"name": name, "type": delta, "nullable": True, "metadata": {}}
 
 
+def _nullability(name: str, delta: DeltaType, nullable: bool) -> pa.Field:
+    """Nested as in the table, with booleans instead of other types."""
+    kind: pa.DataType = pa.bool_()
+    if not isinstance(delta, str) and delta["type"] == "struct":
+        inner = delta["fields"]
+        kind = pa.struct([_nullability(each["name"], each["type"], each.get("nullable", True)) for each in inner])
+    elif not isinstance(delta, str) and delta["type"] == "array":
+        kind = pa.list_(_nullability("element", delta["elementType"], delta.get("containsNull", True)))
+    elif not isinstance(delta, str):
+        value = _nullability("value", delta["valueType"], delta.get("valueContainsNull", True))
+        kind = pa.list_(pa.struct([pa.field("key", pa.bool_()), value]))
+    return pa.field(name, kind, nullable)
+
+
 def _plain(delta: DeltaType) -> Any:
     if isinstance(delta, str):
         return delta.replace(" ", "")
@@ -156,8 +170,8 @@ class DeltaTableFacts:
             )
 
     @property
-    def required(self) -> tuple[str, ...]:
-        return tuple(field["name"] for field in self.fields if not field.get("nullable", True))
+    def required(self) -> tuple[pa.Field, ...]:
+        return required(_nullability(each["name"], each["type"], each.get("nullable", True)) for each in self.fields)
 
     def check(self, fields: Mapping[str, DeltaType], partition_by: Sequence[str], where: str) -> None:
         check_fits(fields, self.fields, where, self.url)

@@ -153,7 +153,8 @@ class DeltaUpsertSink(BatchingSink):
         for name in self._partition_by:
             data_files.check_written_by_library(rows.column(name), name, self._where)
         kept = rows if self.deletes is None else rows.filter(pc.invert(pc.fill_null(rows.column(self.deletes), False)))
-        data_files.check_required(kept, self._table.required if self._table else (), self._where)
+        required = self._table.required if self._table else ()
+        data_files.check_required(kept, required, self._partition_by, self._where)
         return list(rows.to_batches())
 
     def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:

@@ -1,8 +1,10 @@
 """Arrow types of columns in an Iceberg table, and checks that an existing table accepts them. Pure."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
-from barrier_runtime.connectors.sink_bases.lake.columns import is_decimal_of_tables, kept_as
+from barrier_runtime.connectors.sink_bases.lake.columns import is_decimal_of_tables, kept_as, refuse_nulls
 from barrier_runtime.state.errors import InvalidJob
 
 _PRIMITIVES = (
@@ -99,12 +101,10 @@ def _is_uuid(kind: pa.DataType, there: pa.DataType) -> bool:
     return bool(there == pa.uuid() and kind == pa.binary(16))
 
 
-def as_stored(batch: pa.RecordBatch, schema: pa.Schema, required: frozenset[str], where: str) -> pa.RecordBatch:
-    columns = []
-    for column, field in zip(batch.columns, schema, strict=True):
-        if field.name in required and column.null_count:
-            raise InvalidJob(
-                f"{where}: column {field.name!r} has nulls, which the table does not allow: fill or filter them"
-            )
-        columns.append(kept_as(column, field, where))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def as_stored(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[pa.Field], where: str) -> pa.RecordBatch:
+    columns = [kept_as(column, field, where) for column, field in zip(batch.columns, schema, strict=True)]
+    stored = pa.RecordBatch.from_arrays(columns, schema=schema)
+    for field in required:
+        if field.name in schema.names:
+            refuse_nulls(stored.column(field.name), field, where)
+    return stored

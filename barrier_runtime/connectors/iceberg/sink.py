@@ -17,6 +17,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.iceberg.columns import as_stored, check_fits, stored_schema
 from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.lake.columns import required
 from barrier_runtime.connectors.sink_bases.lake.compaction import (
     Compactor,
     commit_every_ms,
@@ -135,7 +136,7 @@ class IcebergSink(BatchingSink):
         self._compactor = None if self.compact is None else self._made_compactor(self.compact, context)
         self._there = self._table.columns()
         self._table.check_writable()
-        self._required = frozenset(f.name for f in self._there or () if not f.nullable)
+        self._required = required(self._there or ())
 
     def _made_compactor(self, target: int, context: SinkContext) -> "Compactor[Any, Any]":
         from barrier_runtime.connectors.iceberg.compaction import IcebergCompaction, check_compacted
