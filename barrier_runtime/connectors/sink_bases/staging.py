@@ -75,6 +75,10 @@ class Staging:
             for number, file in enumerate(files)
         )
 
+    def is_fresh(self, file: StagedFile) -> bool:
+        """True if nobody has tried to show this file: this incarnation staged it."""
+        return file.staged in self._never_shown
+
     def show(self, file: StagedFile, *, keep: bool = False) -> None:
         """Publishes the file under its final name and deletes the staged object, unless `keep`. Idempotent.
 
@@ -83,7 +87,7 @@ class Staging:
         if file.upload is not None:
             self._show_upload(file)
             return
-        fresh = file.staged in self._never_shown
+        fresh = self.is_fresh(file)
         self._never_shown.discard(file.staged)
         show = self._store.show if keep and isinstance(self._store, CopiesStaged) else self._store.publish
         try:

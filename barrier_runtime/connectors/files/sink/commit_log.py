@@ -100,7 +100,7 @@ class CommitLog:
             return
         while True:
             if self._head is None:
-                self._look(_lowest(files, origin_of))
+                self._look(_lowest({file.name: origin_of(file) for file in files}))
             new = tuple(file for file in files if file.name not in self._named)
             if not new:
                 break
@@ -189,8 +189,12 @@ class CommitLog:
 
     def names(self, file: str, token: int, checkpoint: int) -> bool:
         """True if a record names this file, written under `token` and closed by `checkpoint` or later."""
-        _, records = self._search({log_of(file): (token, checkpoint)})
-        return any(each.name == file for record in records for each in record.files)
+        return bool(self.named({file: (token, checkpoint)}))
+
+    def named(self, files: Mapping[str, tuple[int, int]]) -> set[str]:
+        """Those of `files` that a record names. The values are as for `names`: token, checkpoint."""
+        _, records = self._search(_lowest(files)) if files else (0, [])
+        return {file.name for record in records for file in record.files} & files.keys()
 
     def _look(self, lowest: Mapping[str, tuple[int, int]]) -> None:
         with self._looking:
@@ -279,12 +283,10 @@ class CommitLog:
         self._named.update((file.name, record.checkpoint) for file in record.files)
 
 
-def _lowest(
-    files: Sequence[CommittedFile], origin_of: Callable[[CommittedFile], tuple[int, int]]
-) -> dict[str, tuple[int, int]]:
+def _lowest(origins: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     lowest: dict[str, tuple[int, int]] = {}
-    for file in files:
-        log, origin = log_of(file.name), origin_of(file)
+    for name, origin in origins.items():
+        log = log_of(name)
         known = lowest.get(log, origin)
         lowest[log] = min(known[0], origin[0]), min(known[1], origin[1])
     return lowest

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.files.csv_quoting import row_begins
 from barrier_runtime.connectors.files.hive import by_folder, check_partitions
+from barrier_runtime.connectors.files.sink.commit_blocks import is_there
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, read_commit_log
 from barrier_runtime.connectors.files.sink.open_files import OpenFiles, Rolling, restored
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
@@ -284,7 +285,11 @@ class FileSink(TwoPhaseCommitSink):
 
     def _shown(self, committables: Sequence[bytes]) -> list[StagedFile]:
         files = [file for each in committables for file in self._files_of(each)]
-        in_parallel(self._show, files, side_by_side(self._store, _SHOWN_AT_ONCE))
+        at_once = side_by_side(self._store, _SHOWN_AT_ONCE)
+        earlier = [file for file in files if not self._staging.is_fresh(file)]
+        there = in_parallel(lambda file: is_there(self._store, file.final), earlier, at_once)
+        removed = self._visible_before(file for file, stays in zip(earlier, there, strict=True) if not stays)
+        in_parallel(self._show, [file for file in files if file.final not in removed], at_once)
         return files
 
     def _later(self, work: Callable[[], None]) -> None:
@@ -294,13 +299,13 @@ class FileSink(TwoPhaseCommitSink):
         try:
             self._staging.show(file, keep=True)
         except Corrupt:
-            if not self._was_visible(file):
+            if not self._visible_before([file]):
                 raise
 
-    def _was_visible(self, file: StagedFile) -> bool:
-        """Rotation or compaction may have removed a file that was visible."""
-        token, checkpoint = origin_of(file)
-        return CommitLog(self._store, self._context.job, self._context.sink).names(file.final, token, checkpoint)
+    def _visible_before(self, files: Iterable[StagedFile]) -> set[str]:
+        """Final names in the commit log: rotation or compaction removed such files, and `show` would repeat rows."""
+        log = CommitLog(self._store, self._context.job, self._context.sink)
+        return log.named({file.final: origin_of(file) for file in files})
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
         files = [file for each in committables for file in self._files_of(each)]

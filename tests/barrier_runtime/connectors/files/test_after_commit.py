@@ -2,8 +2,10 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +14,7 @@ import pytest
 from barrier_runtime import DeltaSink, JsonlSink
 from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
 from barrier_runtime.connectors.files.sink.commit_record import live_files
+from barrier_runtime.connectors.files.sink.compaction import Compaction
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.afterwards import Afterwards
 from barrier_runtime.state.errors import Unavailable
@@ -97,6 +100,35 @@ def test_a_successor_sweeps_what_a_dead_process_has_not_deleted(
     until(lambda: in_staging(url) == [])
     assert rows(url) == [b'{"n":1}']
     dead.close()
+    successor.close()
+
+
+@pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.slow)])
+def test_a_compacted_file_whose_staged_object_was_left_does_not_come_back(
+    place: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = str(tmp_path / "out") if place == "folder" else request.getfixturevalue("s3_url")("out")
+    store, left, decided = open_store(url), dict[str, bytes](), b""
+    dead = opened(url)
+    dead.end_of_input()  # nothing is postponed
+    for checkpoint in (1, 2, 3):
+        decided = staged(dead, checkpoint, checkpoint)
+        left = {key: store.get(key) for key in in_staging(url)}
+        dead.commit(decided)
+        dead.commit_globally(checkpoint, [decided])
+    dead.close()
+    for key, data in left.items():  # the process died before it deleted them
+        store.put(key, data)
+    for hours in (0, 2, 4):
+        now_ms = (time.time_ns() // 1_000_000) + hours * 3_600_000
+        Compaction(store, "job", "out", 1 << 20, 3_600_000, lambda now_ms=now_ms: now_ms).run()  # type: ignore[misc]
+    successor = opened(url, token=2)
+    successor.recover([decided])
+    successor.commit_globally(3, [decided])
+    until(lambda: in_staging(url) == [])
+    visible = [info.key for info in store.list("") if not info.key.startswith("_")]
+    assert [line for key in visible for line in store.get(key).split()] == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
+    assert rows(url) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
     successor.close()
 
 
