@@ -95,6 +95,13 @@ class MeasuringSink(TwoPhaseCommitSink):
         """Does nothing: no write can be undone."""
 
 
+class CountingSink(MeasuringSink):
+    """Stores (number of rows, arrival) of each batch: a stamp per row of a flat-out job would fill the disk."""
+
+    def _note(self, transaction: "_Rows", now_ns: int, intended_ns: npt.NDArray[np.int64] | list[int]) -> None:
+        super()._note(transaction, now_ns, [len(intended_ns)])
+
+
 def first_writes(folder: Path) -> dict[int, int]:
     """Fencing token → time of the first write of any subtask in that generation (ns)."""
     found: dict[int, int] = {}

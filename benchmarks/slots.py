@@ -12,13 +12,14 @@ waits for other processes.
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,17 @@ from barrier_runtime.spark.task import SlotSettings, run_slot
 from barrier_runtime.state.store.open import open_store
 from benchmarks.idle import Thread, below, threads_of
 from benchmarks.machine import describe
-from benchmarks.measuring_sink import MeasuringSink
+from benchmarks.measuring_sink import CountingSink, MeasuringSink
 from benchmarks.paced_source import PacedSource
 from benchmarks.workloads import workload
 
-_SLOTS = 2
+SLOTS = 2
 _LEASE_S = 10.0
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SHOWN = 0.002  # threads that use less of a core are not listed
 
 
-class _Order(msgspec.Struct, frozen=True):
+class Order(msgspec.Struct, frozen=True):
     """Argument of a slot's process."""
 
     workload: str
@@ -54,17 +55,18 @@ class _Order(msgspec.Struct, frozen=True):
     folder: str
     host: str = "127.0.0.1"
     plaintext: bool = False
+    counted: bool = False  # `CountingSink` instead of the measuring sink
     slot: int = 0
     run_id: str = ""
     secret: str = ""
     control: tuple[str, int] = ("", 0)
 
 
-def _prepared(order: _Order) -> tuple[PreparedJob, JobOptions]:
+def _prepared(order: Order) -> tuple[PreparedJob, JobOptions]:
     given: dict[str, Any] = {"run_id": order.run_id} if order.run_id else {}
     options = JobOptions.from_keywords(
         {
-            "parallelism": _SLOTS,
+            "parallelism": SLOTS,
             "checkpoints": f"{order.folder}/checkpoints",
             "checkpoint_interval": order.interval_s,
             "coordinator_lease": _LEASE_S,
@@ -77,11 +79,12 @@ def _prepared(order: _Order) -> tuple[PreparedJob, JobOptions]:
         lambda flow: flow.source("events", PacedSource(order.rate, order.keys, order.keys), event_time="at")
     )
     assert isinstance(flow, Dataflow)
-    result.sink("out", MeasuringSink(f"{order.folder}/rows", column="emitted"))
+    sink = CountingSink if order.counted else MeasuringSink
+    result.sink("out", sink(f"{order.folder}/rows", column="emitted"))
     return PreparedJob(flow.plan, options), options
 
 
-def _slot(order: _Order) -> None:
+def _slot(order: Order) -> None:
     job, options = _prepared(order)
     settings = SlotSettings(
         graph=job.graph,
@@ -93,13 +96,15 @@ def _slot(order: _Order) -> None:
     run_slot(order.slot, order.slot + 1, settings)
 
 
-def measure(order: _Order, warm_up_s: float, seconds: float, attach: str) -> None:
+@contextlib.contextmanager
+def running(order: Order, places: Sequence[Sequence[str]] = ((),) * SLOTS) -> Iterator[tuple[list[int], list[int]]]:
+    """(Slots' pids, the coordinator's) of a job whose sink has rows. `places`: command before each slot's own."""
     job, _ = _prepared(order)
     job.prove(open_store(f"{order.folder}/checkpoints"))
     with EmbeddedCoordinator(f"{order.folder}/checkpoints", host=order.host) as coordinator:
         reply = coordinator.submit(job.spec)
         slots = []
-        for slot in range(_SLOTS):
+        for slot, place in enumerate(places):
             one = msgspec.structs.replace(
                 order,
                 slot=slot,
@@ -108,27 +113,32 @@ def measure(order: _Order, warm_up_s: float, seconds: float, attach: str) -> Non
                 control=(reply.control_host, reply.control_port),
             )
             command = [sys.executable, "-m", "benchmarks.slots", "--slot", msgspec.json.encode(one).decode()]
-            slots.append(subprocess.Popen(command))
+            slots.append(subprocess.Popen([*place, *command]))
         try:
             while not list(Path(order.folder).glob("rows/rows-*.npy")):
                 time.sleep(0.1)
                 if any(slot.poll() is not None for slot in slots):
                     raise RuntimeError("a slot ended")
-            time.sleep(warm_up_s)
-            pids = [*(slot.pid for slot in slots), *below(coordinator.pid)]
-            before, began, began_ns = _sample(pids), time.monotonic(), time.time_ns()
-            if attach:
-                subprocess.run(attach.format(*pids, seconds=seconds), shell=True, check=False)
-            else:
-                time.sleep(seconds)
-            after, took = _sample(pids), time.monotonic() - began
-            ended_ns = time.time_ns()
-            time.sleep(1.5 * order.interval_s)
+            yield [slot.pid for slot in slots], below(coordinator.pid)
         finally:
             for process in slots:
                 process.kill()
                 process.wait()
-    names = [*(f"slot {slot}" for slot in range(_SLOTS)), "coordinator"]
+
+
+def measure(order: Order, warm_up_s: float, seconds: float, attach: str) -> None:
+    with running(order) as (slots, others):
+        time.sleep(warm_up_s)
+        pids = [*slots, *others]
+        before, began, began_ns = _sample(pids), time.monotonic(), time.time_ns()
+        if attach:
+            subprocess.run(attach.format(*pids, seconds=seconds), shell=True, check=False)
+        else:
+            time.sleep(seconds)
+        after, took = _sample(pids), time.monotonic() - began
+        ended_ns = time.time_ns()
+        time.sleep(1.5 * order.interval_s)
+    names = [*(f"slot {slot}" for slot in range(SLOTS)), "coordinator"]
     _tell(dict(zip(pids, names, strict=False)), before, after, took)
     _tell_latencies(Path(order.folder, "rows"), began_ns, ended_ns, took)
 
@@ -200,12 +210,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--slot", default="", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.slot:
-        _slot(msgspec.json.decode(chosen.slot, type=_Order))
+        _slot(msgspec.json.decode(chosen.slot, type=Order))
         return
     if chosen.nice:
         _go_before_others(chosen.nice)
     folder = tempfile.mkdtemp(prefix="barrier-slots-")
-    order = _Order(
+    order = Order(
         chosen.workload,
         chosen.rate,
         chosen.keys,

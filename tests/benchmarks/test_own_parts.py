@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import batch_limit, joins, operators, snapshots
+from benchmarks import batch_limit, encrypted_job, joins, operators, snapshots
+from benchmarks.encrypted_job import Pair
 
 
 @pytest.mark.slow
@@ -55,3 +56,15 @@ def test_batch_engines_give_the_same_groups_of_the_same_files(tmp_path: Path, ca
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| tumbling, 100")]
     assert [line.split(" | ")[1] for line in lines] == list(batch_limit.ENGINES)
     assert all(line.endswith("| 100 |") for line in lines)
+
+
+def test_table_of_an_encrypted_job_has_the_pairs_differences() -> None:
+    pairs = [
+        Pair({"rows/s": 1_000, "p99, ms": 1.0}, {"rows/s": 950, "p99, ms": 1.1}),
+        Pair({"rows/s": 2_000, "p99, ms": 3.0}, {"rows/s": 1_800, "p99, ms": 3.3}),
+        Pair({"rows/s": 3_000, "p99, ms": 2.0}, {"rows/s": 2_940, "p99, ms": 1.9}),
+    ]
+    assert encrypted_job.lines(pairs) == [
+        "| rows/s | 2,000 | 1,800 | -5.00 % (-10.00 to -2.00) |",
+        "| p99, ms | 2 | 1.9 | +0.10 ms (-0.10 to +0.30) |",
+    ]
