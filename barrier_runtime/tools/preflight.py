@@ -13,6 +13,7 @@ from barrier_runtime.connectors.memory.callable import CallableSink
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.preflight import HostFacts, Preflight
 from barrier_runtime.launch.job_handle import JobHandle
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.store.open import open_store
 
 _LOOK_S = 0.2
@@ -37,8 +38,7 @@ def preflight(flow: Dataflow | None, options: Mapping[str, Any], processes: int 
     try:
         with started as job:
             found = completed(lambda: _status(job))
-            job.stop("now", wait=False)
-            job.wait()
+            _end(job, found)
     finally:
         _remove(small.name, options.get("checkpoints", of_flow.get("checkpoints")))
     return found
@@ -53,6 +53,15 @@ def _status(job: JobHandle) -> JobStatus:
     if job.done and not status.preflight.complete:
         job.wait()
     return status
+
+
+def _end(job: JobHandle, found: Preflight) -> None:
+    try:
+        job.stop("now", wait=False)
+        job.wait()
+    except JobFailed:
+        if not found.findings:  # else a slot was refused, and a finding says so
+            raise
 
 
 def completed(

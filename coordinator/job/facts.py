@@ -128,6 +128,11 @@ class Job:
             if _is_unanswered(slot):
                 self.outbox.send(slot, Probe(peers))
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether a slot that can answer a probe has not done so."""
+        return any(map(_is_unanswered, self.slots))
+
     def probe_again(self) -> None:
         """Repeats the probe: lost links lose probes and answers."""
         if self.probing and not self.slots.missing:
@@ -136,7 +141,7 @@ class Job:
     def take_facts(self, slot: RegisteredSlot, message: Register | Probed) -> None:
         if isinstance(message, Probed):
             slot.probed = message
-            self.probing = self.probing and any(map(_is_unanswered, self.slots))
+            self.probing = self.probing and self.unanswered
         else:
             self.record.ignored["second Register on one link"] += 1
 

@@ -69,6 +69,9 @@ def _activity(job: Job, phase: str, reason: str) -> str:
     of = f"of {job.spec.parallelism}"
     if phase == "loading":
         return "reads the decision log"
+    if phase == "checking":
+        waits = f"slots {missing} {of} to register" if missing else "answers of all slots about their hosts"
+        return f"waits for {waits} before it takes the job over"
     if phase == "resuming":
         return "takes over the running slots" if job.log.in_flight else f"waits for slots {missing} {of} to come back"
     if phase == "fencing":

@@ -378,7 +378,7 @@ class JobProtocol:
             job.record.ignored[incompatible] += 1
             job.outbox.put(SendTo(link, Shutdown("replaced", incompatible)))
             job.outbox.put(CloseLink(link))
-            return self._phase.on_incompatible(job)
+            return self._phase.on_incompatible(job, now_ms)
         registration = job.slots.register(link, register, now_ms)
         if isinstance(registration, Refused):
             unneeded = registration.unneeded and register.token <= (job.log.token or 0)
@@ -424,7 +424,7 @@ class JobProtocol:
             return self._phase.on_rescale(job, now_ms) if job.may_move_with(slot, now_ms) else None
         if isinstance(message, Register | Probed):
             job.take_facts(slot, message)
-            return None
+            return self._phase.on_probed(job, now_ms)
         if message.token != (job.led.token if job.leads else self._phase.listens_to(job)):
             job.record.ignored[f"{type(message).__name__} of another generation"] += 1
             return None

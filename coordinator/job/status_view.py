@@ -198,7 +198,8 @@ def _records_after(job: Job, outcome: Outcome | None, reported: int, covered: in
 
 
 def _preflight(job: Job) -> Preflight:
-    return preflight([SlotFound(each.register, each.clock_ms, each.probed) for each in job.slots], job.spec.parallelism)
+    found = [SlotFound(each.register, each.clock_ms, each.probed) for each in job.slots]
+    return preflight(found, job.spec.parallelism, job.compatibility.refused_slots(job.spec.program))
 
 
 def commits_status(job: Job, slow: tuple[SlowCommit, ...] = ()) -> CommitsStatus:

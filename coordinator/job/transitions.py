@@ -1,7 +1,10 @@
 """Legal moves of a job by phase and decision. Others raise `ProtocolViolation`.
 
+    Checking, between two times of Loading, may return to Loading (`LoadLog`) or end the job (`Cancel`, `EndJob`).
+
     wanted in →      Loading   Resuming  Fencing          WaitingForSlots  Running          Finishing  Failing  Ended
     LoadLog          -         Loading   Loading          -                -                -          -        -
+    Check            Checking  -         -                -                -                -          -        -
     TakeOver         Resuming  -         -                -                -                -          -        -
     BeginGeneration  Fencing   Fencing   -                -                -                -          -        -
     Gather           -         -         WaitingForSlots  -                -                -          -        -
@@ -29,6 +32,7 @@ from barrier_runtime.coordinator.job.phases.ending import Ended, Failing, Finish
 from barrier_runtime.coordinator.job.phases.phase import (
     BeginGeneration,
     Cancel,
+    Check,
     Decision,
     EndJob,
     Fail,
@@ -43,7 +47,7 @@ from barrier_runtime.coordinator.job.phases.phase import (
     TakeOver,
 )
 from barrier_runtime.coordinator.job.phases.running import Running
-from barrier_runtime.coordinator.job.phases.start import Fencing, Loading, Resuming
+from barrier_runtime.coordinator.job.phases.start import Checking, Fencing, Loading, Resuming
 from barrier_runtime.coordinator.job.phases.waiting import WaitingForSlots
 from barrier_runtime.coordinator.log.records import Fence, Lead, Record
 from barrier_runtime.state.errors import ProtocolViolation
@@ -54,7 +58,8 @@ _ENDS: _Moves = {FencedBy: {Ended}, EndJob: {Ended}}
 _MAY_LEAD: _Moves = {Fail: {Failing}, Cancel: {Finishing, Ended}, **_ENDS}
 
 MOVES: dict[type[Phase], _Moves] = {
-    Loading: {TakeOver: {Resuming}, BeginGeneration: {Fencing}, Cancel: {Ended}, **_ENDS},
+    Loading: {Check: {Checking}, TakeOver: {Resuming}, BeginGeneration: {Fencing}, Cancel: {Ended}, **_ENDS},
+    Checking: {LoadLog: {Loading}, Cancel: {Ended}, **_ENDS},
     Resuming: {
         LoadLog: {Loading},
         BeginGeneration: {Fencing},
@@ -88,6 +93,8 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
     match wanted:
         case LoadLog(attempts):
             return Loading(attempts)
+        case Check(attempts):
+            return Checking(attempts)
         case TakeOver(attempts):
             return Resuming(attempts)
         case BeginGeneration():

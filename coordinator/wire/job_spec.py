@@ -60,4 +60,5 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     narrow_because: str = ""  # slots that stayed away
     carrier: Literal["spark", "processes"] = "spark"  # runs the slots, replaces dead slots
     spare_slots: int = 0
+    preflight_ms: int = 0  # before the first FENCE: for the slots to register and to be probed
     slot_options: dict[str, OptionValue] | msgspec.UnsetType = msgspec.UNSET  # for slots of `barrier-runtime slot`

@@ -75,10 +75,22 @@ class SlotFound:
     probed: Probed | None = None
 
 
-def preflight(slots: Sequence[SlotFound], parallelism: int) -> Preflight:
+def preflight(slots: Sequence[SlotFound], parallelism: int, refused: Sequence[tuple[Register, str]] = ()) -> Preflight:
+    """`refused`: slots of other versions, and why."""
     waits = tuple(each.register.slot for each in slots if each.register.facts is not None and each.probed is None)
-    hosts = tuple(_host(each) for each in _by_host(slots))
-    return Preflight(len(slots) >= parallelism and not waits, hosts, findings(slots, parallelism), waits)
+    places = {register.slot for register, _ in refused}
+    all = sorted(
+        [*(each for each in slots if each.register.slot not in places), *(SlotFound(each) for each, _ in refused)],
+        key=lambda each: each.register.slot,
+    )
+    hosts = tuple(_host(each) for each in _by_host(all))
+    found = (*_other_versions(refused), *findings(slots, parallelism))
+    return Preflight(len(all) >= parallelism and not waits, hosts, found, waits)
+
+
+def _other_versions(refused: Sequence[tuple[Register, str]]) -> list[Finding]:
+    hosts = {(register.host, register.data_host): why for register, why in reversed(refused)}
+    return [Finding("error", *why.rsplit(": ", 1)) for why in reversed(hosts.values())][:_MOST]
 
 
 def findings(slots: Sequence[SlotFound], parallelism: int) -> tuple[Finding, ...]:

@@ -55,14 +55,14 @@ class Compatibility:
 
     def __init__(self, versions: Mapping[str, str]) -> None:
         self._versions = versions
-        self._refused: dict[tuple[str, int], str] = {}  # (program, slot) -> why the last process was refused
+        self._refused: dict[tuple[str, int], tuple[Register, str]] = {}  # (program, slot) -> last process, and why
 
     def why_refused(self, register: Register) -> str:
         """Returns "" if the slot may stay. The answer is remembered."""
         why = why_incompatible(register, self._versions)
         place = register.program, register.slot
         if why:
-            self._refused[place] = why
+            self._refused[place] = register, why
         else:
             self._refused.pop(place, None)
         return why
@@ -72,4 +72,7 @@ class Compatibility:
 
     def refused(self, program: str) -> str:
         """Why a slot of `program` was refused; else ""."""
-        return next((why for (of, _), why in sorted(self._refused.items()) if of == program), "")
+        return next((why for _, why in self.refused_slots(program)), "")
+
+    def refused_slots(self, program: str) -> tuple[tuple[Register, str], ...]:
+        return tuple(self._refused[place] for place in sorted(self._refused) if place[0] == program)

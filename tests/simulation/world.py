@@ -656,6 +656,7 @@ class World(SimCluster):
             resource_wait_timeout_ms=3_600_000,
             restart=RestartOptions(initial_ms=100, max_ms=2_000),
             progress_timeout_ms=0 if self.hanging is None else PROGRESS_TIMEOUT_MS,
+            preflight_ms=random.Random(f"preflight {s.seed}").choice((0, 0, 2_000)),
         )
         return graph, spec
 

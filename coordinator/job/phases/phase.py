@@ -1,6 +1,6 @@
 """Interface of phases: takes events, changes `Job`, returns a decision for `transitions`. The decisions."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from barrier_runtime.coordinator.job.effects import Outcome
@@ -20,18 +20,26 @@ from barrier_runtime.coordinator.wire.messages import JobSpec, ToCoordinator
 
 @dataclass(frozen=True)
 class Attempts:
-    """`missed`: key of a manifest that the store lacked."""
+    """`missed`: key of a manifest that the store lacked. `checked`: the preflight is over."""
 
     lost_races: int = 0
     missed: str = ""
+    checked: bool = False
 
     def lost_another(self, missed: str = "") -> "Attempts":
-        return Attempts(self.lost_races + 1, missed)
+        return replace(self, lost_races=self.lost_races + 1, missed=missed)
 
 
 @dataclass(frozen=True)
 class LoadLog:
     """Read the log again: another process has written."""
+
+    attempts: Attempts
+
+
+@dataclass(frozen=True)
+class Check:
+    """Look at the slots' hosts first: an earlier run of the job may be running."""
 
     attempts: Attempts
 
@@ -136,6 +144,7 @@ class EndJob:
 
 Decision: TypeAlias = (
     LoadLog
+    | Check
     | TakeOver
     | BeginGeneration
     | Restart
@@ -167,7 +176,10 @@ class Phase:
     def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
         return None
 
-    def on_incompatible(self, job: Job) -> Decision | None:
+    def on_incompatible(self, job: Job, now_ms: int) -> Decision | None:
+        return None
+
+    def on_probed(self, job: Job, now_ms: int) -> Decision | None:
         return None
 
     def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:

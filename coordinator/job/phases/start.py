@@ -1,8 +1,11 @@
 """Way to leadership.
 
 Loading ─ log ─► Resuming (same run, slots may be alive) ─ all running ─► LEAD is appended ─► Running
-             └─► Fencing (a new generation) ─ FENCE is appended ─► WaitingForSlots
+   ▲  │      └─► Fencing (a new generation) ─ FENCE is appended ─► WaitingForSlots
+   └ Checking (once, with `preflight_ms`)
 """
+
+from dataclasses import replace
 
 from barrier_runtime.coordinator.job.effects import ReadLog, ReadManifest
 from barrier_runtime.coordinator.job.facts import Job, Origin
@@ -10,6 +13,7 @@ from barrier_runtime.coordinator.job.phases.checkpointing import appended_late
 from barrier_runtime.coordinator.job.phases.phase import (
     Attempts,
     BeginGeneration,
+    Check,
     Decision,
     EndJob,
     Fail,
@@ -47,6 +51,7 @@ from barrier_runtime.state.texts import counted
 
 MAX_LOST_RACES = 100
 _MAX_ABORTS = 16
+_ANSWERS_MS = 5_000  # of slots that have registered; a slot gives up a silent peer after 4 s
 
 
 class Loading(Phase):
@@ -81,6 +86,8 @@ class Loading(Phase):
                 f"{counted(self._attempts.lost_races, 'time')} in a row: stop the other runs of this job, then start "
                 "again",
             )
+        if job.spec.preflight_ms and not self._attempts.checked:
+            return Check(self._attempts)
         try:
             choice = start_run(job.spec, view)
         except InvalidJob as error:
@@ -99,6 +106,59 @@ class Loading(Phase):
             return EndJob(finish.outcome, f"job {job.spec.job} had ended before: {finish.outcome}")
         job.resume_logged_stop(now_ms)
         return TakeOver(self._attempts)
+
+
+class Checking(Phase):
+    """Preflight before a FENCE ends an earlier run: docs/design/several-hosts.md."""
+
+    name = "checking"
+
+    def __init__(self, attempts: Attempts) -> None:
+        self._attempts = attempts
+        self._until_ms = 0
+
+    def enter(self, job: Job, now_ms: int) -> Decision | None:
+        self._until_ms = now_ms + job.spec.preflight_ms
+        for slot in job.slots.connected:
+            job.acknowledge_registration(slot, 0)
+        if job.compatibility.refused(job.spec.program):
+            return self.on_incompatible(job, now_ms)
+        return self._probe_if_complete(job, now_ms)
+
+    def deadline(self, job: Job) -> int | None:
+        return self._until_ms
+
+    def on_tick(self, job: Job, now_ms: int) -> Decision | None:
+        return self._decide(job) if now_ms >= self._until_ms else self._decide_if_answered(job)
+
+    def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
+        job.acknowledge_registration(arrival.slot, 0)
+        return self._probe_if_complete(job, now_ms)
+
+    def on_incompatible(self, job: Job, now_ms: int) -> Decision | None:
+        self._until_ms = min(self._until_ms, now_ms + _ANSWERS_MS)
+        return self._probe_if_complete(job, now_ms)
+
+    def on_probed(self, job: Job, now_ms: int) -> Decision | None:
+        return self._decide_if_answered(job)
+
+    def _probe_if_complete(self, job: Job, now_ms: int) -> Decision | None:
+        if not self._missing(job):
+            self._until_ms = min(self._until_ms, now_ms + _ANSWERS_MS)
+            job.probe()
+        return self._decide_if_answered(job)
+
+    def _missing(self, job: Job) -> set[int]:
+        return set(job.slots.missing) - {each.slot for each, _ in job.compatibility.refused_slots(job.spec.program)}
+
+    def _decide_if_answered(self, job: Job) -> Decision | None:
+        return None if self._missing(job) or job.unanswered else self._decide(job)
+
+    def _decide(self, job: Job) -> Decision:
+        refused = job.compatibility.refused(job.spec.program)
+        if refused:
+            return EndJob("failed", f"job {job.spec.job}: {refused}")
+        return LoadLog(replace(self._attempts, checked=True))
 
 
 class Resuming(Phase):

@@ -55,9 +55,9 @@ class WaitingForSlots(Phase):
             job.acknowledge_registration(slot, job.led.token)
             job.cancel_generation_of(slot)
         self._ask_for_kills(job, now_ms)
-        return self.on_incompatible(job) or self._deploy_if_complete(job, now_ms)
+        return self.on_incompatible(job, now_ms) or self._deploy_if_complete(job, now_ms)
 
-    def on_incompatible(self, job: Job) -> Decision | None:
+    def on_incompatible(self, job: Job, now_ms: int) -> Decision | None:
         """A first start would wait in vain."""
         refused = job.compatibility.refused(job.spec.program)
         return Fail(f"job {job.spec.job}: {refused}") if refused and _is_first_start(job) else None

@@ -107,7 +107,7 @@ def _ended(status: JobStatus) -> Reason:
 def why_not_running(status: JobStatus, now_ms: int) -> Reason | None:
     if status.phase == "running" or status.outcome is not None:
         return None
-    if status.missing_slots and status.phase in ("waiting", "loading", "resuming"):
+    if status.missing_slots and status.phase in ("waiting", "loading", "checking", "resuming"):
         return _waits_for_slots(status, now_ms)
     what = status.condition_reason or status.reason or f"it is {status.phase}"
     waits = _since(status, now_ms)

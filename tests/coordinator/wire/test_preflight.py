@@ -197,3 +197,13 @@ def test_status_of_an_earlier_release_has_an_empty_preflight():
     stored = msgspec.to_builtins(coordinator.status)
     del stored["preflight"]
     assert not msgspec.convert(stored, JobStatus).preflight.complete
+
+
+def test_refused_slot_has_a_row_with_its_versions_and_the_first_line():
+    other = msgspec.structs.replace(slot(1).register, versions={"Python": "3.12.1", "pyarrow": "21.0.0"})
+    why = "slot 1 on host worker-1 has Python 3.12.1, the coordinator has 3.11.4: give the executors the environment"
+    found = preflight([slot(0), slot(2, store="no")], 3, [(other, why)])
+    assert found.complete
+    assert [(host.host, host.versions.get("Python")) for host in found.hosts][1] == ("worker-1", "3.12.1")
+    assert found.findings[0].line == why
+    assert len(found.findings) == 2
