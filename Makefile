@@ -36,7 +36,7 @@ help:
 	@echo "make oracle [SEEDS=n]       random windows and joins, with crashes, against sorting, DuckDB and pandas; every restore; 40 times the examples of make test"
 	@echo "make mutants [WIDE=1]       every planted change of the product is noticed by a test: build/mutants.md"
 	@echo "make chaos [MINUTES=n] [KILLS=n] [SEED=s] [BURN=n]  kill, stall and starve a job on a local cluster, then judge its output"
-	@echo "make hosts [LONG=1] [DAEMONS=2] [SPARK=1]  cut, slow and one-way links of hosts made of network namespaces, then judge the output; LONG: an hour; SPARK: real Spark and Kafka, kills"
+	@echo "make hosts [LONG=1] [DAEMONS=2] [IPV6=1] [SPARK=1] [PREFLIGHT=1]  cut, slow and one-way links of hosts made of network namespaces, then judge the output; LONG: an hour; SPARK: real Spark and Kafka, kills; PREFLIGHT: six planted faults"
 	@echo "make soak HOURS=n [RATE=rows/s] [SEED=s]  windows, joins and Kafka under load, a kill every minute; slopes of all resources"
 	@echo "make pictures               pictures of the coordinator's page for docs/, of a run with kills"
 	@echo "make clean                  remove what runs and tests left (not .venv)"
@@ -144,7 +144,7 @@ chaos: $(STAMP) java
 	$(BIN)/python -m tests.integration.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --burn $(BURN) --kills $(KILLS)
 
 hosts: $(STAMP) links $(if $(SPARK),java servers)
-	$(BIN)/python -m tests.hosts.run $(if $(SPARK),--spark) $(if $(LONG),--seconds 5 60 300) $(if $(DAEMONS),--daemons $(DAEMONS))
+	$(BIN)/python -m $(if $(PREFLIGHT),tests.hosts.planted,tests.hosts.run) $(if $(SPARK),--spark) $(if $(LONG),--seconds 5 60 300) $(if $(DAEMONS),--daemons $(DAEMONS)) $(if $(IPV6),--ipv6)
 
 soak: $(STAMP) java servers
 	SOAK=1 $(BIN)/python -m tests.soak.run $(if $(HOURS),--hours $(HOURS)) $(if $(RATE),--rate $(RATE)) $(if $(SEED),--seed $(SEED))

@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 INSIDE = "BARRIER_RUNTIME_HOSTS"  # set within the namespaces
@@ -29,8 +30,28 @@ nft add table inet tried
 nft 'add chain inet tried lost {{ type filter hook input priority 0; }}'
 """
 _SWITCH = "switch"
-_SUBNET = "10.79.0"
-_TO_NAME = str.maketrans(" ./", "___")
+_TO_NAME = str.maketrans(" ./:-", "_____")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Addresses of a network. `packets`: nft's word for their packets."""
+
+    packets: str
+    before: str  # a host's number
+    bits: int
+    flags: tuple[str, ...] = ()
+
+    def address(self, number: int) -> str:
+        return f"{self.before}{number:x}"
+
+    @property
+    def subnet(self) -> str:
+        return f"{self.address(0)}/{self.bits}"
+
+
+IPV4 = Family("ip", "10.79.0.", 24)
+IPV6 = Family("ip6", "fd79::", 64, ("nodad",))  # usable at once
 
 
 def why_forbidden() -> str:
@@ -67,12 +88,13 @@ def _environment() -> dict[str, str]:
 class Network:
     """Named hosts on one switch. Only for a process inside (`enter`). Faults are contexts: the end heals."""
 
-    def __init__(self, hosts: Sequence[str]) -> None:
+    def __init__(self, hosts: Sequence[str], family: Family = IPV4) -> None:
         _run("mount", "-t", "tmpfs", "hosts", str(PRIVATE))
-        self._addresses = {host: f"{_SUBNET}.{number}" for number, host in enumerate(hosts, start=2)}
+        self._family = family
+        self._addresses = {host: family.address(number) for number, host in enumerate(hosts, start=2)}
         _run("ip", "link", "set", "lo", "up")
         _run("ip", "link", "add", _SWITCH, "type", "bridge", "forward_delay", "0")
-        _run("ip", "address", "add", f"{_SUBNET}.1/24", "dev", _SWITCH)
+        _run("ip", "address", "add", *self._assigned(family.address(1), _SWITCH))
         _run("ip", "link", "set", _SWITCH, "up")
         for host, address in self._addresses.items():
             self._connect(host, address)
@@ -96,25 +118,31 @@ class Network:
     @contextmanager
     def deaf(self, host: str) -> Iterator[None]:
         """Loses all packets to `host`."""
-        with self._lost(host, "input", f"ip saddr {_SUBNET}.0/24"):
+        with self._lost(host, "input", f"{self._family.packets} saddr {self._family.subnet}"):
             yield
 
     @contextmanager
     def mute(self, host: str) -> Iterator[None]:
         """Loses all packets from `host`."""
-        with self._lost(host, "output", f"ip daddr {_SUBNET}.0/24"):
+        with self._lost(host, "output", f"{self._family.packets} daddr {self._family.subnet}"):
             yield
 
     @contextmanager
     def one_way(self, sender: str, receiver: str) -> Iterator[None]:
         """Loses the packets from `sender` to `receiver`."""
-        with self._lost(sender, "output", f"ip daddr {self._addresses[receiver]}"):
+        with self._lost(sender, "output", f"{self._family.packets} daddr {self._addresses[receiver]}"):
             yield
 
     @contextmanager
     def apart(self, one: str, other: str) -> Iterator[None]:
         """Loses the packets between two hosts, in both directions."""
         with self.one_way(one, other), self.one_way(other, one):
+            yield
+
+    @contextmanager
+    def closed(self, host: str, ports: str) -> Iterator[None]:
+        """Loses the packets to TCP ports of `host`, as a firewall does."""
+        with self._lost(host, "input", f"tcp dport {ports}"):
             yield
 
     @contextmanager
@@ -134,9 +162,12 @@ class Network:
         _run("ip", "netns", "add", host)
         _run("ip", "link", "add", _port(host), "type", "veth", "peer", "name", "eth0", "netns", host)
         _run("ip", "link", "set", _port(host), "master", _SWITCH, "up")
-        _run("ip", "-n", host, "address", "add", f"{address}/24", "dev", "eth0")
+        _run("ip", "-n", host, "address", "add", *self._assigned(address, "eth0"))
         for device in ("lo", "eth0"):
             _run("ip", "-n", host, "link", "set", device, "up")
+
+    def _assigned(self, address: str, device: str) -> list[str]:
+        return [f"{address}/{self._family.bits}", "dev", device, *self._family.flags]
 
     @contextmanager
     def _lost(self, host: str, hook: str, packets: str) -> Iterator[None]:
@@ -148,6 +179,15 @@ class Network:
             yield
         finally:
             _run(*nft, given=f"delete table {table}\n")
+
+
+def mount_full(folder: Path) -> None:
+    """Mounts a disk without a free byte. Only for a process inside (`enter`)."""
+    folder.mkdir(parents=True)
+    _run("mount", "-t", "tmpfs", "-o", "size=64k", "full", str(folder))
+    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(1024))
 
 
 def _port(host: str) -> str:

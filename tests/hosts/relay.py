@@ -9,13 +9,14 @@ import contextlib
 import sys
 from pathlib import Path
 
+from barrier_runtime.state.hosts import split
+
 _PIECE = 1 << 16
 
 
 class Relay:
     def __init__(self, target: str, delay: Path) -> None:
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
+        self._host, self._port = split(target)
         self._delay = delay
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,9 +59,9 @@ async def _write(pieces: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.S
 
 
 async def _main(listen: str, target: str, delay: str) -> None:
-    host, _, port = listen.rpartition(":")
+    host, port = split(listen)
     relay = Relay(target, Path(delay))
-    async with await asyncio.start_server(relay.serve, host, int(port), backlog=512) as server:
+    async with await asyncio.start_server(relay.serve, host, port, backlog=512) as server:
         await server.serve_forever()
 
 

@@ -1,6 +1,6 @@
 """A job on hosts of network namespaces, with cut, one-way, narrow and slow links; then the verdict of `make chaos`.
 
-    python -m tests.hosts.run [--short | --spark] [--seconds 5 60 300] [--daemons 2] [--only TEXT]
+    python -m tests.hosts.run [--short | --spark] [--seconds 5 60 300] [--daemons 2] [--ipv6] [--only TEXT]
 
 Exits with 0 only if no observation shows a lost, duplicated, misordered or torn row, no process of the job ended, and
 each fault between two slots was noticed; also, with one line, on a machine without namespaces. Writes logs and
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.hosts.namespaces import Network, enter, is_inside, why_forbidden
+from tests.hosts.namespaces import IPV4, IPV6, Network, enter, is_inside, why_forbidden
 from tests.hosts.plan import SHORT, SPARK, Fault, every
 from tests.hosts.spark_world import SPARK_HOSTS, SparkWorld
 from tests.hosts.summary import Injury, Result, table, zeros
@@ -39,12 +39,15 @@ def main() -> int:
     parser.add_argument("--spark", action="store_true", help="real Spark workers, Kafka and two daemons; other faults")
     parser.add_argument("--seconds", type=float, nargs="+", default=[5], help="lengths of every fault")
     parser.add_argument("--daemons", type=int, choices=[1, 2], default=1, help="2: a standby on a host of its own")
+    parser.add_argument("--ipv6", action="store_true", help="hosts have IPv6 addresses only; not with --spark")
     parser.add_argument("--only", default="", help="only faults whose name contains this text")
     parser.add_argument(
         "--slot-timeout", type=float, help=f"{_SLOT_TIMEOUT_S:g}, in the short form {_SHORT_SLOT_TIMEOUT_S:g}"
     )
     parser.add_argument("--rate", type=float, default=400.0, help="records per second")
     given = parser.parse_args()
+    if given.ipv6 and given.spark:
+        parser.error("--spark has IPv4 addresses only")
     if not is_inside():
         why = why_forbidden()
         if why:
@@ -56,9 +59,8 @@ def main() -> int:
     faults = tuple(each for each in planned if given.only in each.name)
     timeout_s = given.slot_timeout or (_SHORT_SLOT_TIMEOUT_S if given.short else _SLOT_TIMEOUT_S)
     folder = ROOT / time.strftime("%d-%H%M%S")
-    result = Run(
-        Chosen(given.rate, timeout_s, 2 if given.spark else given.daemons, given.spark), folder.resolve(), _say
-    ).through(faults)
+    chosen = Chosen(given.rate, timeout_s, 2 if given.spark else given.daemons, given.spark, given.ipv6)
+    result = Run(chosen, folder.resolve(), _say).through(faults)
     (folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     (folder / "result.txt").write_text(table(result) + "\n")
     print(table(result))
@@ -78,7 +80,8 @@ class Run:
         self._more: dict[str, Figures] = {}  # of outputs beside the files
         hosts = SPARK_HOSTS if self.chosen.spark else (STORE, *DAEMONS[: self.chosen.daemons], DRIVER, *SLOTS)
         world = SparkWorld if self.chosen.spark else World
-        self._world = world(self.chosen, Network(hosts), self.folder / "logs")
+        network = Network(hosts, IPV6 if self.chosen.ipv6 else IPV4)
+        self._world = world(self.chosen, network, self.folder / "logs")
         self._reader = Reader(self._world.target)
 
     def through(self, faults: Sequence[Fault]) -> Result:

@@ -18,6 +18,7 @@ from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.failover import FailoverClient
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.hosts import shown
 from tests.hosts.namespaces import PRIVATE, Network
 from tests.integration.chaos import workload
 from tests.integration.chaos.verdict import Figures
@@ -40,6 +41,7 @@ class Chosen:
     slot_timeout_s: float = 10.0
     daemons: int = 1
     spark: bool = False
+    ipv6: bool = False
 
 
 @dataclass
@@ -155,9 +157,8 @@ class World:
     # ------------------------------------------------------------ processes
 
     def _start_store(self) -> None:
-        address = self.network.address(STORE)
         self._run(STORE, "s3", [sys.executable, "-m", "examples.servers.s3", str(_S3)])
-        relay = [f"{address}:{_STORE}", f"127.0.0.1:{_S3}", str(self._delay())]
+        relay = [self._place(STORE, _STORE), f"127.0.0.1:{_S3}", str(self._delay())]
         self._run(STORE, "relay", [sys.executable, "-m", "tests.hosts.relay", *relay])
         until(self._made_bucket, "the store answers", PATIENCE_S)
 
@@ -169,24 +170,28 @@ class World:
         return bool(self._check())
 
     def _start_daemon(self, host: str) -> None:
-        address = self.network.address(host)
-        flags = ["--listen", f"{address}:{_CONTROL}", "--http", f"{address}:{_REST}", "--storage", self._checkpoints()]
+        places = ["--listen", self._place(host, _CONTROL), "--http", self._place(host, _REST)]
+        flags = [*places, "--storage", self._checkpoints()]
         module = [sys.executable, "-m", "barrier_runtime.coordinator.server.daemon"]
         self._run(host, host, [*module, *flags, "--token-file", str(self._token()), "--insecure-network-ok"])
 
     def _start_driver(self) -> None:
         options = {
             "--processes": "0",
-            "--parallelism": str(len(SLOTS)),
+            "--parallelism": str(len(self.slots)),
             "--checkpoints": self._checkpoints(),
             "--checkpoint-interval": "0.5",
             "--slot-timeout": f"{self.chosen.slot_timeout_s:g}",
             "--resource-wait-timeout": "600",
         }
-        given = [part for option in options.items() for part in option]
+        given = [part for option in (options | self._options()).items() for part in option]
         self._run(
             DRIVER, DRIVER, [sys.executable, "-c", _CLI, "run", self._app(), "--local", *given, *self._coordinator()]
         )
+
+    def _options(self) -> dict[str, str]:
+        """More flags of the program."""
+        return {}
 
     def _start_slot(self, number: int, host: str) -> None:
         command = [sys.executable, "-c", _CLI, "slot", self._app(), "--slot", str(number), *self._coordinator()]
@@ -207,6 +212,7 @@ class World:
                 env={
                     **os.environ,
                     **self._environment(),
+                    **self._environment_of(host),
                     "SPARK_LOCAL_DIRS": str(local),
                     "HOSTS_SKEW": str(self._skew(host)),
                     _HOST: host,
@@ -230,6 +236,9 @@ class World:
             "HOSTS_RATE": str(self.chosen.rows_per_second),
         }
 
+    def _environment_of(self, host: str) -> dict[str, str]:
+        return {}
+
     # ------------------------------------------------------------ names
 
     def _client(self) -> FailoverClient:
@@ -246,13 +255,16 @@ class World:
             raise ChildProcessError(ended)
 
     def _rest(self, daemon: str) -> str:
-        return f"http://{self.network.address(daemon)}:{_REST}"
+        return f"http://{self._place(daemon, _REST)}"
 
     def _coordinator(self) -> list[str]:
         return ["--coordinator", ",".join(map(self._rest, self.daemons)), "--token-file", str(self._token())]
 
     def _endpoint(self) -> str:
-        return f"http://{self.network.address(STORE)}:{_STORE}"
+        return f"http://{self._place(STORE, _STORE)}"
+
+    def _place(self, host: str, port: int) -> str:
+        return shown(self.network.address(host), port)
 
     def _bucket(self) -> str:
         return "barrier-runtime"

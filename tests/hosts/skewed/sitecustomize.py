@@ -1,4 +1,7 @@
-"""Injected wall clock: adds the seconds in the file `HOSTS_SKEW`. Python imports this module at its start."""
+"""Injected wall clock, which adds the seconds in the file `HOSTS_SKEW`, and the versions in `HOSTS_VERSIONS`.
+
+Python imports this module at its start.
+"""
 
 import os
 import time
@@ -25,3 +28,17 @@ def _skewed_ns() -> int:
 if _given:
     time.time_ns = _skewed_ns
     time.time = lambda: _skewed_ns() / 1e9
+
+
+def _claim(versions: "dict[str, str]") -> None:
+    import platform
+    from importlib import metadata
+
+    true = metadata.version
+    metadata.version = lambda name: versions.get(name) or true(name)
+    python = versions.get("Python", platform.python_version())
+    platform.python_version = lambda: python
+
+
+if _versions := os.environ.get("HOSTS_VERSIONS", ""):
+    _claim(dict(pair.split("=") for pair in _versions.split()))
