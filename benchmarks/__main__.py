@@ -22,7 +22,7 @@ from benchmarks.nexmark_beside import NexmarkSizes, beside
 from benchmarks.plan import Wanted
 from benchmarks.programme import SEARCHED, TableSizes
 from benchmarks.real_time import COLUMNS, RealTimeSizes
-from benchmarks.recovery import VICTIMS
+from benchmarks.recovery import VICTIMS, Setting
 from benchmarks.report.backlog_table import backlog_markdown
 from benchmarks.report.growth import growth_markdown
 from benchmarks.report.nexmark_table import nexmark_markdown
@@ -67,7 +67,8 @@ def _rates(chosen: argparse.Namespace) -> None:
 
 def _recovery(chosen: argparse.Namespace) -> None:
     store = Store(chosen.folder, fresh=False)
-    recover(store, chosen.victim or VICTIMS, chosen.kills, chosen.rate, chosen.pause)
+    setting = Setting(chosen.spare_slots, chosen.given_session)
+    recover(store, chosen.victim or VICTIMS, chosen.kills, chosen.rate, chosen.pause, setting)
     store.report()
 
 
@@ -309,6 +310,8 @@ def _parser() -> argparse.ArgumentParser:
     recover.add_argument("--kills", type=int, default=10, help="of each")
     recover.add_argument("--rate", type=float, default=50_000, help="rows per second")
     recover.add_argument("--pause", type=float, default=5.0, help="seconds between a recovery and the next kill")
+    recover.add_argument("--spare-slots", type=int, default=0)
+    recover.add_argument("--given-session", action="store_true", help="spark= of a session without our settings")
 
     grid = command("checkpoints", _checkpoints, "cost of checkpoints: interval, size of state, rate of change")
     grid.add_argument("--quick", action="store_true")

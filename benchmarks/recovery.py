@@ -11,8 +11,9 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,12 +31,21 @@ VICTIMS: tuple[Victim, ...] = ("slot", "executor", "coordinator")
 
 _FOLDER = Path("build/bench/recovery")
 _TIMEOUT_S = 120.0
+_FAILURES = 100  # of a task in a given session
 _LOOK_S = 0.02
 _STEP_NS = 100_000_000
 _BEFORE_S, _AFTER_S = 2, 10  # of the timeline
 _BACK = 2.0  # latency below this multiple of the usual median, and a little more, is caught up
 _LITTLE_MS = 5.0
 _STEADY = 5  # consecutive steps
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`given_session`: the job runs in a session that the user made, without any setting for us."""
+
+    spare_slots: int = 0
+    given_session: bool = False
 
 
 class _Kill:
@@ -46,7 +56,13 @@ class _Kill:
 
 
 def recoveries(
-    victims: Sequence[Victim], kills: int, rate: float, keys: int, pause_s: float, progress: Progress
+    victims: Sequence[Victim],
+    kills: int,
+    rate: float,
+    keys: int,
+    pause_s: float,
+    progress: Progress,
+    setting: Setting = Setting(),
 ) -> list[Recovery]:
     """Measures each victim on a separate job."""
     found: list[Recovery] = []
@@ -55,12 +71,13 @@ def recoveries(
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "rows").mkdir(parents=True)
         done: list[_Kill] = []
-        with _job(victim, rate, keys, folder) as handle:
+        with _job(victim, rate, keys, folder, setting) as handle:
             _until(handle, lambda status: status.checkpoints.completed >= 3)
             time.sleep(pause_s)
             for number in range(kills):
                 progress.say(f"kill {number + 1} of {kills}: {victim}")
-                done.append(_kill(handle, victim, number))
+                _until(handle, lambda status: status.spares.ready >= setting.spare_slots)
+                done.append(_kill(handle, victim, number, progress))
                 time.sleep(pause_s)
                 progress.step()
             handle.stop()
@@ -78,19 +95,29 @@ def recoveries(
 
 
 @contextlib.contextmanager
-def _job(victim: Victim, rate: float, keys: int, folder: Path) -> Iterator[JobHandle]:
+def _job(victim: Victim, rate: float, keys: int, folder: Path, setting: Setting) -> Iterator[JobHandle]:
     """A running job, with separate executors only if an executor is to die."""
     flow, result = KEYED_COUNT.flow(lambda flow: flow.source("events", PacedSource(rate, keys), event_time="at"))
     result.sink("measured", MeasuringSink(str((folder / "rows").resolve()), column="emitted", keep_s=0.05))
     with _spark_home(folder) if victim == "executor" else contextlib.nullcontext():
-        master = "local-cluster[2,1,1024]" if victim == "executor" else "local[2]"
+        cores = 2 + setting.spare_slots
+        master = "local-cluster[2,1,1024]" if victim == "executor" else f"local[{cores}]"
         with flow.start(
-            master=master,
+            **({"spark": _given_session(cores)} if setting.given_session else {"master": master}),
             parallelism=2,
+            spare_slots=setting.spare_slots,
             checkpoints=str((folder / "checkpoints").resolve()),
             checkpoint_interval=1.0,
         ) as handle:
             yield handle
+
+
+def _given_session(cores: int) -> Any:
+    """A local session; tasks may fail, which a single failure of `local[2]` forbids."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(f"local[{cores},{_FAILURES}]").config("spark.ui.enabled", "false")
+    return builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
 
 
 @contextlib.contextmanager
@@ -113,7 +140,7 @@ def _spark_home(folder: Path) -> Iterator[None]:
             os.environ["SPARK_HOME"] = before
 
 
-def _kill(handle: JobHandle, victim: Victim, number: int) -> _Kill:
+def _kill(handle: JobHandle, victim: Victim, number: int, progress: Progress) -> _Kill:
     before = handle.status()
     slot = before.slots[number % len(before.slots)].pid
     target = handle.coordinator_pid if victim == "coordinator" else _executor_of(slot) if victim == "executor" else slot
@@ -122,11 +149,19 @@ def _kill(handle: JobHandle, victim: Victim, number: int) -> _Kill:
     os.kill(target, signal.SIGKILL)
     if victim != "coordinator":
         _until(handle, lambda status: (status.token or 0) > (before.token or 0) and status.phase == "running")
+        progress.note(_steps(handle.status(), at_ns // 1_000_000))
     last = before.checkpoints.last_completed
     after = _until(handle, lambda status: _newer(status, last.checkpoint if last is not None else 0, at_ns))
     completed = after.checkpoints.last_completed
     assert completed is not None
     return _Kill(at_ns, after.token or 0, (completed.triggered_ms + completed.duration_ms) * 1_000_000)
+
+
+def _steps(status: JobStatus, at_ms: int) -> str:
+    """Milliseconds from the kill, as the coordinator knows them."""
+    newest = status.recoveries[-1]
+    steps = {"noticed": newest.started_ms, "slots there": newest.slots_ready_ms, "runs": newest.running_ms}
+    return ", ".join(f"{what} after {ms - at_ms} ms" for what, ms in steps.items() if ms is not None)
 
 
 def _newer(status: JobStatus, checkpoint: int, than_ns: int) -> bool:

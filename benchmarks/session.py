@@ -20,7 +20,7 @@ from benchmarks.plan import Wanted
 from benchmarks.progress import Progress
 from benchmarks.rates import highest_held, next_rate
 from benchmarks.real_time_kills import counted_kills
-from benchmarks.recovery import Victim, recoveries
+from benchmarks.recovery import Setting, Victim, recoveries
 from benchmarks.report import write_report
 from benchmarks.runner import run
 from benchmarks.spec import RateHeld, Results, RunResult, RunSpec, decoded, encoded
@@ -136,11 +136,13 @@ def search(store: Store, engines: Sequence[str], picked: Sequence[str], sizes: S
             progress.step()
 
 
-def recover(store: Store, victims: Sequence[Victim], kills: int, rate: float, pause_s: float) -> None:
+def recover(
+    store: Store, victims: Sequence[Victim], kills: int, rate: float, pause_s: float, setting: Setting = Setting()
+) -> None:
     with Progress(len(victims) * kills, "recovery") as progress:
         for victim in victims:
             try:
-                store.results.recoveries.extend(recoveries([victim], kills, rate, 10_000, pause_s, progress))
+                store.results.recoveries.extend(recoveries([victim], kills, rate, 10_000, pause_s, progress, setting))
             except RuntimeError as error:
                 progress.note(f"failed: SIGKILL of {victim}: {error}")
                 store.results.left_out[f"SIGKILL of {victim}"] = str(error)

@@ -252,14 +252,6 @@ class CoordinatorOfJob:
 _PREFLIGHT_MS = 20_000  # an earlier run may hold the cores of the slots, until a FENCE ends that run
 
 
-def _preflight_ms(spec: JobSpec, spark: Any) -> int:
-    """0: all slots are on this host."""
-    if spark is not None:
-        return 0 if is_one_host(spark.sparkContext.master) else _PREFLIGHT_MS
-    started_apart = spec.slot_options is not msgspec.UNSET  # by `barrier-runtime slot`
-    return spec.resource_wait_timeout_ms if started_apart else 0
-
-
 def submitted(job: PreparedJob, options: JobOptions, store: ObjectStore, spark: Any = None) -> CoordinatorOfJob:
     assert options.checkpoints is not None
     job.resolve_in_doubt(store)
@@ -269,6 +261,6 @@ def submitted(job: PreparedJob, options: JobOptions, store: ObjectStore, spark: 
         job.spec,
         fingerprint=fingerprint(job.graph, job.spec),
         carrier="processes" if spark is None else "spark",
-        preflight_ms=_preflight_ms(job.spec, spark),
+        preflight_ms=0 if spark is None or is_one_host(spark.sparkContext.master) else _PREFLIGHT_MS,
     )
     return CoordinatorOfJob(job.spec, options, spark)

@@ -1,21 +1,19 @@
 """Legal moves of a job by phase and decision. Others raise `ProtocolViolation`.
 
-    Checking, between two times of Loading, may return to Loading (`LoadLog`) or end the job (`Cancel`, `EndJob`).
-
-    wanted in →      Loading   Resuming  Fencing          WaitingForSlots  Running          Finishing  Failing  Ended
-    LoadLog          -         Loading   Loading          -                -                -          -        -
-    Check            Checking  -         -                -                -                -          -        -
-    TakeOver         Resuming  -         -                -                -                -          -        -
-    BeginGeneration  Fencing   Fencing   -                -                -                -          -        -
-    Gather           -         -         WaitingForSlots  -                -                -          -        -
-    Run              -         Running   -                Running          -                -          -        -
-    Restart          -         -         -                Fencing/Failing  Fencing/Failing  -          -        -
-    HandOver         -         -         -                Fencing          Fencing          -          -        -
-    FinishJob        -         -         -                -                Finishing        -          -        -
-    Fail             -         Failing   Failing          Failing          Failing          -          -        -
-    Cancel           Ended     Ended     Finishing/Ended  Finishing/Ended  Finishing/Ended  -          -        -
-    FencedBy         Ended     Ended     Ended            Ended            Ended            Ended      Ended    -
-    EndJob           Ended     Ended     Ended            Ended            Ended            Ended      Ended    Ended
+    wanted in →     Loading  Checking Resuming Fencing         WaitingForSlots Running         Finishing Failing Ended
+    LoadLog         -        Loading  Loading  Loading         -               -               -         -       -
+    Check           Checking -        -        -               -               -               -         -       -
+    TakeOver        Resuming -        -        -               -               -               -         -       -
+    BeginGeneration Fencing  -        Fencing  -               -               -               -         -       -
+    Gather          -        -        -        WaitingForSlots -               -               -         -       -
+    Run             -        -        Running  -               Running         -               -         -       -
+    Restart         -        -        -        -               Fencing/Failing Fencing/Failing -         -       -
+    HandOver        -        -        -        -               Fencing         Fencing         -         -       -
+    FinishJob       -        -        -        -               -               Finishing       -         -       -
+    Fail            -        -        Failing  Failing         Failing         Failing         -         -       -
+    Cancel          Ended    Ended    Ended    Finishing/Ended Finishing/Ended Finishing/Ended -         -       -
+    FencedBy        Ended    Ended    Ended    Ended           Ended           Ended           Ended     Ended   -
+    EndJob          Ended    Ended    Ended    Ended           Ended           Ended           Ended     Ended   Ended
 
 Where two phases are named, the restart policy (`Restart`) or the option `on_cancel` (`Cancel`) chooses. A job begins in
 Loading. `EndJob` in Ended: damage found later. Until a program after a replace has run, WaitingForSlots falls back to

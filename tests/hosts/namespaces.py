@@ -38,20 +38,20 @@ class Family:
     """Addresses of a network. `packets`: nft's word for their packets."""
 
     packets: str
-    before: str  # a host's number
+    written: str  # with a host's number
     bits: int
     flags: tuple[str, ...] = ()
 
     def address(self, number: int) -> str:
-        return f"{self.before}{number:x}"
+        return self.written.format(number)
 
     @property
     def subnet(self) -> str:
         return f"{self.address(0)}/{self.bits}"
 
 
-IPV4 = Family("ip", "10.79.0.", 24)
-IPV6 = Family("ip6", "fd79::", 64, ("nodad",))  # usable at once
+IPV4 = Family("ip", "10.79.0.{}", 24)
+IPV6 = Family("ip6", "fd79::{:x}", 64, ("nodad",))  # usable at once
 
 
 def why_forbidden() -> str:
@@ -146,6 +146,13 @@ class Network:
             yield
 
     @contextmanager
+    def refused(self, sender: str, receiver: str) -> Iterator[None]:
+        """Resets connections from `sender` to `receiver`."""
+        packets = f"{self._family.packets} daddr {self._addresses[receiver]} meta l4proto tcp"
+        with self._lost(sender, "output", packets, "reject with tcp reset"):
+            yield
+
+    @contextmanager
     def narrow(self, host: str, rate: str) -> Iterator[None]:
         """Limits the bandwidth of `host`, in each direction, for example to `1mbit`."""
         shape: Callable[[str, str], list[str]] = lambda verb, device: ["tc", "qdisc", verb, "dev", device, "root"]  # noqa: E731
@@ -170,9 +177,9 @@ class Network:
         return [f"{address}/{self._family.bits}", "dev", device, *self._family.flags]
 
     @contextmanager
-    def _lost(self, host: str, hook: str, packets: str) -> Iterator[None]:
+    def _lost(self, host: str, hook: str, packets: str, verdict: str = "drop") -> Iterator[None]:
         table = f"inet lost_{hook}_{packets.translate(_TO_NAME)}"
-        chain = f"chain lost {{ type filter hook {hook} priority 0; {packets} drop; }};"
+        chain = f"chain lost {{ type filter hook {hook} priority 0; {packets} {verdict}; }};"
         nft = self.command(host, ["nft", "-f", "-"])
         _run(*nft, given=f"table {table} {{ {chain} }}\n")
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import namespaces
+from tests.hosts import namespaces, planted
 from tests.hosts.namespaces import why_forbidden
 from tests.hosts.plan import SHORT, SPARK, every
 from tests.hosts.spark_world import WORKERS
@@ -18,11 +18,16 @@ from tests.waiting import until
 
 _HELD = """
 import subprocess, sys, time
+from tests.hosts import namespaces
 from tests.hosts.namespaces import Network, enter, is_inside
 if not is_inside():
     enter([sys.executable, *sys.orig_argv[1:]])
-network = Network(["one", "other"])
-server = "import socket, sys; s = socket.create_server((sys.argv[1], 7000)); print(s.accept()[1][0], flush=True)"
+network = Network(["one", "other"], getattr(namespaces, sys.argv[2]))
+server = (
+    "import socket, sys\\n"
+    "family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET\\n"
+    "print(socket.create_server((sys.argv[1], 7000), family=family).accept()[1][0], flush=True)"
+)
 command = network.command("one", [sys.executable, "-c", server, network.address("one"), sys.argv[1]])
 waits = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
 client = (
@@ -31,7 +36,8 @@ client = (
     "    try: socket.create_connection((sys.argv[1], 7000), 1); break\\n"
     "    except OSError: time.sleep(0.05)\\n"
 )
-with network.cut("other"), network.deaf("one"), network.mute("one"), network.apart("one", "other"):
+apart, closed = network.apart("one", "other"), network.closed("one", "7001-7009")
+with network.cut("other"), network.deaf("one"), network.mute("one"), apart, closed:
     pass
 with network.narrow("one", "1mbit"):
     subprocess.run(network.command("other", [sys.executable, "-c", client, network.address("one")]), check=True)
@@ -95,6 +101,12 @@ def test_clock_of_a_host_follows_the_injected_skew(tmp_path: Path) -> None:
         assert int(process.stdout.readline()) < true_ns
 
 
+def test_each_planted_fault_is_of_a_host_of_its_own() -> None:
+    hosts = [host for job in planted.JOBS for host in job if host != "sound"]
+    assert sorted(hosts) == sorted(planted.EXPECTED)
+    assert len(hosts) == 6
+
+
 def test_spark_form_kills_each_kind_of_process() -> None:
     names = {fault.name for fault in SPARK}
     assert {"SIGKILL of a slot", "SIGKILL of an executor"} < names
@@ -128,14 +140,15 @@ def test_a_kernel_that_lacks_what_a_run_needs_is_named_in_one_line(
     assert "\n" not in why
 
 
-def test_killed_run_leaves_no_process_namespace_or_link(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["IPV4", "IPV6"])
+def test_killed_run_leaves_no_process_namespace_or_link(tmp_path: Path, family: str) -> None:
     why = why_forbidden()
     mark = str(tmp_path)
     if why:
         assert "\n" not in why
         return
     before = _links(), _namespaces()
-    running = subprocess.Popen([sys.executable, "-c", _HELD, mark], stdout=subprocess.PIPE, text=True)
+    running = subprocess.Popen([sys.executable, "-c", _HELD, mark, family], stdout=subprocess.PIPE, text=True)
     try:
         assert running.stdout is not None
         assert running.stdout.readline() == "True\n"

@@ -6,7 +6,9 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from command_line import run_here
 from coordinator_world import spec
+from living_daemon import living_daemon
 
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
 from barrier_runtime.coordinator.server.daemon import main
@@ -84,3 +86,17 @@ def test_a_daemon_refuses_a_root_that_leads_elsewhere(tmp_path: Path, caplog: py
     wrong = "webhdfs://n:9870/saves/../etc"
     given = ["--storage", str(tmp_path / "store"), "--token-file", str(token), "--savepoint-roots", wrong]
     assert main(given) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("savepoint", "flights", "--to"), ("stop", "flights", "--savepoint")])
+def test_commands_print_the_refusal_and_create_no_folder(tmp_path: Path, command: tuple[str, ...]) -> None:
+    allowed, other = tmp_path / "allowed", tmp_path / "other"
+    with living_daemon(tmp_path, "--savepoint-roots", str(allowed)) as daemon:
+        daemon.client.submit(spec())
+        where = ["--coordinator", daemon.url, "--token-file", str(tmp_path / "operator.token")]
+        done = run_here(*command, str(other), *where, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"only below {allowed}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not other.exists()

@@ -1,9 +1,10 @@
-"""Injected wall clock, which adds the seconds in the file `HOSTS_SKEW`, and the versions in `HOSTS_VERSIONS`.
+"""Injected host name; wall clock, which adds the seconds in the file `HOSTS_SKEW`; versions in `HOSTS_VERSIONS`.
 
 Python imports this module at its start.
 """
 
 import os
+import socket
 import time
 
 _LOOK_S = 0.05
@@ -42,3 +43,6 @@ def _claim(versions: "dict[str, str]") -> None:
 
 if _versions := os.environ.get("HOSTS_VERSIONS", ""):
     _claim(dict(pair.split("=") for pair in _versions.split()))
+
+if _name := os.environ.get("BARRIER_RUNTIME_TEST_HOST", ""):
+    socket.gethostname = lambda: _name
