@@ -4,8 +4,8 @@
 
 Keyed count; coordinator and slots as in `benchmarks.slots`. Rate 0 is flat out. Runs of a pair are in turn, and each
 pair begins with the other kind. Connections with the coordinator are encrypted in both kinds. Reported are medians, and
-median, lowest and highest of the pairs' differences. Processor time is that of both slots, per row of the sink. With
---nice -15 the slots have priority over other work on the machine.
+median, lowest and highest of the pairs' differences. Processor time is that of both slots, per row of the sink. On a
+machine that others use, too: nice -n -10 python -m …
 """
 
 import argparse
@@ -22,7 +22,7 @@ from benchmarks.machine import describe
 from benchmarks.slots import SLOTS, Order, running
 from benchmarks.stamps import percentiles, read_stamps
 from benchmarks.usage import parsed
-from tests.hosts.namespaces import PRIVATE, Network, enter, is_inside, why_forbidden
+from tests.hosts.namespaces import IPV4, PRIVATE, Network, enter, is_inside, why_forbidden
 
 _FLAT_OUT = 1e9  # rows per second that no source has
 _PLAINTEXT, _ENCRYPTED = "plaintext", "encrypted"
@@ -69,12 +69,11 @@ def _run(network: Network, kind: str, rate: float, given: argparse.Namespace) ->
         given.latency_target,
         1.0,
         str(folder),
-        network.address("coordinator"),
+        IPV4.address(1),  # of the switch, where this process is
         plaintext=kind == _PLAINTEXT,
         counted=flat_out,
     )
-    nice = ["nice", "-n", str(given.nice)] if given.nice else []
-    places = [[*nice, *network.command(f"slot-{slot}", ())] for slot in range(SLOTS)]
+    places = [network.command(f"slot-{slot}", ()) for slot in range(SLOTS)]
     with running(order, places) as (slots, _):
         time.sleep(given.warm_up)
         before_s, began_ns = _cpu_s(slots), time.time_ns()
@@ -102,7 +101,7 @@ def _cpu_s(pids: Sequence[int]) -> float:
 
 
 def _measure(given: argparse.Namespace) -> None:
-    network = Network(["coordinator", *(f"slot-{slot}" for slot in range(SLOTS))])
+    network = Network([f"slot-{slot}" for slot in range(SLOTS)])
     for rate in given.rates:
         title = f"{rate:,.0f} rows/s" if rate else "flat out"
         pairs: list[Pair] = []
@@ -126,7 +125,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--latency-target", type=float, default=1.0, help="ms")
     parser.add_argument("--warm-up", type=float, default=4.0)
     parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--nice", type=int, default=0, help="of the slots")
     given = parser.parse_args(arguments)
     if not is_inside():
         why = why_forbidden()

@@ -68,11 +68,8 @@ class PlantedWorld(World):
         found = () if status is None else status.preflight.hosts
         return {self.slots[slot] for each in found for slot in each.slots}
 
-    def _options(self) -> dict[str, str]:
-        return {"--slot-ports": _PORTS}
-
     def _environment_of(self, host: str) -> dict[str, str]:
-        return {"HOSTS_VERSIONS": _CLAIMED.get(host, "")}
+        return {"BARRIER_RUNTIME_SLOT_PORTS": _PORTS, "HOSTS_VERSIONS": _CLAIMED.get(host, "")}
 
     @contextmanager
     def planted(self) -> Iterator[None]:

@@ -184,14 +184,10 @@ class World:
             "--slot-timeout": f"{self.chosen.slot_timeout_s:g}",
             "--resource-wait-timeout": "600",
         }
-        given = [part for option in (options | self._options()).items() for part in option]
+        given = [part for option in options.items() for part in option]
         self._run(
             DRIVER, DRIVER, [sys.executable, "-c", _CLI, "run", self._app(), "--local", *given, *self._coordinator()]
         )
-
-    def _options(self) -> dict[str, str]:
-        """More flags of the program."""
-        return {}
 
     def _start_slot(self, number: int, host: str) -> None:
         command = [sys.executable, "-c", _CLI, "slot", self._app(), "--slot", str(number), *self._coordinator()]

@@ -41,6 +41,7 @@ from barrier_runtime.runtime.network.streams import (
 )
 from barrier_runtime.state.descriptors import remedy_if_exhausted
 from barrier_runtime.state.errors import UNREADABLE, Unavailable
+from barrier_runtime.state.hosts import shown
 from barrier_runtime.state.sockets import ANY_PORT, PortRange
 from barrier_runtime.state.tls import PeerTls, TlsListener, reason
 
@@ -150,8 +151,8 @@ class TcpDataPlane:
                 reason(error) if isinstance(error, ssl.SSLError) else _CHECK_NETWORK
             )
             raise Unavailable(
-                f"slot {channels[0].source_slot} cannot reach slot {peer.slot} at {peer.host}:{peer.port} ({error!r}): "
-                f"{remedy}"
+                f"slot {channels[0].source_slot} cannot reach slot {peer.slot} at {shown(peer.host, peer.port)} "
+                f"({error!r}): {remedy}"
             ) from error
         finally:
             self._connecting.pop(outgoing, None)

@@ -50,13 +50,14 @@ async def test_a_peer_that_restores_for_longer_than_a_handshake_may_take_is_wait
     receiver.close()
 
 
-async def test_a_peer_that_accepts_and_then_says_nothing_is_not_waited_for(monkeypatch):
+@pytest.mark.parametrize(("address", "shown"), [("127.0.0.1", r"127\.0\.0\.1:\d"), ("::1", r"\[::1\]:\d")])
+async def test_a_peer_that_accepts_and_then_says_nothing_is_not_waited_for(monkeypatch, address, shown):
     monkeypatch.setattr(data_plane, "HANDSHAKE_TIMEOUT_S", 0.05)
     connected = []
-    stalled = await asyncio.start_server(lambda r, w: connected.append(w), "127.0.0.1", 0)
+    stalled = await asyncio.start_server(lambda r, w: connected.append(w), address, 0)
     host, port = stalled.sockets[0].getsockname()[:2]
     sender = plane()
-    with pytest.raises(Unavailable, match="cannot reach slot 1"):
+    with pytest.raises(Unavailable, match=f"cannot reach slot 1 at {shown}"):
         await sender.connect(Peer(1, "uuid", host, port), [ChannelId(3, 0, 0, 1)], lambda: None)
     sender.close()
     for writer in connected:
