@@ -4,8 +4,8 @@
 
 Keyed count; coordinator and slots as in `benchmarks.slots`. Rate 0 is flat out. Runs of a pair are in turn, and each
 pair begins with the other kind. Connections with the coordinator are encrypted in both kinds. Reported are medians, and
-median, lowest and highest of the pairs' differences. Processor time is that of both slots, per row of the sink. On a
-machine that others use, too: nice -n -10 python -m …
+median, lowest and highest of the pairs' differences. Processor time is that of both slots, per row of the sink. With
+--nice all processes have priority over others, as in `benchmarks.slots`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import describe
-from benchmarks.slots import SLOTS, Order, running
+from benchmarks.slots import SLOTS, Order, go_before_others, running
 from benchmarks.stamps import percentiles, read_stamps
 from benchmarks.usage import parsed
 from tests.hosts.namespaces import IPV4, PRIVATE, Network, enter, is_inside, why_forbidden
@@ -125,8 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--latency-target", type=float, default=1.0, help="ms")
     parser.add_argument("--warm-up", type=float, default=4.0)
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--nice", type=int, default=0, help="of all processes measured")
     given = parser.parse_args(arguments)
     if not is_inside():
+        if given.nice:
+            go_before_others(given.nice, "benchmarks.encrypted_job")
         why = why_forbidden()
         if why:
             print(why)

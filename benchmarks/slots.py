@@ -186,10 +186,10 @@ def _tell_latencies(folder: Path, began_ns: int, ended_ns: int, took: float) -> 
     print(f"latency ms p50 {p50:.2f}, p90 {p90:.2f}, p99 {p99:.2f}, p99.9 {p999:.2f}, max {highest:.1f}")
 
 
-def _go_before_others(nice: int) -> None:
+def go_before_others(nice: int, module: str = "benchmarks.slots") -> None:
     """Linux shares cores between sessions first, and within a session between processes."""
     if os.getsid(0) != os.getpid():
-        os.execvp("setsid", ["setsid", "--wait", sys.executable, "-m", "benchmarks.slots", *sys.argv[1:]])
+        os.execvp("setsid", ["setsid", "--wait", sys.executable, "-m", module, *sys.argv[1:]])
     os.nice(nice)
     Path("/proc/self/autogroup").write_text(str(nice))
 
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _slot(msgspec.json.decode(chosen.slot, type=Order))
         return
     if chosen.nice:
-        _go_before_others(chosen.nice)
+        go_before_others(chosen.nice)
     folder = tempfile.mkdtemp(prefix="barrier-slots-")
     order = Order(
         chosen.workload,

@@ -3,6 +3,7 @@
 Facts come with registrations and answers to `Probe`; slots of earlier releases bring none.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.wire.messages import Probed, Register
-from barrier_runtime.state.texts import shortened
+from barrier_runtime.state.texts import counted, shortened
 
 CLOCK_MS = 15_000  # larger differences exceed a message's delay on a busy host
 LEAST_FREE_BYTES = 1 << 30
@@ -124,19 +125,37 @@ def _unreached_store(slots: Sequence[SlotFound]) -> list[Finding]:
 
 
 def _unreached_slots(slots: Sequence[SlotFound]) -> list[Finding]:
+    """A line per host that several cannot connect to, else per host that cannot connect."""
     places = {each.register.slot: each.register for each in slots}
-    pairs: dict[tuple[str, str], Finding] = {}
+    pairs: dict[tuple[str, str], tuple[Register, Register, str]] = {}
     for each in slots:
         for index, error in sorted(each.probed.unreached.items()) if each.probed is not None else ():
             peer = places.get(index)
-            if peer is None:
-                continue
-            text = (
-                f"slot {each.register.slot} on {_named(each.register)} cannot connect to slot {index} on "
-                f"{_named(peer)}, port {peer.data_port}: {_short(error)}"
-            )
-            pairs.setdefault((_named(each.register), _named(peer)), Finding("error", text, _OPEN_PORTS))
-    return list(pairs.values())[:_MOST]
+            if peer is not None:
+                pairs.setdefault((_named(each.register), _named(peer)), (each.register, peer, error))
+    dialling = Counter(host for _, host in pairs)
+    to: dict[str, list[tuple[Register, Register, str]]] = {}
+    by: dict[str, list[tuple[Register, Register, str]]] = {}
+    for (host, target), pair in pairs.items():
+        lines, key = (to, target) if dialling[target] > 1 else (by, host)
+        lines.setdefault(key, []).append(pair)
+    found = [*(_no_way(each, others=0) for each in to.values()), *(_no_way(each) for each in by.values())]
+    return found[:_MOST]
+
+
+def _no_way(pairs: Sequence[tuple[Register, Register, str]], others: int | None = None) -> Finding:
+    """`others`: further hosts that cannot be reached; None: those of `pairs`."""
+    slot, peer, error = pairs[0]
+    targets = len(pairs) - 1 if others is None else others
+    sources = len(pairs) - 1 - targets
+    too = f" and slots on {counted(sources, 'other host')}" if sources else ""
+    more = f", or to slots on {counted(targets, 'other host')}" if targets else ""
+    return Finding(
+        "error",
+        f"slot {slot.slot} on {_named(slot)}{too} cannot connect to slot {peer.slot} on {_named(peer)}, port "
+        f"{peer.data_port}{more}: {_short(error)}",
+        _OPEN_PORTS,
+    )
 
 
 def _too_few_files(name: str, open_files: int, parallelism: int, needed: int) -> Finding:

@@ -207,3 +207,19 @@ def test_refused_slot_has_a_row_with_its_versions_and_the_first_line():
     assert [(host.host, host.versions.get("Python")) for host in found.hosts][1] == ("worker-1", "3.12.1")
     assert found.findings[0].line == why
     assert len(found.findings) == 2
+
+
+def test_a_host_that_nobody_reaches_is_one_line():
+    found = preflight([slot(0), *(slot(n, unreached={0: "no answer for 4 s"}) for n in range(1, 64))], 64).findings
+    assert [each.text for each in found] == [
+        "slot 1 on host worker-1 (10.0.0.1) and slots on 62 other hosts cannot connect to slot 0 on host worker-0 "
+        "(10.0.0.0), port 7200: no answer for 4 s"
+    ]
+
+
+def test_a_host_that_reaches_nobody_is_one_line():
+    found = preflight([slot(0), slot(1), slot(2, unreached={0: "refused", 1: "refused"})], 3).findings
+    assert [each.text for each in found] == [
+        "slot 2 on host worker-2 (10.0.0.2) cannot connect to slot 0 on host worker-0 (10.0.0.0), port 7200, or to "
+        "slots on 1 other host: refused"
+    ]
