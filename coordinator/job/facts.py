@@ -130,7 +130,7 @@ class Job:
 
     @property
     def unanswered(self) -> bool:
-        """Whether a slot that can answer a probe has not done so."""
+        """Returns whether a slot that can answer a probe has not done so."""
         return any(map(_is_unanswered, self.slots))
 
     def probe_again(self) -> None:
