@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from barrier_runtime.connectors.files.csv_quoting import end_of_first_row
+from barrier_runtime.connectors.files.sink.commit_blocks import is_there
 from barrier_runtime.connectors.files.sink.commit_log import (
     CommitLog,
     CommittedFile,
@@ -174,9 +175,14 @@ class Compaction:
                     f"{sum(file.rows for file in files)}: nothing was compacted of them; restore them from a backup"
                 )
             large = CommittedFile(key, _sha256_of(path), sum(file.rows for file in files))
+            before_ms = self.now_ms()
             self.store.put_file(key, path)
-        if self._log.replace(self._records, [file.name for file in files], large, self.now_ms()):
-            return True
+            if self.now_ms() - before_ms > _LEFT_OVER_MS // 2:
+                self._skipped.append(f"{key} was put too long ago, so another run may delete it as left over")
+            elif self._log.replace(self._records, [file.name for file in files], large, self.now_ms()):
+                if not is_there(self.store, key):  # a run with another clock, or before this record, deleted it
+                    self.store.put_file(key, path)
+                return True
         self.store.delete([key])
         return False
 
@@ -206,6 +212,7 @@ class Compaction:
                     waiting += 1
                     continue
                 visible = _visible_name(file.name.removeprefix(self._hidden))
+                self._check_hidden(file, record)
                 self.store.delete(record.replaces)
                 copy_object(self.store, file.name, self.store, visible)
                 self._log.replace(
@@ -214,17 +221,35 @@ class Compaction:
                 shown += 1
         return shown, waiting
 
+    def _check_hidden(self, file: CommittedFile, record: CommitRecord) -> None:
+        """Raises `Corrupt` if the large file cannot take the place of the small files."""
+        with tempfile.TemporaryDirectory(prefix="barrier-compaction-") as place:
+            path = Path(place) / "large"
+            try:
+                self.store.get_file(file.name, path)
+                found = _sha256_of(path)
+            except ObjectNotFound:
+                found = "nothing"
+        if found != file.sha256:
+            raise Corrupt(
+                f"{self.store.url}/{file.name} is not what was committed: expected sha256 {file.sha256}, found "
+                f"{found}. The {len(record.replaces)} small files that it replaces, from {record.replaces[0]} on, are "
+                "left as they are: restore the file from a backup, or make it of the small files"
+            )
+
     def _drop_hidden(self, records: Sequence[CommitRecord]) -> None:
         replaced = {name: record.wall_ms for record in records for name in record.replaces}
-        named = {file.name for record in records for file in record.files}
-        now_ms, gone = self.now_ms(), []
+        now_ms, gone, old = self.now_ms(), list[str](), set[str]()
         for info in self.store.list(self._hidden):
             if info.key in replaced:
                 if now_ms - replaced[info.key] >= self.keep_ms:
                     gone.append(info.key)
-            elif info.key not in named and now_ms - info.modified_ms >= _LEFT_OVER_MS:
-                gone.append(info.key)
-        self.store.delete(gone)
+            elif now_ms - info.modified_ms >= _LEFT_OVER_MS:
+                old.add(info.key)
+        if old:  # a run that put one of these has written its record by now, or never will
+            self._records += read_commit_log(self.store, self.job, self.sink, len(self._records))
+            old -= {file.name for record in self._records for file in record.files}
+        self.store.delete([*gone, *old])
 
 
 def _worth_it(run: list[CommittedFile], sizes: Mapping[str, int]) -> list[CommittedFile]:

@@ -20,7 +20,7 @@ from barrier_runtime.connectors.files.sink.sink import ParquetSink as Parquet
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
-from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.object_store import ObjectInfo, ObjectStore, PutOutcome
 
 KEEP_MS = 1_000
 
@@ -128,6 +128,79 @@ def test_of_two_runs_at_once_one_gives_way() -> None:
     assert other == [Compacted(merged=4, made=1)]
     assert seen(store) == [0, 1, 2, 3]
     assert len(list(store.list("_compacted/"))) == 1
+
+
+def hidden(store: ObjectStore) -> list[str]:
+    return [info.key for info in store.list("_compacted/")]
+
+
+def swept(store: ObjectStore, hours: int = 25) -> None:
+    """A run, perhaps with a clock ahead, that finds files left over and nothing to merge."""
+    run(store, time.time_ns() // 1_000_000 + hours * 3_600_000, target_bytes=1)
+
+
+@pytest.mark.parametrize("stalls", ["before the record", "beyond the day of left-over files"])
+def test_a_large_file_that_another_run_took_for_left_over_costs_no_row(stalls: str) -> None:
+    store, _ = target(lambda: Jsonl("memory://target"), 4)
+    clock = [0]
+
+    class Stalled(CrashingStore):
+        def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+            if stalls == "before the record":
+                swept(store)
+            return super().put_if_absent(key, data)
+
+        def put_file(self, key: str, path: Path) -> None:
+            super().put_file(key, path)
+            if stalls != "before the record":
+                clock[0] += 13 * 3_600_000
+
+    found = Compaction(Stalled(store), "job", "out", 1 << 20, KEEP_MS, lambda: clock[0]).run()
+    assert found.made == (1 if stalls == "before the record" else 0)
+    assert len(hidden(store)) == found.made
+    assert bool(found.skipped) == (found.made == 0)
+    swept(store)
+    assert seen(store) == [0, 1, 2, 3]
+    for now_ms in (10**9, 2 * 10**9, 3 * 10**9):
+        run(store, now_ms)
+        assert seen(store) == [0, 1, 2, 3]
+    assert sorted(numbers_in(store)) == [0, 1, 2, 3]
+
+
+def test_a_large_file_is_not_left_over_if_a_newer_record_names_it() -> None:
+    store, _ = target(lambda: Jsonl("memory://target"), 4)
+
+    class Stalled(CrashingStore):
+        """Another run makes a large file between the log and the listing of this run."""
+
+        def list(self, prefix: str) -> Iterator[ObjectInfo]:
+            if prefix.startswith("_compacted/") and not hidden(store):
+                run(store, 0)
+            return super().list(prefix)
+
+    swept(Stalled(store))
+    assert seen(store) == [0, 1, 2, 3]
+    assert len(hidden(store)) == 1
+
+
+@pytest.mark.parametrize("lost", ["gone", "damaged"])
+def test_small_files_stay_until_the_large_file_can_replace_them(lost: str) -> None:
+    store, _ = target(lambda: Jsonl("memory://target"), 4)
+    run(store, 0)
+    (large,) = hidden(store)
+    data = store.get(large)
+    store.delete([large])
+    if lost == "damaged":
+        store.put(large, data[:-2])
+    for _ in range(2):
+        with pytest.raises(
+            Corrupt, match=r"_compacted/.* 4 small files that it replaces, .* left as they are: restore"
+        ):
+            run(store, KEEP_MS)
+        assert numbers_in(store) == [0, 1, 2, 3]
+    store.put(large, data)
+    assert run(store, KEEP_MS).shown == 1
+    assert seen(store) == numbers_in(store) == [0, 1, 2, 3]
 
 
 def test_files_that_readers_have_listed_stay_for_as_long_as_they_are_kept() -> None:
