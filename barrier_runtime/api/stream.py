@@ -438,9 +438,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
 
 
 def _common_columns(known: Sequence[pa.Schema], where: str) -> pa.Schema | None:
-    if not known:
-        return None
-    common = known[0]
+    common = known[0] if known else pa.schema([])
     for schema in known[1:]:
         wider = widest(common, schema)
         if wider is None:
@@ -455,7 +453,7 @@ def _common_columns(known: Sequence[pa.Schema], where: str) -> pa.Schema | None:
                 f"select() the same columns and types in every input{''.join(apart[:1])}"
             )
         common = wider
-    return common
+    return common if known else None
 
 
 class BroadcastStream:
