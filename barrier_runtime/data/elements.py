@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.data.parted_rows import Part
 
 WATERMARK_MIN = -(2**63)
 WATERMARK_MAX = 2**63 - 1
@@ -22,21 +23,26 @@ class Batch:
     event time (ms) that the channel has reached, never decreasing; None: the last watermark's. `reached` replaces a
     watermark before each row.
 
-    The rows exist as Arrow (`rows`) or lists (`few`); either is made from the other on demand.
+    The rows exist as Arrow (`rows`), lists (`few`) or a `part` of other rows; `rows` and `few` are made on demand.
     """
 
-    __slots__ = ("_rows", "count", "emit_ns", "few", "reached")
+    __slots__ = ("_rows", "count", "emit_ns", "few", "part", "reached")
 
     def __init__(
-        self, rows: pa.RecordBatch | FewRows, emit_ns: int, reached: npt.NDArray[np.int64] | None = None
+        self, rows: pa.RecordBatch | FewRows | Part, emit_ns: int, reached: npt.NDArray[np.int64] | None = None
     ) -> None:
-        self.few: FewRows | None
-        self._rows: pa.RecordBatch | None
+        self.few: FewRows | None = None
+        self.part: Part | None = None
+        self._rows: pa.RecordBatch | None = None
+        self.count: int
         if isinstance(rows, FewRows):
-            self.few, self._rows = rows, None
-            self.count: int = rows.count
+            self.few = rows
+            self.count = rows.count
+        elif isinstance(rows, Part):
+            self.part = rows
+            self.count = rows.count
         else:
-            self.few, self._rows = None, rows
+            self._rows = rows
             self.count = rows.num_rows
         self.emit_ns = emit_ns
         self.reached = reached
@@ -61,13 +67,18 @@ class Batch:
     @property
     def rows(self) -> pa.RecordBatch:
         if self._rows is None:
-            assert self.few is not None
-            self._rows = self.few.record_batch()
+            if self.part is not None:
+                self._rows = self.part.record_batch()
+            else:
+                assert self.few is not None
+                self._rows = self.few.record_batch()
         return self._rows
 
     @property
     def schema(self) -> pa.Schema:
-        return self.rows.schema if self.few is None else self.few.schema
+        if self.few is not None:
+            return self.few.schema
+        return self.rows.schema if self.part is None else self.part.parted.rows.schema
 
     def column(self, name: str) -> pa.Array:
         return self.rows.column(name) if self._rows is not None or self.few is None else self.few.array(name)

@@ -38,6 +38,7 @@ class Layout:
         "keys",
         "names",
         "positions",
+        "sizes",
         "texts",
         "times",
         "types",
@@ -50,6 +51,7 @@ class Layout:
         self.width = len(dtypes)
         self.dtypes = dtypes  # numpy's type of each buffer; "": from `to_pylist`
         self.codes = [_CODES[np.dtype(dtype).str[1:]] if dtype else "" for dtype in dtypes]
+        self.sizes = tuple(np.dtype(dtype).itemsize for dtype in dtypes) if all(dtypes) else ()
         self.texts = [at for at, kind in enumerate(schema.types) if _is_text(kind)]
         self.times = [types.is_temporal(kind) for kind in schema.types]  # numbers here, other objects for users
         self.has_times = any(self.times)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
+from barrier_runtime.data.parted_rows import Part, PartedRows
 from barrier_runtime.data.rows import values_of
 from barrier_runtime.data.schemas import no_column
 from barrier_runtime.state.errors import InvalidJob
@@ -181,19 +182,19 @@ def hash_partition(
         columns.append(rows.column(position))
     targets = _owners(parallelism, max_parallelism)[key_groups_of(columns, max_parallelism)]
     counts = np.bincount(targets, minlength=parallelism).tolist()
-    taken, reached = None, batch.reached
+    parted, reached = None, batch.reached
     parts: list[tuple[int, Batch]] = []
     start = 0
     for target, size in enumerate(counts):
         if size == rows.num_rows:
             return [(target, batch)]
         if size:
-            if taken is None:
+            if parted is None:
                 order = targets.argsort(kind="stable")
-                taken = rows.take(pa.array(order))
+                parted = PartedRows(rows.take(pa.array(order)))
                 reached = None if reached is None else reached[order]
             part = None if reached is None else reached[start : start + size]
-            parts.append((target, Batch(taken.slice(start, size), batch.emit_ns, part)))
+            parts.append((target, Batch(Part(parted, start, size), batch.emit_ns, part)))
             start += size
     return parts
 

@@ -14,6 +14,7 @@ change of the format needs a new `FRAME_VERSION`, and readers keep reading older
 import struct
 import zlib
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from barrier_runtime.data.elements import (
     Watermark,
 )
 from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.data.parted_rows import Part
 from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.aggregation.partial_schema import whole_schema
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob
@@ -49,6 +51,8 @@ SCHEMA, BATCH, WATERMARK, IDLE, BARRIER, CANCEL, END, REACHED, FEW_ROWS, ALIVE =
 HEADER_SIZE = _HEADER.size
 MAX_PAYLOAD = 64 * 1024 * 1024  # bytes
 _BYTES_PER_FRAME_TARGET = 16 * 1024 * 1024
+_ALIGNED = 8  # bytes: length of a column's values in Arrow's format, rounded up
+_HEADS = 4_096  # remembered
 _SMALL = 4 * 1024  # payload bytes below which copying costs less than a second write
 
 
@@ -104,10 +108,10 @@ class FrameWriter:
                 chunks += self._frame(REACHED, batch.reached.astype("<i8").tobytes())
             chunks += self._frame(FEW_ROWS, payload, batch.emit_ns, _FEW_ROWS_VERSION)
             return chunks
-        rows = batch.rows
-        chunks = self._schema_frame(rows.schema)
+        chunks = self._schema_frame(batch.schema)
         at = 0
-        for count, part in _payloads(rows):
+        plain = b"" if batch.part is None else _plain_payload(batch.part)
+        for count, part in ((batch.count, plain),) if plain else _serialized(batch.rows):
             if batch.reached is not None:
                 chunks += self._frame(REACHED, batch.reached[at : at + count].astype("<i8").tobytes())
                 at += count
@@ -249,8 +253,30 @@ class FrameReader:
         return reached
 
 
-def _payloads(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:
-    if rows.num_rows <= 1 or rows.nbytes <= _BYTES_PER_FRAME_TARGET:
+def _plain_payload(part: Part) -> bytes:
+    """Arrow's bytes of the part, without a call of Arrow. Returns b"" for rows that only Arrow can write."""
+    parted, start, count = part.parted, part.start, part.count
+    if not parted.values or parted.row_bytes * count > _BYTES_PER_FRAME_TARGET:
+        return b""
+    chunks: list[bytes | memoryview] = [_head(parted.sizes, count)]
+    for values, size in parted.values:
+        first = start * size
+        chunks.append(values[first : first + count * size])
+        if count * size % _ALIGNED:
+            chunks.append(bytes(-count * size % _ALIGNED))
+    return b"".join(chunks)
+
+
+@lru_cache(_HEADS)
+def _head(sizes: tuple[int, ...], count: int) -> bytes:
+    """Bytes before the values: the same for all rows without nulls whose values have these `sizes`."""
+    zeros = [pa.array(np.zeros(count, f"i{size}")) for size in sizes]
+    payload: bytes = pa.RecordBatch.from_arrays(zeros, [""] * len(sizes)).serialize().to_pybytes()
+    return payload[: -sum(-(-size * count // _ALIGNED) * _ALIGNED for size in sizes)]
+
+
+def _serialized(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:
+    if rows.num_rows <= 1 or pa.ipc.get_record_batch_size(rows) <= _BYTES_PER_FRAME_TARGET:
         payload = rows.serialize()
         if payload.size <= MAX_PAYLOAD:
             yield rows.num_rows, payload
@@ -262,5 +288,5 @@ def _payloads(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:
                 "pass its name"
             )
     half = rows.num_rows // 2
-    yield from _payloads(rows.slice(0, half))
-    yield from _payloads(rows.slice(half))
+    yield from _serialized(rows.slice(0, half))
+    yield from _serialized(rows.slice(half))
