@@ -201,3 +201,8 @@ def test_special_values_in_wide_rows_are_read_back_equal(kind: Kind) -> None:
     payloads = encoders.jsonl([batch]).split(b"\n")[:-1]
     for column in JsonPayloads(batch.schema, "source 'in'").arrays(payloads, payloads):
         assert_same(column, kind.special())
+
+
+def test_negative_zero_needs_a_point_or_an_exponent() -> None:
+    payloads = [b'{"x": %s}' % each for each in (b"-0.0", b"-0e0", b"-0", b"0")]
+    assert [str(each) for each in _read(payloads, pa.float64()).to_pylist()] == ["-0.0", "-0.0", "0.0", "0.0"]
