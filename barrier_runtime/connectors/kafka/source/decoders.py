@@ -36,7 +36,8 @@ def getter_of(message: Any, name: str, kind: pa.DataType) -> Getter:
     if field is not None and _is_moment(field) and field.has_presence and not (nested or pa.types.is_struct(kind)):
         return lambda messages: [_moment(get(each)) if each.HasField(name) else None for each in messages]
     if field is None or field.message_type is not None or nested:
-        return lambda messages: [field_of(each, name, kind) for each in messages]
+        get_one = _one_getter(message, name, kind)
+        return lambda messages: list(map(get_one, messages))
     if field.enum_type is not None and pa.types.is_string(kind):
         names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
         if field.has_presence:
@@ -48,6 +49,37 @@ def getter_of(message: Any, name: str, kind: pa.DataType) -> Getter:
     if field.has_presence:
         return lambda messages: [get(each) if each.HasField(name) else None for each in messages]
     return lambda messages: list(map(get, messages))
+
+
+def _one_getter(message: Any, name: str, kind: pa.DataType) -> Callable[[Any], Any]:
+    """Returns `field_of` for messages of the descriptor `message`; descriptors are read once, at every level."""
+    field = message.fields_by_name.get(name)
+    if field is None or pa.types.is_map(kind):
+        return lambda value: field_of(value, name, kind)
+    get = attrgetter(name)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        plain = _plain_getter(field, kind.value_type)
+        if plain is None:
+            return lambda value: list(get(value))
+        return lambda value: list(map(plain, get(value)))
+    plain = _plain_getter(field, kind)
+    if field.has_presence:
+        if plain is None:
+            return lambda value: get(value) if value.HasField(name) else None
+        return lambda value: plain(get(value)) if value.HasField(name) else None
+    return get if plain is None else lambda value: plain(get(value))
+
+
+def _plain_getter(field: Any, kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Returns `_plain` for a field; None: the value itself."""
+    if field.enum_type is not None and pa.types.is_string(kind):
+        return lambda value: _plain(value, field, kind)
+    if field.message_type is None:
+        return None
+    if pa.types.is_struct(kind):
+        parts = [(part.name, _one_getter(field.message_type, part.name, part.type)) for part in kind]
+        return lambda value: {name: get(value) for name, get in parts}
+    return lambda value: _plain(value, field, kind)
 
 
 def field_of(message: Any, name: str, kind: pa.DataType) -> Any:

@@ -304,6 +304,14 @@ def order_class() -> Any:
     kind.value.add(name="SMALL", number=0)
     kind.value.add(name="LARGE", number=1)
     file.message_type.add(name="Other").field.add(name="n", number=1, type=5, label=1)
+    part = file.message_type.add(name="Part")
+    part.field.add(name="n", number=1, type=5, label=1)
+    part.field.add(name="text", number=2, type=9, label=1, proto3_optional=True, oneof_index=0)
+    part.oneof_decl.add(name="_text")
+    part.field.add(name="kind", number=3, type=14, type_name=".columns.Kind", label=1)
+    part.field.add(name="at", number=4, type=11, type_name=".google.protobuf.Timestamp", label=1)
+    part.field.add(name="numbers", number=5, type=1, label=3)
+    part.field.add(name="parts", number=6, type=11, type_name=".columns.Part", label=3)
     order = file.message_type.add(name="Order")
     order.field.add(name="id", number=1, type=3, label=1)
     order.field.add(name="text", number=2, type=9, label=1, proto3_optional=True, oneof_index=0)
@@ -311,6 +319,8 @@ def order_class() -> Any:
     order.field.add(name="at", number=3, type=11, type_name=".google.protobuf.Timestamp", label=1)
     order.field.add(name="tags", number=4, type=9, label=3)
     order.field.add(name="kind", number=5, type=14, type_name=".columns.Kind", label=1)
+    order.field.add(name="part", number=6, type=11, type_name=".columns.Part", label=1)
+    order.field.add(name="parts", number=7, type=11, type_name=".columns.Part", label=3)
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
     pool.Add(file)
@@ -333,6 +343,36 @@ def test_protobuf_in_columns_equals_rows(orders: Any, registered: bool) -> None:
     for kind in (pa.string(), pa.int32()):
         decoder = make_decoder(format_of("value", make, pa.schema([*ORDERS, ("kind", kind)]), WHERE), WHERE)
         assert_equal_one_by_one(decoder, payloads, list(map(message, payloads)))
+
+
+_PART_FIELDS: list[tuple[str, pa.DataType]] = [
+    ("n", pa.int32()),
+    ("text", pa.string()),
+    ("kind", pa.string()),
+    ("at", pa.timestamp("us", "UTC")),
+    ("numbers", pa.list_(pa.float64())),
+]
+_PART = pa.struct([*_PART_FIELDS, ("parts", pa.list_(pa.struct([*_PART_FIELDS[:2], ("kind", pa.int32())])))])
+_PARTS = st.recursive(
+    st.fixed_dictionaries(
+        {"n": st.integers(0, 5), "kind": st.sampled_from([0, 1, 5]), "numbers": st.lists(st.floats(0, 1), max_size=2)},
+        optional={"text": TEXTS, "at": MOMENTS.map(lambda at: at.replace(microsecond=0))},
+    ),
+    lambda inner: st.fixed_dictionaries({"n": st.integers(0, 5), "parts": st.lists(inner, max_size=2)}),
+    max_leaves=3,
+)
+
+
+@pytest.mark.slow
+@given(orders=st.lists(st.tuples(st.none() | _PARTS, st.lists(_PARTS, max_size=2), FORMS), max_size=9))
+@settings(deadline=None, max_examples=12)
+def test_nested_protobuf_in_columns_equals_rows(orders: Any) -> None:
+    client, conf = registry(), {"use.deprecated.format": False}
+    serialise = ProtobufSerializer(CLASS, client, conf)
+    payloads = [of_form(serialise(CLASS(part=part, parts=parts), CONTEXT), form) for part, parts, form in orders]
+    schema = pa.schema([("id", pa.int64()), ("part", _PART), ("parts", pa.list_(_PART))])
+    decoder = make_decoder(format_of("value", lambda: ProtobufDeserializer(CLASS, conf, client), schema, WHERE), WHERE)
+    assert_equal_one_by_one(decoder, payloads, list(map(message, payloads)))
 
 
 class Counted:
