@@ -4,6 +4,8 @@ import contextlib
 import datetime
 import gzip
 import itertools
+import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from barrier_runtime import Dataflow, KafkaSink, count
+from barrier_runtime import CollectSink, CsvSink, Dataflow, KafkaSink, KinesisSource, SqliteSink, count
 from barrier_runtime.bootstrap import write_savepoint
 from barrier_runtime.connectors.delta.source import DeltaSource
 from barrier_runtime.connectors.files.sink.sink import JsonlSink, ParquetSink
@@ -34,6 +36,7 @@ from benchmarks.holding import Hold, held, held_by_driver, held_by_lookup, held_
 from examples.servers.kafka import kafka_server
 from examples.servers.postgres import postgres_server
 from examples.servers.rabbitmq import rabbitmq_server
+from examples.servers.s3 import s3_server
 
 LARGE = 8_000_000  # bytes of a large row
 _BATCH = 65_536  # rows of a batch of a source that is behind
@@ -182,6 +185,44 @@ def rabbitmq_backlog(folder: Path, rows: int) -> Iterator[Source]:
         ).named("rows")
 
 
+@contextlib.contextmanager
+def kinesis_backlog(folder: Path, rows: int) -> Iterator[Source]:
+    """`rows` records of JSON that wait in a shard, on moto's server."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        os.environ.setdefault(name, "test")
+    with s3_server() as server:  # also serves Kinesis
+        import boto3
+
+        client = boto3.client("kinesis", endpoint_url=server.endpoint, region_name="us-east-1")
+        client.create_stream(StreamName="rows", ShardCount=1)
+        for first in range(0, rows, 500):
+            many = range(first, min(first + 500, rows))
+            records = [
+                {"Data": f'{{"id": {at}, "text": "customer {at % 1000}"}}'.encode(), "PartitionKey": str(at)}
+                for at in many
+            ]
+            client.put_records(StreamName="rows", Records=records)
+        settings: dict[str, Any] = {"region": "us-east-1", "endpoint": server.endpoint, "until": "latest"}
+        yield KinesisSource("rows", value="json", schema=_LARGE_SCHEMA, **settings).named("rows")
+
+
+@contextlib.contextmanager
+def many_lines(folder: Path, rows: int) -> Iterator[Source]:
+    """A file of `rows` lines of JSON."""
+    with (folder / "a.jsonl").open("w") as file:
+        file.writelines(f'{{"id": {at}, "text": "customer {at % 1000}"}}\n' for at in range(rows))
+    yield JsonlSource(str(folder), schema=_LARGE_SCHEMA).named("rows")
+
+
+@contextlib.contextmanager
+def many_csv_lines(folder: Path, rows: int) -> Iterator[Source]:
+    """A file of `rows` lines of CSV."""
+    with (folder / "a.csv").open("w") as file:
+        file.write("id,text\n")
+        file.writelines(f"{at},customer {at % 1000}\n" for at in range(rows))
+    yield CsvSource(str(folder), schema=_LARGE_SCHEMA).named("rows")
+
+
 ORDERS = "create table orders (id bigint primary key, customer text, amount numeric(12,2), at timestamptz, n int)"
 INSERT = (
     "insert into orders select i, 'customer ' || i % 1000, i * 0.01, "
@@ -261,6 +302,24 @@ def into(target: str) -> Unit:
 def _sink(target: ends.Target) -> TwoPhaseCommitSink:
     assert isinstance(target, TwoPhaseCommitSink)
     return target
+
+
+def into_folder(make: Callable[[str], TwoPhaseCommitSink]) -> Unit:
+    """A transaction of `rows` rows. `make` gets a new path."""
+
+    @contextlib.contextmanager
+    def unit(folder: Path, rows: int) -> Iterator[Measure]:
+        batches, numbers = _table(rows).combine_chunks().to_batches(_BATCH), itertools.count()
+        yield lambda barrier: held_by_sink(make(str(folder / f"{next(numbers)}")), batches, folder, barrier)
+
+    return unit
+
+
+def _sqlite(path: str) -> TwoPhaseCommitSink:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("create table rows (id integer, text text)")
+        database.commit()
+    return SqliteSink(path, "rows")
 
 
 def large_into(make: Callable[[str], TwoPhaseCommitSink]) -> Unit:
@@ -359,9 +418,16 @@ UNITS: dict[str, tuple[Unit, int]] = {
     "RabbitMQ: 60,000 waiting messages": (of_reader(rabbitmq_backlog), 60_000),
     "function: a page of 1 M rows": (of_reader(page), 1_000_000),
     "iterator: 1 M rows": (of_reader(iterated), 1_000_000),
+    "JSON lines: 1 M rows": (of_reader(many_lines), 1_000_000),
+    "CSV: 1 M rows": (of_reader(many_csv_lines), 1_000_000),
+    "Kinesis: 50,000 waiting records": (of_reader(kinesis_backlog), 50_000),
     "lookup: a reply of 1 M rows": (reply, 1_000_000),
     "into Parquet: rows of 8 MB": (large_into(ParquetSink), 4),
     "into JSON lines: rows of 8 MB": (large_into(JsonlSink), 4),
+    "into CSV: rows of 8 MB": (large_into(CsvSink), 4),
+    "into CSV: 1 M rows": (into_folder(CsvSink), 1_000_000),
+    "into SQLite: 1 M rows": (into_folder(_sqlite), 1_000_000),
+    "into a list: 1 M rows": (into_folder(lambda path: CollectSink()), 1_000_000),
     "into Kafka: rows of 8 MB": (large_into_kafka, 4),
     **{
         f"into {target}: 1 M rows": (into(target), 1_000_000)
