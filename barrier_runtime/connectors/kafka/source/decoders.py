@@ -4,6 +4,7 @@ import datetime
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
@@ -59,15 +60,18 @@ def _one_getter(message: Any, name: str, kind: pa.DataType) -> Callable[[Any], A
     get = attrgetter(name)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         plain = _plain_getter(field, kind.value_type)
-        if plain is None:
-            return lambda value: list(get(value))
-        return lambda value: list(map(plain, get(value)))
+        return (lambda value: list(get(value))) if plain is None else partial(_each_plain, plain, get)
     plain = _plain_getter(field, kind)
-    if field.has_presence:
-        if plain is None:
-            return lambda value: get(value) if value.HasField(name) else None
-        return lambda value: plain(get(value)) if value.HasField(name) else None
-    return get if plain is None else lambda value: plain(get(value))
+    read = get if plain is None else partial(_then_plain, plain, get)
+    return (lambda value: read(value) if value.HasField(name) else None) if field.has_presence else read
+
+
+def _each_plain(plain: Callable[[Any], Any], get: Callable[[Any], Any], value: Any) -> list[Any]:
+    return list(map(plain, get(value)))
+
+
+def _then_plain(plain: Callable[[Any], Any], get: Callable[[Any], Any], value: Any) -> Any:
+    return plain(get(value))
 
 
 def _plain_getter(field: Any, kind: pa.DataType) -> Callable[[Any], Any] | None:
