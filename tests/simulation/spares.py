@@ -138,3 +138,41 @@ def spare_leaves(schedule: Schedule) -> LeavingSpareWorld:
     return LeavingSpareWorld(
         replace(schedule, slot_timeout_ms=10_000, chaos_ms=30_000, bounded=False, timeout_ms=600_000)
     )
+
+
+_LATE_S = 6.0  # less than `slot_timeout_ms`
+
+
+class ForgetfulWorld(SparesWorld):
+    """Slot 0 and the coordinator die together, the history is lost, and the other slots connect late.
+
+    No spare is needed: a spare that is taken has the number of a living slot.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(schedule, 1)
+        self.struck = False
+
+    def _look(self, program: Program, runner: JobRunner) -> None:
+        super()._look(program, runner)
+        status = runner.status()
+        ready = status.phase == "running" and status.spares.ready > 0 and status.checkpoints.completed > 0
+        if ready and not self.struck:
+            self.struck = True
+            self._all_but_the_spare(program)
+
+    def _all_but_the_spare(self, program: Program) -> None:
+        for task in self._living(program):
+            if task.index == 0:
+                self._lose_slot(program, task, kill=True)
+            elif task.index < self.schedule.parallelism:
+                task.process.stall(_LATE_S)
+        self._crash_coordinator(Action(0, "crash coordinator", 0, 0, 0))
+        self.store.delete([self.paths.history])
+
+    def _strike(self, process: SimProcess) -> None:
+        """Nothing else dies."""
+
+
+def history_lost(schedule: Schedule) -> ForgetfulWorld:
+    return ForgetfulWorld(replace(schedule, slot_timeout_ms=10_000, chaos_ms=20_000, bounded=False, timeout_ms=600_000))

@@ -3,7 +3,7 @@
 import pytest
 from hosts import calm_seeds
 from planting import planted
-from spares import LeavingSpareWorld, SparesWorld, spare_leaves, spares_taken
+from spares import LeavingSpareWorld, SparesWorld, history_lost, spare_leaves, spares_taken
 from test_hosts import light
 
 SEEDS = calm_seeds(4, light)
@@ -31,6 +31,13 @@ def test_former_spare_leaves_its_host_and_no_row_is_read_twice(schedule):
     assert world.taken > 0
     assert world.ended_before_death
     assert world.replays == 0
+
+
+@pytest.mark.parametrize("schedule", SEEDS[:3], ids=lambda schedule: f"seed{schedule.seed}")
+def test_coordinator_without_history_gives_no_spare_the_number_of_a_living_slot(schedule):
+    world = history_lost(schedule)
+    assert violations(world) == []
+    assert (world.struck, world.taken) == (True, 0)
 
 
 def found(*schedules) -> list[str]:
@@ -62,3 +69,11 @@ def test_numbers_that_are_restored_during_a_departure_are_found():
     """Planted bug: a move off a host gives all processes the numbers of their starts, as a rescale does."""
     with planted(SLOTS, "while resized and (index", "while (index"):
         assert leaves(spare_leaves(SEEDS[0])) != (True, 0, [])
+
+
+def test_spare_with_the_number_of_a_slot_that_connects_late_is_found():
+    """Planted bug: a coordinator without history takes a slot that has not connected yet for a lost slot."""
+    with planted(SLOTS, "(self.unknown_until_ms if lost is None", "(0 if lost is None"):
+        world = history_lost(SEEDS[0])
+        world.run()
+        assert world.taken > 0
