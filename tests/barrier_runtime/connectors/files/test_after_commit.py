@@ -121,7 +121,7 @@ def test_a_compacted_file_whose_staged_object_was_left_does_not_come_back(
         store.put(key, data)
     for hours in (0, 2, 4):
         now_ms = (time.time_ns() // 1_000_000) + hours * 3_600_000
-        Compaction(store, "job", "out", 1 << 20, 3_600_000, lambda now_ms=now_ms: now_ms).run()  # type: ignore[misc]
+        Compaction(store, "job", "out", 1 << 20, 3_600_000, partial(int, now_ms)).run()
     successor = opened(url, token=2)
     successor.recover([decided])
     successor.commit_globally(3, [decided])
