@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from barrier_runtime.connectors.files.source.files import ROWS_ARE_GIVEN
 from barrier_runtime.data.argument_types import arguments_checked
 from barrier_runtime.graph.logical import Plan, SourceNode, StepNode
 from barrier_runtime.state.errors import InvalidJob
@@ -109,7 +110,7 @@ def check(
 
     Raises `InvalidJob` for a flow that cannot run and for inputs that do not fit it.
     """
-    build: Callable[[], Flow] = flow if callable(flow) else lambda: flow
+    build = _building(flow) if callable(flow) else lambda: flow
     built = build()
     if not isinstance(getattr(built, "plan", None), Plan):
         raise InvalidJob(f"check: flow={built!r}: give a Dataflow, or a function that builds and returns one")
@@ -140,6 +141,17 @@ def check(
     for scenario in todo:
         run.compare(scenario)
     return run.result()
+
+
+def _building(flow: Callable[[], Flow]) -> Callable[[], Flow]:
+    def build() -> Flow:
+        given = ROWS_ARE_GIVEN.set(True)
+        try:
+            return flow()
+        finally:
+            ROWS_ARE_GIVEN.reset(given)
+
+    return build
 
 
 def _crashes(crashes: Crashes, seed: int, quiet: FlowOutcome) -> Iterator[CrashPoint]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Literal
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ log = logging.getLogger("barrier_runtime.files")
 _CHECKED_IN_DRIVER = 200  # local files; others are checked when opened
 
 OnChange = Literal["fail", "append"]
+ROWS_ARE_GIVEN: ContextVar[bool] = ContextVar("a check builds a flow whose sources it replaces", default=False)
 
 
 def with_types(guessed: pa.Schema, types: pa.Schema) -> pa.Schema:
@@ -60,7 +62,7 @@ class Files:
         self.paths = paths
         self._pace = pace
         self._passed = PassedOver()
-        self.files = self._watched() if watched else find_files(paths, self.suffixes, self.where, self._passed)
+        self.files = [] if ROWS_ARE_GIVEN.get() and schema is not None else self._listed(watched)
         if self._passed:
             level = logging.WARNING if self._passed.unexpected else logging.INFO
             log.log(level, "%s: not everything there is read%s", self.where, self._passed)
@@ -181,6 +183,14 @@ class Files:
                 f"{self.where}: on_change='append' needs text that is not compressed, and {packed[0]} is: a compressed "
                 "file cannot be read on from the middle; write plain files, or leave on_change= out"
             )
+
+    def _listed(self, watched: bool) -> list[FoundFile]:
+        try:
+            return self._watched() if watched else find_files(self.paths, self.suffixes, self.where, self._passed)
+        except (InvalidJob, Unavailable) as error:
+            if not ROWS_ARE_GIVEN.get():
+                raise
+            raise InvalidJob(f"{error}. check() needs files only to guess types: pass schema=") from error
 
     def _watched(self) -> list[FoundFile]:
         try:
