@@ -382,12 +382,16 @@ class Execution:
     def opening(self) -> dict[str, float]:
         return self._chains.being_opened
 
-    def take_blocked(self) -> tuple[str, bool]:
-        longest = self.scheduler.take_longest()
+    def take_blocked(self) -> tuple[str, bool, bool]:
+        """Subtask and duration, `LongestStep.reading` and `.starved`."""
+        longest = self.scheduler.take_longest(self._res.starved_s())
         if longest is None:
-            return "", False
+            return "", False, False
         id = longest.subtask.id
-        return f"{id} ({self._graph.chains[id.chain].name}) for {longest.seconds:.1f} s", longest.reading
+        text = f"{id} ({self._graph.chains[id.chain].name}) for {longest.seconds:.1f} s"
+        if longest.starved:
+            text += f" ({longest.starved_s:.1f} s without a core)"
+        return text, longest.reading, longest.starved
 
     def figures(self) -> dict[str, float]:
         figures = {

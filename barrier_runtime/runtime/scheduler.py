@@ -4,7 +4,7 @@ Design: docs/design/scheduling-of-a-slot.md.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from barrier_runtime.operators.user_code import came_by_signal, stray_error
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock, SourceTime
@@ -26,11 +26,16 @@ _LOOK_S = 0.001  # between looks at blocked subtasks
 
 @dataclass(frozen=True)
 class LongestStep:
-    """`reading`: mostly in a reader or sink of this package."""
+    """`reading`: mostly in a reader or sink of this package. `starved_s`: without a core."""
 
     seconds: float
     subtask: Subtask
     reading: bool
+    starved_s: float = 0.0
+
+    @property
+    def starved(self) -> bool:
+        return 2 * self.starved_s > self.seconds
 
 
 class Scheduler:
@@ -71,6 +76,7 @@ class Scheduler:
         self._looked_s: float | None = None
         self._held = False
         self._longest: LongestStep | None = None
+        self._starved_s = 0.0  # total at the last `take_longest`
 
     def start(self, subtasks: list[Subtask]) -> None:
         """Starts `subtasks`, given in topological order."""
@@ -211,9 +217,11 @@ class Scheduler:
         if self._longest is None or seconds > self._longest.seconds:
             self._longest = LongestStep(seconds, subtask, 2 * subtask.chain.load.connector_s > seconds)
 
-    def take_longest(self) -> LongestStep | None:
+    def take_longest(self, starved_s: float = 0.0) -> LongestStep | None:
+        """`starved_s`: the loop's total. Read here and not in each step, because a reading costs too much."""
         longest, self._longest = self._longest, None
-        return longest
+        since_s, self._starved_s = starved_s - self._starved_s, starved_s
+        return longest and replace(longest, starved_s=min(since_s, longest.seconds))
 
     def _work_between(self, started: float) -> bool:
         """Drains more slices if passes are long: snapshots under load end a hundred times sooner."""

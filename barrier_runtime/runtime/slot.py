@@ -459,7 +459,7 @@ class Slot:
     def _say(self, latency: dict[str, str]) -> None:
         execution = self._execution
         opening = {} if execution is None else execution.opening
-        blocked, reading = ("", False) if execution is None else execution.take_blocked()
+        blocked, reading, starved = ("", False, False) if execution is None else execution.take_blocked()
         sources = {} if execution is None else execution.source_progress()
         self._send(
             Heartbeat(
@@ -474,6 +474,7 @@ class Slot:
                 self._unheard,
                 reading,
                 self._notices,
+                starved,
             )
         )
 

@@ -47,7 +47,7 @@ def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str, n
         narrow=shown(job.spec),
         leaving=leaving_in_words(leaving_slots(job)),
         blocked=tuple(
-            BlockedSlot(slot.index, slot.blocked, slot.blocked_reported_ms, slot.blocked_reading)
+            BlockedSlot(slot.index, slot.blocked, slot.blocked_reported_ms, slot.blocked_reading, slot.blocked_starved)
             for slot in job.slots.connected
             if slot.blocked
         ),

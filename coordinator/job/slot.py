@@ -83,6 +83,7 @@ class RegisteredSlot:
     blocked: str = ""
     blocked_reported_ms: int = 0
     blocked_reading: bool = False
+    blocked_starved: bool = False
     asked_to_prefetch: tuple[str, int] = "", 0  # move and checkpoint of the last Prefetch on this connection
     prefetched: int = 0  # of the last `Heartbeat` since the first Prefetch
     unheard: dict[int, int] = field(default_factory=dict)

@@ -343,7 +343,7 @@ class SlotTable:
         slot.opening = message.opening if message.token == slot.deployed_token else {}
         if message.blocked:
             slot.blocked, slot.blocked_reported_ms = message.blocked, now_ms
-            slot.blocked_reading = message.blocked_reading
+            slot.blocked_reading, slot.blocked_starved = message.blocked_reading, message.blocked_starved
         if message.latency:
             slot.latency.tell(message.latency, now_ms)
 

@@ -14,7 +14,7 @@
 |                    | commits are open that no more checkpoints are taken                                           |
 | NO_CHECKPOINT      | no checkpoint has completed for the timeout, counted while the job ran                        |
 | WAITING_RESTORE    | the slots have restored for the timeout, and are not done                                     |
-| BLOCKED            | recently a step of the program, or a connector of ours, blocked a slot for seconds            |
+| BLOCKED            | recently a step of the program, a connector of ours or a lack of cores blocked a slot         |
 | FINISHING          | the last record is being written                                                              |
 | FENCED FINISHED FAILED STOPPED   | the job has ended                                                               |
 
@@ -83,6 +83,7 @@ CONNECTOR_REMEDY = (
     "a source or sink of barrier-runtime needed this time, no function of the program: report it with its kind and "
     "the size of its largest rows"
 )
+STARVED_REMEDY = "the machine had no free core for most of this time: give the job more cores, or fewer slots"
 _NAMED = 8
 
 ENDS: dict[str, State] = {
@@ -158,12 +159,17 @@ class StoreWait:
 
 @dataclass(frozen=True)
 class BlockedSlot:
-    """`by`: subtask with operators, and duration. `reading`: mostly in a reader or sink of this package."""
+    """`by`: subtask with operators, and duration. `reading`, `starved`: as in `Heartbeat`."""
 
     slot: int
     by: str
     reported_ms: int
     reading: bool = False
+    starved: bool = False
+
+    @property
+    def remedy(self) -> str:
+        return STARVED_REMEDY if self.starved else CONNECTOR_REMEDY if self.reading else STEP_REMEDY
 
 
 @dataclass(frozen=True)
@@ -411,8 +417,8 @@ def _leaves(host: str, leaving: list[LeavingSlot]) -> str:
 
 def _blocked(slots: list[BlockedSlot]) -> str:
     texts = []
-    for reading, remedy in ((False, STEP_REMEDY), (True, CONNECTOR_REMEDY)):
-        who = some_of([f"slot {slot.slot} by {slot.by}" for slot in slots if slot.reading == reading], "; ")
+    for remedy in (STEP_REMEDY, CONNECTOR_REMEDY, STARVED_REMEDY):
+        who = some_of([f"slot {slot.slot} by {slot.by}" for slot in slots if slot.remedy == remedy], "; ")
         if who:
             texts.append(f"{who}: meanwhile it took no barrier and gave no sign of life; {remedy}")
     return "; ".join(texts)

@@ -100,6 +100,7 @@ class Heartbeat(Message, frozen=True, omit_defaults=True):
     unheard: dict[int, int] = {}  # slots unheard for several heartbeats -> milliseconds
     blocked_reading: bool = False  # mostly in a reader or sink of this package
     notices: int = 0  # signals to leave the host
+    blocked_starved: bool = False  # mostly without a core
 
 
 class EventTimeReached(Message, frozen=True):

@@ -562,3 +562,26 @@ def test_rows_that_turn_slow_or_quick_change_the_size_of_batches():
     assert min(sizes[40:50]) >= 4_096
     assert max(sizes[60:100]) <= 80
     assert min(sizes[140:]) >= 4_096
+
+
+@pytest.mark.parametrize(("total_s", "starved"), [(12.5, True), (11.0, False)])
+def test_long_step_reports_time_without_a_core_since_the_last_heartbeat(total_s, starved):
+    clock, errors, stepped = HandClock(), [], []
+    clock.source_ns = clock.now_ns
+
+    async def run():
+        scheduler = Scheduler(asyncio.get_running_loop(), lambda: False, lambda _, error: errors.append(error), clock)
+        channel = InputChannel(0, 0, scheduler.wake)
+        slow = Slow(clock, 3.0, lambda: stepped.append(1))
+        subtask = Subtask(SubtaskId(0, 0), 1, [("slow", slow)], [channel], [], Aligner(1, 1), host=clock)
+        assert scheduler.take_longest(10.0) is None
+        channel.push(Batch(pa.record_batch({"n": [1]}), 0), 10)
+        scheduler.start([subtask])
+        while not stepped and not errors:
+            await asyncio.sleep(0)
+        scheduler.stop()
+        return scheduler.take_longest(total_s)
+
+    longest = asyncio.run(run())
+    assert not errors
+    assert (longest.starved, longest.starved_s, longest.seconds) == (starved, total_s - 10.0, 3.0)

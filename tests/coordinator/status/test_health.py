@@ -139,6 +139,19 @@ def test_a_reader_of_this_package_that_blocked_a_slot_is_no_fault_of_the_program
     assert both.reason.index("slot 1 by") < both.reason.index("return sooner") < both.reason.index("slot 0 by")
 
 
+@pytest.mark.parametrize("reading", [False, True])
+def test_slot_blocked_without_a_free_core_blames_the_machine(reading: bool):
+    coordinator, _, b = started(MemoryStore(), spec(slot_timeout_ms=20_000, progress_timeout_ms=600_000))
+    b.say(Heartbeat(1, blocked="1/1 (count → out) for 5.2 s", blocked_reading=reading, blocked_starved=True))
+    told = coordinator.status.condition_reason
+    assert told.startswith("slot 1 by 1/1 (count → out) for 5.2 s: ")
+    assert "the machine had no free core" in told
+    assert "fewer slots" in told
+    assert "report it" not in told
+    b.say(Heartbeat(1, blocked="1/1 (count → out) for 3.0 s", blocked_reading=reading))
+    assert "report it" in coordinator.status.condition_reason
+
+
 def test_slot_reports_its_blocker_afterwards_and_a_silent_slot_is_remembered():
     coordinator, a, b = started(MemoryStore(), spec(slot_timeout_ms=20_000, progress_timeout_ms=600_000))
     b.say(Heartbeat(1, blocked="1/1 (count → out) for 5.2 s", blocked_reading=True))
