@@ -84,8 +84,15 @@ class Dataflow(Readers):
     def explain(self, *, defaults: bool = False, **options: "Unpack[RunOptions]") -> str:
         """Describes chains, edges, parallelism, guarantees and options with their sources, as text.
 
-        `defaults`: options that are not set, too."""
-        return explain_flow(self, options, dict.fromkeys(options, "keyword"), defaults=defaults)
+        `defaults`: options that are not set, too. `restore`: also the effect on stored state; raises `InvalidJob` if
+        a start would refuse. Writes nothing."""
+        text = explain_flow(self, options, dict.fromkeys(options, "keyword"), defaults=defaults)
+        if "restore" not in options:
+            return text
+        page, starts = preview_of_restore(self, options)
+        if not starts:
+            raise InvalidJob(f"a start would be refused\n{page.rstrip()}")
+        return f"{text}\n{page}"
 
     @takes_options("spark")
     def run(self, **options: "Unpack[RunOptions]") -> "JobResult":

@@ -282,7 +282,7 @@ def _page(
     try:
         check_splits(restored, sources)
     except InvalidJob as error:
-        page, refused = page if refused else f"{page}refused: {what}: {error}\n", True
+        page, refused = f"{page}refused: {what}: {error}\n", True
     return f"restore: {what}, {ago} old\n{lines}{page}", not refused
 
 

@@ -20,6 +20,7 @@ Each import begins a lineage whose id carries a mark of the savepoint.
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,7 +32,7 @@ from barrier_runtime.coordinator.log.records import Complete, Fence, Finish
 from barrier_runtime.coordinator.log.savepoint import Savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
-from barrier_runtime.state.snapshots.continued_state import COME_AND_GO, added_aggregates, check_aggregates, continued
+from barrier_runtime.state.snapshots.continued_state import COME_AND_GO, added_aggregates, continued, unfit_aggregates
 from barrier_runtime.state.snapshots.snapshot import (
     DEFINITION,
     JOIN_KEYS,
@@ -167,18 +168,33 @@ def check_manifest(
 
 
 def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> tuple[OperatorSnapshot, ...]:
-    """Raises `InvalidJob` if the job does not fit.
+    """Raises `InvalidJob`, the first of `unfit`, if the job does not fit. Arguments are those of `unfit`."""
+    for each in unfit(spec, manifest, what, settled=settled):
+        raise each.error
+    return _restored(spec, manifest)
+
+
+class Unfit(NamedTuple):
+    """`operator` and `state` (of a function, or an aggregate) that a start refuses; "": the job, or the operator."""
+
+    operator: str
+    state: str
+    error: InvalidJob
+
+
+def unfit(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> Iterator[Unfit]:
+    """Yields why a start would refuse the checkpoint.
 
     `what`: for messages. `settled`: all transactions of the checkpoint are visible.
     """
     if manifest.max_parallelism != spec.max_parallelism:
-        raise InvalidJob(
+        yield _unfit(
             f"{what} was taken with max_parallelism "
             f"{manifest.max_parallelism}, the job now has {spec.max_parallelism}: set {manifest.max_parallelism}; it "
             "is fixed for a job's life"
         )
     if manifest.drained_by not in ("", spec.run_id) and not spec.allow_drained:
-        raise InvalidJob(
+        yield _unfit(
             f"{what} was taken after its job was drained: windows and timers have fired before their time, and would "
             "fire again for rows that come now; begin with an earlier savepoint, or set allow_drained if that is wanted"
         )
@@ -187,64 +203,77 @@ def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = 
     stateful = {name for chain in spec.chains for name in (*chain.stateful, *chain.sinks)}
     missing = stored - present
     if missing and not spec.allow_non_restored:
-        raise InvalidJob(
+        yield _unfit(
             f"{what} has state of operators that the job no longer has. "
             f"matched: {_names(stored & present)}; missing: {_names(missing)}; new: {_names(stateful - stored)}. "
             "Give the operators their old names, or set allow_non_restored to drop the missing ones' state (what was "
             "decided of a sink is committed first)"
         )
-    restored = tuple(snapshot for snapshot in manifest.operators if snapshot.operator in present)
-    for snapshot in restored:
+    same_kind = []
+    for snapshot in _restored(spec, manifest):
         another = changed_kind(spec.chains, snapshot, settled=settled)
         if another is not None:
-            raise InvalidJob(another.refusal(what, snapshot.operator))
-    _check_definitions(spec, what, restored)
-    _check_states(spec, what, restored)
-    return restored
-
-
-def _check_definitions(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
-    for snapshot in restored:
+            yield _unfit(another.refusal(what, snapshot.operator), snapshot.operator)
+        else:
+            same_kind.append(snapshot)
+    for snapshot in same_kind:
         changed = changed_definition(spec, snapshot)
         if changed is not None:
             before, now = changed
-            raise InvalidJob(
+            yield _unfit(
                 f"{what} has state of operator {snapshot.operator!r} as {before}, "
                 f"but the job now has it as {now}, which would make wrong results of that state: define it as {before} "
                 "again, or give the operator a new name to start without state, and set allow_non_restored to drop "
-                "what the old name had"
+                "what the old name had",
+                snapshot.operator,
             )
+    for snapshot in same_kind:
+        yield from _unfit_states(spec, what, snapshot)
 
 
-def _check_states(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
-    states = {name: declared for chain in spec.chains for name, declared in chain.states.items()}
-    for snapshot in restored:
-        where = f"{what}, operator {snapshot.operator!r}"
-        changed = changed_key(spec, snapshot)
-        if changed is not None:
-            before, now = changed
-            raise InvalidJob(
-                f"{where}: its state is kept by the key ({before}), but its rows have ({now}) now: make the columns "
-                "what they were, or give the operator a new name to start without state, and set allow_non_restored "
-                "to drop what the old name had"
-            )
-        column = changed_column(spec.chains, snapshot)
-        if column is not None:
-            name, before, now = column
-            raise InvalidJob(
-                f"{where}: its state was made of column {name!r} as {before}, but its rows have it as {now} now: keep "
-                "the type, as with CAST in a select() before, or give the operator a new name to start without state, "
-                "and set allow_non_restored to drop what the old name had"
-            )
-        if snapshot.keyed is not None:
-            known = {*snapshot.keyed.states, *snapshot.keyed.described}
-            declared_here = states.get(snapshot.operator, {})
-            check_aggregates(declared_here, snapshot.keyed.described, spec.allow_non_restored, where)
-            for name in sorted(declared_here.keys() & known):
-                declared = declared_here[name]
-                if declared.kind in COME_AND_GO:
-                    continue
-                continued(declared, snapshot.keyed.described.get(name, ONE_VALUE), f"{where}, state {name!r}")
+def _unfit(text: str, operator: str = "", state: str = "") -> Unfit:
+    return Unfit(operator, state, InvalidJob(text))
+
+
+def _restored(spec: JobSpec, manifest: Manifest) -> tuple[OperatorSnapshot, ...]:
+    present = {name for chain in spec.chains for name in chain.operators}
+    return tuple(snapshot for snapshot in manifest.operators if snapshot.operator in present)
+
+
+def _unfit_states(spec: JobSpec, what: str, snapshot: OperatorSnapshot) -> Iterator[Unfit]:
+    operator = snapshot.operator
+    where = f"{what}, operator {operator!r}"
+    changed = changed_key(spec, snapshot)
+    if changed is not None:
+        before, now = changed
+        yield _unfit(
+            f"{where}: its state is kept by the key ({before}), but its rows have ({now}) now: make the columns "
+            "what they were, or give the operator a new name to start without state, and set allow_non_restored "
+            "to drop what the old name had",
+            operator,
+        )
+    column = changed_column(spec.chains, snapshot)
+    if column is not None:
+        name, before, now = column
+        yield _unfit(
+            f"{where}: its state was made of column {name!r} as {before}, but its rows have it as {now} now: keep "
+            "the type, as with CAST in a select() before, or give the operator a new name to start without state, "
+            "and set allow_non_restored to drop what the old name had",
+            operator,
+        )
+    if snapshot.keyed is None:
+        return
+    described = snapshot.keyed.described
+    declared = next((chain.states[operator] for chain in spec.chains if operator in chain.states), {})
+    for name, error in unfit_aggregates(declared, described, spec.allow_non_restored, where):
+        yield Unfit(operator, name, error)
+    for name in sorted(declared.keys() & {*snapshot.keyed.states, *described}):
+        if declared[name].kind in COME_AND_GO:
+            continue
+        try:
+            continued(declared[name], described.get(name, ONE_VALUE), f"{where}, state {name!r}")
+        except InvalidJob as error:
+            yield Unfit(operator, name, error)
 
 
 def changed_definition(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | None:

@@ -4,32 +4,28 @@ from collections.abc import Iterable
 
 from barrier_runtime.coordinator.log.kinds import changed_column, changed_kind
 from barrier_runtime.coordinator.log.manifest import Manifest
-from barrier_runtime.coordinator.log.restore_choice import changed_definition, changed_key, check_fits
+from barrier_runtime.coordinator.log.restore_choice import changed_definition, changed_key, unfit
 from barrier_runtime.coordinator.wire.messages import JobSpec
-from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.continued_state import COME_AND_GO
 from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, OperatorSnapshot, StateDescription
 from barrier_runtime.state.texts import counted
 
 
 class RestoreDiff:
-    """`lines`: per operator and state. `refused`: why `run` would not start, or ""."""
+    """`lines`: per operator and state. `refused`: why `run` would not start."""
 
     def __init__(self, spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> None:
         """`settled`: all transactions of the checkpoint are visible."""
-        self.lines = tuple(_lines(spec, manifest, settled))
-        self.refused = ""
-        try:
-            check_fits(spec, manifest, what, settled=settled)
-        except InvalidJob as error:
-            self.refused = str(error)
+        found = tuple(unfit(spec, manifest, what, settled=settled))
+        self.refused = tuple(dict.fromkeys(str(each.error) for each in found))  # subtasks repeat them
+        self.lines = tuple(_lines(spec, manifest, settled, {(each.operator, each.state) for each in found}))
 
     def __str__(self) -> str:
         text = "\n".join(f"  {line}" for line in self.lines) or "  no operator has state"
-        return f"{text}\n" + (f"refused: {self.refused}\n" if self.refused else "")
+        return f"{text}\n" + "".join(f"refused: {each}\n" for each in self.refused)
 
 
-def _lines(spec: JobSpec, manifest: Manifest, settled: bool) -> Iterable[str]:
+def _lines(spec: JobSpec, manifest: Manifest, settled: bool, refused: set[tuple[str, str]]) -> Iterable[str]:
     before: dict[str, list[OperatorSnapshot]] = {}
     for snapshot in manifest.operators:
         if not snapshot.is_empty:
@@ -49,9 +45,10 @@ def _lines(spec: JobSpec, manifest: Manifest, settled: bool) -> Iterable[str]:
             size = sum(ref.size for snapshot in stored for ref in snapshot.files)
             files = f", {counted(size, 'byte')} of files" if size else ""
             changed = _changed(spec, stored, settled)
-            found = f"refused, its {changed}" if changed else "matched"
+            wrong = {state for operator, state in refused if operator == name}
+            found = f"refused, its {changed}" if changed else "refused" if wrong else "matched"
             yield f"{name}: {found}{files}"
-            yield from _states(declared.get(name, {}), stored)
+            yield from _states(declared.get(name, {}), stored, wrong)
 
 
 def _changed(spec: JobSpec, stored: list[OperatorSnapshot], settled: bool) -> str:
@@ -66,14 +63,14 @@ def _changed(spec: JobSpec, stored: list[OperatorSnapshot], settled: bool) -> st
     return "definition changed" if any(changed_definition(spec, snapshot) for snapshot in stored) else ""
 
 
-def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot]) -> Iterable[str]:
+def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot], refused: set[str]) -> Iterable[str]:
     described: dict[str, StateDescription] = {}
     names: set[str] = set()
     for snapshot in stored:
         if snapshot.keyed is not None:
             described |= snapshot.keyed.described
             names |= {*snapshot.keyed.states, *snapshot.keyed.described}
-    yield from _aggregates(declared, described)
+    yield from _aggregates(declared, described, refused)
     declared, described = _but_aggregates(declared), _but_aggregates(described)
     for name, now in declared.items():
         if name not in names:
@@ -84,13 +81,15 @@ def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot
         if before is not None and before.type != now.type:
             what.append("type changed")
         what += [f"{old} renamed to {new}" if new else f"{old} dropped" for old, new in now.renamed.items()]
-        yield f"  state {name}: matched{', ' if what else ''}{', '.join(what)}"
+        yield f"  state {name}: {', '.join(['refused' if name in refused else 'matched', *what])}"
     own = {name for name, what in described.items() if what.kind == "columns" or name.startswith("@")}  # the runtime's
     for name in sorted(described.keys() - own - declared.keys()) if declared else ():
         yield f"  state {name}: no longer declared; its values stay where they are and are not read"
 
 
-def _aggregates(declared: dict[str, StateDescription], described: dict[str, StateDescription]) -> Iterable[str]:
+def _aggregates(
+    declared: dict[str, StateDescription], described: dict[str, StateDescription], refused: set[str]
+) -> Iterable[str]:
     """Older releases described no aggregates."""
     if any(what.kind in COME_AND_GO for what in described.values()):
         for name in sorted({*declared, *described}):
@@ -103,7 +102,8 @@ def _aggregates(declared: dict[str, StateDescription], described: dict[str, Stat
                 yield f"  {name}: gone; its values are dropped if allow_non_restored is set, refused otherwise"
             else:
                 changed = (now.type, now.fields) != (before.type, before.fields)
-                yield f"  {name}: matched{', type changed' if changed else ''}"
+                found = "refused" if name in refused else "matched"
+                yield f"  {name}: {found}{', type changed' if changed else ''}"
 
 
 def _but_aggregates(states: dict[str, StateDescription]) -> dict[str, StateDescription]:

@@ -11,7 +11,7 @@ types may change by the rules of `value_types`.
 Snapshots of older releases describe no aggregates; the operator then refuses other columns of state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -157,19 +157,24 @@ def added_aggregates(now: Mapping[str, StateDescription], before: Mapping[str, S
     return [name for name in _aggregates(now) if name not in known] if known else []
 
 
-def check_aggregates(
+def unfit_aggregates(
     now: Mapping[str, StateDescription], before: Mapping[str, StateDescription], may_drop: bool, where: str
-) -> None:
-    """Raises `InvalidJob` for lost aggregates (unless `may_drop`) and unreadable state."""
+) -> Iterator[tuple[str, InvalidJob]]:
+    """Yields refusals with their aggregates ("" for lost aggregates)."""
     declared, known = _aggregates(now), _aggregates(before)
     gone = [name for name in known if name not in declared]
     if gone and declared and not may_drop:
-        raise InvalidJob(
+        text = (
             f"{where}: the checkpoint has values of {', '.join(gone)}, which the program has no more: give the step "
             "all that it had, or set allow_non_restored to drop these values"
         )
-    for name in known.keys() & declared.keys():
-        _check_state(declared[name], known[name], f"{where}, {name}")
+        yield "", InvalidJob(text)
+    for name in known:
+        if name in declared:
+            try:
+                _check_state(declared[name], known[name], f"{where}, {name}")
+            except InvalidJob as error:
+                yield name, error
 
 
 def _aggregates(described: Mapping[str, StateDescription]) -> dict[str, StateDescription]:

@@ -54,17 +54,17 @@ async def test_a_start_with_a_savepoint_is_told_by_names_and_nothing_is_written(
     assert "@" not in page, "what the runtime keeps beside a function's own states is no state of theirs"
     page, starts = preview_of_restore(changed(), options, local=True)
     told = [line.strip().split(", ")[0] for line in page.splitlines()]
-    assert told[told.index("transactions to commit: none") + 1 : -1] == [
+    assert told[told.index("transactions to commit: none") + 1 : -2] == [
         "parallelism 2 -> 3: key groups and splits move",
         "numbers: matched",
         "renamed: new",
-        "own: matched",
+        "own: refused",
         "state last: new",
-        "state seen: matched",
+        "state seen: refused",
         "out: matched",
         "count: gone; its state is dropped if allow_non_restored is set",
     ]
-    assert "state seen: matched, type changed" in page
+    assert "state seen: refused, type changed" in page
     assert "refused: " in page
     assert not starts
     app = tmp_path / "app.py"
@@ -144,3 +144,42 @@ async def test_an_older_checkpoint_that_is_not_kept_is_refused_with_what_to_do(t
         preview_of_restore(read_in(1, sink), options)
     with pytest.raises(JobFailed, match=said):
         read_in(1, sink).run_local(**options)
+
+
+class Retyped(Seen):
+    seen = ValueState(list[int], default_factory=list)
+    last = ValueState(dict[str, int], default_factory=dict)
+
+
+def of_two_states(function: type) -> Dataflow:
+    flow = Dataflow("typed")
+    rows = flow.from_iterator("rows", lambda index, of: [{"key": 1, "n": 1}], schema={"key": int, "n": int}, splits=1)
+    rows.key_by("key").process("own", function, schema={"key": int, "n": int}).sink("out", CollectSink())
+    return flow
+
+
+class Writes(Seen):
+    def process(self, key: int, row: dict[str, Any], ctx: ProcessContext) -> list[dict[str, Any]]:
+        self.seen.value, self.last.value = "x", 1
+        return [row]
+
+
+@pytest.mark.slow
+def test_explain_in_python_checks_the_restore_and_names_each_refusal_once(tmp_path: Path) -> None:
+    of_two_states(Writes).run_local(checkpoints=tmp_path, parallelism=1)
+    options: dict[str, Any] = {"checkpoints": tmp_path, "restore": "latest", "parallelism": 1}
+    text = of_two_states(Writes).explain(**options)
+    assert text.startswith("job typed: ")
+    assert "restore: checkpoint 1 of job typed" in text
+    assert "state seen: matched\n" in text
+    with pytest.raises(InvalidJob) as refused:
+        of_two_states(Retyped).explain(**options)
+    told = str(refused.value)
+    assert ("own: refused" in told, "matched, type changed" in told) == (True, False)
+    assert ("state seen: refused, type changed" in told, "state last: refused, type changed" in told) == (True, True)
+    reasons = [line for line in told.splitlines() if line.startswith("refused: ")]
+    assert [re.findall(r"state '(\w+)'", line) for line in reasons] == [["last"], ["seen"]]
+    with pytest.raises(InvalidJob, match="nowhere"):
+        of_two_states(Writes).explain(checkpoints=tmp_path, restore=str(tmp_path / "nowhere"))
+    with pytest.raises(InvalidJob, match="give checkpoints="):
+        of_two_states(Writes).explain(restore="latest")
