@@ -302,8 +302,8 @@ class KeyedInput:
             other = sorted(known)[0]
             warnings.warn(
                 f"{where}: its event time is column {column!r}, but the watermark is of {other!r}: rows whose "
-                f"{column!r} is behind that are late. Pass event_time={other!r}, or call with_watermarks({column!r}) "
-                "before it",
+                f"{column!r} is behind the watermark may be late. Pass event_time={other!r}, or call "
+                f"with_watermarks({column!r}) before it",
                 stacklevel=users_line(),
             )
         elif known is None and self.schema is not None:
@@ -313,11 +313,14 @@ class KeyedInput:
         function, above = self.plan.function_before(self.node), self.plan.event_times_above(self.node)
         if function and above and column not in self.plan.inherited_event_times(self.node):
             other, instead = sorted(above)[0], self._only_event_time
+            older = "another column" if other == column else repr(other)
+            remedy = f", or pass event_time={instead!r}" if instead else ""
+            if not remedy and other != column:
+                remedy = f". If the function passes on the same time, let it name the column {other!r}"
             warnings.warn(
                 f"{where}: its event time is column {column!r} of the rows of {function}, but the watermark is of "
-                f"{other!r} before this function: rows whose {column!r} is behind that are late and dropped. Call "
-                f"with_watermarks({column!r}, max_out_of_orderness) behind the function, or "
-                + (f"pass event_time={instead!r}" if instead else f"keep the name {other!r}"),
+                f"{older} before this function: rows whose {column!r} is behind the watermark may be late and dropped. "
+                f"Call with_watermarks({column!r}, max_out_of_orderness) behind the function{remedy}",
                 stacklevel=users_line(),
             )
 

@@ -4,7 +4,9 @@ Types are compared coarsely: a text, a number, a list. A class's own checks run 
 """
 
 import datetime
+import difflib
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
@@ -35,6 +37,12 @@ class WrongCall(InvalidJob, TypeError):
     """A method or constructor was called with arguments that do not fit."""
 
 
+def meant_keyword(wrong_call: TypeError, signature: inspect.Signature) -> str:
+    unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(wrong_call))
+    near = difflib.get_close_matches(unexpected[1], signature.parameters, 1) if unexpected else ()
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
 def shown_parameters(signature: inspect.Signature) -> str:
     _, *takes = signature.parameters.values()
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in takes]
@@ -62,7 +70,8 @@ def kinds_checked(made: _T) -> _T:
         try:
             given = signature.bind(self, *positional, **named).arguments
         except TypeError as wrong_call:
-            told = f"{type(self).__name__}: {wrong_call}: it takes {shown_parameters(signature)}"
+            told = f"{type(self).__name__}: {wrong_call}{meant_keyword(wrong_call, signature)}"
+            told = f"{told}: it takes {shown_parameters(signature)}"
             raise WrongCall(told) from None
         hints.update(hints or get_type_hints(init))
         wrong = wrong_argument(given, hints)

@@ -300,7 +300,9 @@ def milliseconds(given: Duration, what: str) -> int:
     duration = as_duration(given, what)
     whole, rest = divmod(duration, datetime.timedelta(milliseconds=1))
     if rest or whole < 0:
-        raise InvalidJob(f"{what} is {duration}: use a duration of whole milliseconds, not negative")
+        raise InvalidJob(
+            f"{what} is {duration.total_seconds():g} s: use a duration of whole milliseconds, not negative"
+        )
     return whole
 
 

@@ -23,7 +23,7 @@ from barrier_runtime.coordinator.status.statistics import (
     rows_by_step,
 )
 from barrier_runtime.coordinator.status.status import JobStatus
-from barrier_runtime.data.argument_types import WrongCall, shown_parameters, wrong_arguments_of
+from barrier_runtime.data.argument_types import WrongCall, meant_keyword, shown_parameters, wrong_arguments_of
 from barrier_runtime.operators.user_code import from_users_frame
 from barrier_runtime.state.errors import (
     BarrierRuntimeError,
@@ -226,7 +226,7 @@ def _wrong_call(method: Callable[..., Any], arguments: tuple[Any, ...], keywords
             if nameless or method.__name__ == "__init__"
             else f"it takes {shown_parameters(signature)}"
         )
-        return WrongCall(f"{_called(method, arguments)}: {error}: {remedy}")
+        return WrongCall(f"{_called(method, arguments)}: {error}{meant_keyword(error, signature)}: {remedy}")
     return None
 
 

@@ -133,4 +133,6 @@ BITS: dict[type[exp.Expr], Callable[[Argument, Argument], Made]] = {
     exp.BitwiseAnd: _bits(pc.bit_wise_and),
     exp.BitwiseOr: _bits(pc.bit_wise_or),
     exp.BitwiseXor: _bits(pc.bit_wise_xor),
+    exp.BitwiseLeftShift: _shift(pc.shift_left),
+    exp.BitwiseRightShift: _shift(pc.shift_right),
 }

@@ -28,6 +28,7 @@ from barrier_runtime.state.texts import shortened
 _NO_NUMBERS = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 _NAMES = {dict: "an object", list: "an array", str: "text", bool: "true or false"}
 _CUT = 80
+_REMEDY = "correct the file, or write it elsewhere and rename it, if it is still being written"
 
 
 class JsonNumber(str):
@@ -225,7 +226,7 @@ def _of_line(line: bytes, at: int) -> JsonObject:
     try:
         value = _decode(line.decode())
     except ValueError as error:
-        raise LineError(at, f"it is not one JSON object ({error}): correct the file") from None
+        raise LineError(at, f"it is not one JSON object ({error}): {_REMEDY}") from None
     if not isinstance(value, JsonObject):
         raise LineError(at, f"it is {_named(value)}, and each line has to be an object: correct the file")
     return value

@@ -133,7 +133,8 @@ def test_a_stateful_step_without_a_name_says_where_the_name_belongs(step: str) -
 def test_a_call_with_other_arguments_than_there_are_says_which_there_are() -> None:
     _, source = stream()
     with pytest.raises(
-        TypeError, match=r"unexpected keyword argument 'nam': it takes \(function, \*, schema=None, nam"
+        TypeError,
+        match=r"unexpected keyword argument 'nam' \(did you mean 'name'\?\): it takes \(function, \*, schema=None, nam",
     ):
         source.map(lambda row: row, nam="x")  # type: ignore[call-arg]
 

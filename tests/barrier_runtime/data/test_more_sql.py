@@ -244,6 +244,8 @@ EXPRESSIONS = [
     "~i",
     "shiftleft(small, 2)",
     "shiftright(i, 2)",
+    "i >> 2",
+    "small << 2",
     "isnull(s)",
     "isnotnull(s)",
     "isnan(x)",
