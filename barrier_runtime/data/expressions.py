@@ -1,20 +1,12 @@
 """Evaluates `pyarrow.compute` expressions on a batch, and their common parts once.
 
-Arrow exposes an expression's parts only in serialised form: an Arrow file of a single row, whose columns are literals
-and options, and whose schema's metadata is the tree, in walk order:
-
-    call f … options i, end f     a call, with its arguments between, and a column of options if it has any
-    literal i · field_ref name    a leaf
-
-A common part is a slice of the walk, replaced by a precomputed column. An expression that changes when read and
-written again shares nothing.
+A common part is a slice of a tree's walk, replaced by a precomputed column.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.acero as acero
@@ -22,14 +14,12 @@ import pyarrow.compute as pc
 
 import barrier_runtime.data.sql.kernels
 import barrier_runtime.data.sql.texts  # noqa: F401 - functions that expressions call by their names
+from barrier_runtime.data.expression_tree import Calls, Tree
 from barrier_runtime.data.schemas import described, no_column, no_rows, one_array
 from barrier_runtime.data.sql.kernels import kernels_of, register
 from barrier_runtime.state.errors import InvalidJob
 
-_Token: TypeAlias = tuple[str, str]
-_METADATA = "-- schema metadata --\n"
 _BEGINS_A_CALL = re.compile(r"[({]")  # in an expression's text, where literals and options may have them too
-_made: Callable[[pa.Buffer], pc.Expression] = pc.scalar(0).__reduce__()[0]
 
 
 @dataclass(frozen=True)
@@ -43,87 +33,35 @@ def shared(expressions: Sequence[pc.Expression], columns: Sequence[str]) -> Shar
         return Shared({}, list(expressions))
     if sum(len(_BEGINS_A_CALL.findall(str(expression))) for expression in expressions) < 2:
         return Shared({}, list(expressions))
-    trees = [_Tree.of(expression) for expression in expressions]
-    shapes = Counter(tree.shape(*call) for tree in trees if tree is not None for call in tree.calls)
-    found: dict[str, list[tuple[int, int, int, pc.Expression]]] = {}
-    for number, tree in enumerate(trees):
-        if tree is None:
-            continue
-        for first, last in tree.calls:
-            if shapes[tree.shape(first, last)] == 1:
-                continue  # making the part is most of the work
-            part = tree.part(first, last)
-            same = found.setdefault(str(part), [])
-            if not same or same[0][3].equals(part):
-                same.append((number, first, last, part))
+    trees = [Tree.of(expression) for expression in expressions]
+    numbers: dict[object, int] = {}
+    found: dict[int, list[tuple[Tree, int, int]]] = {}
+    for tree in (each for each in trees if each is not None):
+        for number, first, last in tree.calls(numbers):
+            found.setdefault(number, []).append((tree, first, last))
     parts: dict[str, pc.Expression] = {}
-    replaced: list[list[tuple[int, int, str]]] = [[] for _ in trees]
+    replaced: dict[int, list[tuple[int, int, str]]] = {id(tree): [] for tree in trees}
     for places in sorted(found.values(), key=lambda each: each[0][1] - each[0][2]):
-        free = [each for each in places if not any(first <= each[1] < last for first, last, _ in replaced[each[0]])]
+        free = [
+            (tree, first, last)
+            for tree, first, last in places
+            if len(places) > 1 and not any(begin <= first < end for begin, end, _ in replaced[id(tree)])
+        ]
         if len(free) > 1:
             name = f"shared part {len(parts)}"
             while name in columns:
                 name += " "
-            parts[name] = free[0][3]
-            for number, first, last, _ in free:
-                replaced[number].append((first, last, name))
+            tree, first, last = free[0]
+            parts[name] = tree.part(first, last)
+            for tree, first, last in free:
+                replaced[id(tree)].append((first, last, name))
     return Shared(
         parts,
         [
-            expression if tree is None or not places else tree.without(places)
-            for expression, tree, places in zip(expressions, trees, replaced, strict=True)
+            tree.without(replaced[id(tree)]) if tree is not None and replaced[id(tree)] else expression
+            for expression, tree in zip(expressions, trees, strict=True)
         ],
     )
-
-
-@dataclass(frozen=True)
-class _Tree:
-    tokens: list[_Token]
-    row: pa.RecordBatch
-
-    @staticmethod
-    def of(expression: pc.Expression) -> "_Tree | None":
-        try:
-            (buffer,) = expression.__reduce__()[1]
-            row = pa.ipc.open_file(buffer).get_batch(0)
-            _, _, told = row.schema.to_string(truncate_metadata=False).partition(_METADATA)
-            pairs = [line.partition(": ") for line in told.splitlines()]
-            tree = _Tree([(key, value[1:-1]) for key, _, value in pairs], row)
-            return tree if tree.part(0, len(pairs)).equals(expression) else None
-        except (pa.ArrowException, ValueError):
-            return None  # a column by number, or a name with a line break
-
-    @property
-    def calls(self) -> list[tuple[int, int]]:
-        begun, found = list[int](), list[tuple[int, int]]()
-        for at, (key, _) in enumerate(self.tokens):
-            if key == "call":
-                begun.append(at)
-            elif key == "end":
-                first = begun.pop()
-                if any(key == "field_ref" for key, _ in self.tokens[first:at]):
-                    found.append((first, at + 1))
-        return found
-
-    def shape(self, first: int, last: int) -> tuple[_Token, ...]:
-        """Equal for equal parts: without the places of literals and options in the row."""
-        return tuple((key, value if key in ("call", "field_ref") else "") for key, value in self.tokens[first:last])
-
-    def part(self, first: int, last: int) -> pc.Expression:
-        return self._made_of(self.tokens[first:last])
-
-    def without(self, places: Sequence[tuple[int, int, str]]) -> pc.Expression:
-        tokens = list(self.tokens)
-        for first, last, name in sorted(places, reverse=True):
-            tokens[first:last] = [("field_ref", name)]
-        return self._made_of(tokens)
-
-    def _made_of(self, tokens: Sequence[_Token]) -> pc.Expression:
-        told: Any = pa.KeyValueMetadata(tokens)  # repeated keys, so no dict
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, self.row.schema.with_metadata(told)) as writer:
-            writer.write_batch(self.row.replace_schema_metadata(told))
-        return _made(sink.getvalue())
 
 
 _UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*)\) in ")
@@ -191,6 +129,16 @@ def evaluate(
             f"{described(batch.schema)}: correct the expression, or filter such rows before it"
         ) from error
     return [one_array(column) for column in columns]
+
+
+def calls(common: Shared, schema: pa.Schema) -> Calls | None:
+    """Calls that give what `evaluate` gives; None if that is not sure."""
+    found = Calls.of(common.parts, common.expressions, schema)
+    if found is None:
+        return None
+    none = no_rows(schema)
+    planned, called = evaluate(none, common.expressions, "", common.parts), found(none)
+    return found if [each.type for each in called] == [each.type for each in planned] else None
 
 
 def evaluated_types(schema: pa.Schema, expressions: list[pc.Expression], where: str) -> list[pa.DataType]:

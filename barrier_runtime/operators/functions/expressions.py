@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.expressions import Compiled, Shared, evaluate, shared
+from barrier_runtime.data.expression_tree import Calls
+from barrier_runtime.data.expressions import Compiled, Shared, calls, evaluate, shared
 from barrier_runtime.data.plain_rows import PlainRows, without_views
 from barrier_runtime.data.values.json_columns import is_list
 from barrier_runtime.operators.base import Emit, Operator
@@ -22,6 +23,9 @@ from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
     from barrier_runtime.data.sql.expression import SqlExpression
+
+
+_IN_PARTS = 32_768  # rows: of a larger batch, Arrow's engine computes parts that fit a processor's cache
 
 
 class _Evaluation:
@@ -34,6 +38,7 @@ class _Evaluation:
         self._schema: pa.Schema | None = None
         self._compiled: list[pc.Expression] = []
         self._shared = Shared({}, [])
+        self._calls: Calls | None = None
 
     def __call__(self, rows: pa.RecordBatch) -> list[pa.Array]:
         rows = self._plain(rows)
@@ -43,6 +48,12 @@ class _Evaluation:
                 each.expression if isinstance(each, Compiled) else each.compiled(rows.schema) for each in self._given
             ]
             self._shared = shared(self._compiled, rows.schema.names)
+            self._calls = calls(self._shared, rows.schema)
+        if self._calls is not None and len(rows) <= _IN_PARTS:
+            try:
+                return self._calls(rows)
+            except pa.ArrowException:
+                pass  # the engine refuses as well, and says which expression
         try:
             return evaluate(rows, self._shared.expressions, self._where, self._shared.parts)
         except InvalidJob:

@@ -13,9 +13,10 @@ import pytest
 from test_sql_expressions import by_spark, spark  # noqa: F401 - a fixture
 
 import barrier_runtime as br
-from barrier_runtime.data.expressions import Compiled, evaluate
+from barrier_runtime.data.expressions import Compiled
 from barrier_runtime.data.sql.expression import SqlExpression
 from barrier_runtime.state.errors import InvalidJob
+from tests.evaluated import evaluated
 
 UTC = datetime.timezone.utc
 ITEM = pa.struct([("sku", pa.string()), ("n", pa.int64())])
@@ -37,6 +38,7 @@ SCHEMA = pa.schema(
         ("p", pa.struct([("q", pa.int64()), ("items", pa.list_(ITEM)), ("when", pa.timestamp("us", "UTC"))])),
     ]
 )
+
 ROWS: list[dict[str, Any]] = [
     {
         "i": 7,
@@ -256,7 +258,7 @@ EXPRESSIONS = [
 
 def computed(text: str, rows: pa.RecordBatch | None = None) -> pa.Array:
     batch = pa.RecordBatch.from_pylist(ROWS, SCHEMA) if rows is None else rows
-    return evaluate(batch, [SqlExpression(text, "t").compiled(batch.schema)], "t")[0]
+    return evaluated(batch, SqlExpression(text, "t").compiled(batch.schema))[0]
 
 
 def plain(value: Any) -> Any:

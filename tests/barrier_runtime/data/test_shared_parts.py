@@ -34,6 +34,8 @@ def sql(text: str) -> pc.Expression:
         ([sql("date_format(ts, 'yyyy-MM-dd')"), sql("date_format(ts, 'yyyy-MM')"), sql("n > 1 AND m > 1")], 1),
         ([sql("CASE WHEN n > 0 THEN n END"), sql("CASE WHEN n > 0 THEN m END"), sql("n > 0")], 1),
         ([pc.struct_field(pc.field("s"), "x") + 1, pc.struct_field(pc.field("s"), "x"), pc.field("s", "y")], 1),
+        ([sql("n <> 0 AND " + " AND ".join(f"m / n > -{number}e9" for number in range(1, 11)))], 7),  # 2,863 calls
+        ([sql("regexp_extract(url, 'b/(.)', 1)"), sql("upper(regexp_extract(url, 'b/(.)', 1))")], 1),  # a long name
         ([pc.field("n"), pc.field("n"), pc.scalar(1), pc.scalar(1), *[pc.add(pc.scalar(1), 2)] * 2], 0),
         ([pc.field(1) + 1, pc.field(1) + 1], 0),  # a column by number has no serialised form
         ([pc.field("n").cast(pa.int32()), pc.field("n").cast(pa.int16())], 0),  # nearly the same is not the same

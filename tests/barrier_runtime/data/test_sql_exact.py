@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from barrier_runtime.data.expressions import evaluate
 from barrier_runtime.data.sql.expression import SqlExpression
 from barrier_runtime.state.errors import InvalidJob
+from tests.evaluated import evaluated
 
 UTC = datetime.timezone.utc
 TEN = datetime.datetime(2026, 1, 31, 10)
@@ -22,7 +22,7 @@ WITH_MICROSECONDS = TEN.replace(microsecond=500_123)
 
 def computed(text: str, **columns: pa.Array) -> pa.Array:
     rows = pa.record_batch(columns or {"one": pa.array([1])})
-    return evaluate(rows, [SqlExpression(text, "t").compiled(rows.schema)], "t")[0]
+    return evaluated(rows, SqlExpression(text, "t").compiled(rows.schema))[0]
 
 
 def decimals(digits: int, scale: int, *values: str | None) -> pa.Array:

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 import pytest
 
 import barrier_runtime as br
-from barrier_runtime.data.expressions import evaluate
 from barrier_runtime.data.sql.expression import SqlExpression, known_functions
 from barrier_runtime.data.sql.kernels import remainder
 from barrier_runtime.state.errors import InvalidJob
+from tests.evaluated import evaluated
 
 UTC = datetime.timezone.utc
 WORDS = ("update", "values", "set")  # with which statements of SQL begin
@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
         *((word, pa.int64()) for word in WORDS),
     ]
 )
+
 ROWS: list[dict[str, Any]] = [
     {
         "i": 7,
@@ -294,7 +295,7 @@ for number, row in enumerate(ROWS):
 
 def computed(text: str, rows: pa.RecordBatch | None = None) -> pa.Array:
     batch = pa.RecordBatch.from_pylist(ROWS, SCHEMA) if rows is None else rows
-    return evaluate(batch, [SqlExpression(text, "t").compiled(batch.schema)], "t")[0]
+    return evaluated(batch, SqlExpression(text, "t").compiled(batch.schema))[0]
 
 
 @pytest.mark.parametrize(
@@ -478,14 +479,14 @@ def test_a_remainder_of_doubles_is_exact_with_and_without_arrow_s_own(by_arrow: 
     divided, divisors = [1e300, -7.5, 1.0, 5.0, None, 2.0, float("inf")], [7.0, 2.0, 0.1, float("inf"), 0.0, None, 2.0]
     rows = pa.record_batch({"a": pa.array(divided), "b": pa.array(divisors)})
     for divisor, of in ((pc.field("b"), divisors), (pc.scalar(0.1), [0.1] * len(divided))):
-        (found,) = evaluate(rows, [remainder(pc.field("a"), divisor, pa.float64(), by_arrow)], "t")
+        (found,) = evaluated(rows, remainder(pc.field("a"), divisor, pa.float64(), by_arrow))
         with np.errstate(invalid="ignore"):
             expected = [None if None in pair else float(np.fmod(*pair)) for pair in zip(divided, of, strict=True)]
         assert str(found.to_pylist()) == str(expected)
     with pytest.raises(InvalidJob, match="divide by zero"):
-        evaluate(rows, [remainder(pc.field("a"), pc.scalar(0.0), pa.float64(), by_arrow)], "t")
+        evaluated(rows, remainder(pc.field("a"), pc.scalar(0.0), pa.float64(), by_arrow))
     rows = pa.record_batch({"a": pa.array([LOWEST, -7, None]), "b": pa.array([-1, 3, -1])})
-    (found,) = evaluate(rows, [remainder(pc.field("a"), pc.field("b"), pa.int64(), by_arrow)], "t")
+    (found,) = evaluated(rows, remainder(pc.field("a"), pc.field("b"), pa.int64(), by_arrow))
     assert found.to_pylist() == [0, -1, None]
 
 
@@ -531,7 +532,7 @@ def test_a_name_may_differ_in_case_where_that_is_clear() -> None:
 def test_it_travels_to_a_slot() -> None:
     expression = pickle.loads(pickle.dumps(SqlExpression("i + 1", "t")))
     batch = pa.RecordBatch.from_pylist(ROWS, SCHEMA)
-    assert evaluate(batch, [expression.compiled(SCHEMA)], "t")[0].to_pylist() == [8, -6, None, 16_777_218]
+    assert evaluated(batch, expression.compiled(SCHEMA))[0].to_pylist() == [8, -6, None, 16_777_218]
 
 
 @pytest.mark.slow

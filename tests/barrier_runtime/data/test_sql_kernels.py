@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barrier_runtime.data.expressions import evaluate
 from barrier_runtime.data.sql.kernels import how_many, part, time_text
+from tests.evaluated import evaluated
 
 TEXTS = st.lists(st.none() | st.text("ab/é", max_size=70), max_size=30)
 UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -22,7 +22,7 @@ PATTERNS = {"HH:mm": "%H:%M", "yyyy-MM-dd": "%Y-%m-%d", "ss": "%S", "dd.MM HH": 
 
 
 def of(column: pa.Array, expression: pc.Expression) -> list[Any]:
-    (found,) = evaluate(pa.RecordBatch.from_arrays([column], ["c"]), [expression], "test")
+    (found,) = evaluated(pa.RecordBatch.from_arrays([column], ["c"]), expression)
     found.validate(full=True)
     values: list[Any] = found.to_pylist()
     return values
