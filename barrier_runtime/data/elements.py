@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.parted_rows import Part
+from barrier_runtime.data.parted_rows import RowsOfPart
 
 WATERMARK_MIN = -(2**63)
 WATERMARK_MAX = 2**63 - 1
@@ -29,16 +29,16 @@ class Batch:
     __slots__ = ("_rows", "count", "emit_ns", "few", "part", "reached")
 
     def __init__(
-        self, rows: pa.RecordBatch | FewRows | Part, emit_ns: int, reached: npt.NDArray[np.int64] | None = None
+        self, rows: pa.RecordBatch | FewRows | RowsOfPart, emit_ns: int, reached: npt.NDArray[np.int64] | None = None
     ) -> None:
         self.few: FewRows | None = None
-        self.part: Part | None = None
+        self.part: RowsOfPart | None = None
         self._rows: pa.RecordBatch | None = None
         self.count: int
         if isinstance(rows, FewRows):
             self.few = rows
             self.count = rows.count
-        elif isinstance(rows, Part):
+        elif isinstance(rows, RowsOfPart):
             self.part = rows
             self.count = rows.count
         else:

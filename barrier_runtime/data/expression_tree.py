@@ -8,9 +8,9 @@ and options, and whose schema's metadata is the tree, in walk order:
 
 An expression that changes when read and written again has no tree here.
 
-A plan of Arrow's engine costs about 100 us per batch, a call 3 us, so `Calls` evaluates small batches. An expression
-binds other kernels than a call in one case: where types differ, it first gives literals the smallest type. Such
-expressions have no calls, except that a whole number gets the type of the signed column beside it.
+A plan of Arrow's engine costs about 100 us per batch, a call 3 us, so `FunctionCalls` evaluates small batches. An
+expression binds other kernels than a call in one case: where types differ, an expression first gives literals the
+smallest type. Such expressions have no calls, except that a whole number gets the type of a signed column.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +20,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from barrier_runtime.data.schemas import no_rows
 
 _Token: TypeAlias = tuple[str, str]
 _METADATA = "-- schema metadata --\n"
@@ -120,7 +122,7 @@ OWN_FUNCTIONS = "barrier_runtime"  # prefix of names; their kernels take exactly
 
 
 @dataclass(frozen=True)
-class Calls:
+class FunctionCalls:
     """Expressions as calls, for rows of one schema. `parts` are computed first, and have names as columns have."""
 
     columns: dict[str, int]
@@ -130,22 +132,24 @@ class Calls:
     @staticmethod
     def of(
         parts: Mapping[str, pc.Expression], expressions: Sequence[pc.Expression], schema: pa.Schema
-    ) -> "Calls | None":
+    ) -> "FunctionCalls | None":
         """None if an expression has no calls that surely give the same."""
         if len(set(schema.names)) < len(schema):
             return None
-        known: dict[str, _Value] = {field.name: pa.array([], field.type) for field in schema}
+        known: dict[str, _Value] = dict(zip(schema.names, no_rows(schema).columns, strict=True))
         programs = list[_Program]()
-        for name, expression in [*parts.items(), *(("", each) for each in expressions)]:
+        for name, expression in [*parts.items(), *((None, each) for each in expressions)]:
             program = _program(expression, known)
             if program is None:
                 return None
-            known[name] = _run(program, known)
-            if not isinstance(known[name], pa.Array):
+            result = _run(program, known)
+            if not isinstance(result, pa.Array):
                 return None
+            if name is not None:
+                known[name] = result
             programs.append(program)
         used = {step for program in programs for step in program if isinstance(step, str)}
-        return Calls(
+        return FunctionCalls(
             {name: at for at, name in enumerate(schema.names) if name in used},
             dict(zip(parts, programs, strict=False)),
             programs[len(parts) :],

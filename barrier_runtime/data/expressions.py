@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 import barrier_runtime.data.sql.kernels
 import barrier_runtime.data.sql.texts  # noqa: F401 - functions that expressions call by their names
-from barrier_runtime.data.expression_tree import Calls, Tree
+from barrier_runtime.data.expression_tree import FunctionCalls, Tree
 from barrier_runtime.data.schemas import described, no_column, no_rows, one_array
 from barrier_runtime.data.sql.kernels import kernels_of, register
 from barrier_runtime.state.errors import InvalidJob
@@ -131,9 +131,9 @@ def evaluate(
     return [one_array(column) for column in columns]
 
 
-def calls(common: Shared, schema: pa.Schema) -> Calls | None:
-    """Calls that give what `evaluate` gives; None if that is not sure."""
-    found = Calls.of(common.parts, common.expressions, schema)
+def calls(common: Shared, schema: pa.Schema) -> FunctionCalls | None:
+    """FunctionCalls that give what `evaluate` gives; None if that is not sure."""
+    found = FunctionCalls.of(common.parts, common.expressions, schema)
     if found is None:
         return None
     none = no_rows(schema)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
-from barrier_runtime.data.parted_rows import Part, PartedRows
+from barrier_runtime.data.parted_rows import PartedRows, RowsOfPart
 from barrier_runtime.data.rows import values_of
 from barrier_runtime.data.schemas import no_column
 from barrier_runtime.state.errors import InvalidJob
@@ -194,7 +194,7 @@ def hash_partition(
                 parted = PartedRows(rows.take(pa.array(order)))
                 reached = None if reached is None else reached[order]
             part = None if reached is None else reached[start : start + size]
-            parts.append((target, Batch(Part(parted, start, size), batch.emit_ns, part)))
+            parts.append((target, Batch(RowsOfPart(parted, start, size), batch.emit_ns, part)))
             start += size
     return parts
 

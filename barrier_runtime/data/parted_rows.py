@@ -21,7 +21,7 @@ class PartedRows:
                 self.values.append((memoryview(column.buffers()[1])[column.offset * size :], size))
 
 
-class Part:
+class RowsOfPart:
     __slots__ = ("count", "parted", "start")
 
     def __init__(self, parted: PartedRows, start: int, count: int) -> None:

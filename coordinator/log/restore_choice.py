@@ -174,7 +174,7 @@ def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = 
     return _restored(spec, manifest)
 
 
-class Unfit(NamedTuple):
+class Refusal(NamedTuple):
     """`operator` and `state` (of a function, or an aggregate) that a start refuses; "": the job, or the operator."""
 
     operator: str
@@ -182,7 +182,7 @@ class Unfit(NamedTuple):
     error: InvalidJob
 
 
-def unfit(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> Iterator[Unfit]:
+def unfit(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> Iterator[Refusal]:
     """Yields why a start would refuse the checkpoint.
 
     `what`: for messages. `settled`: all transactions of the checkpoint are visible.
@@ -231,8 +231,8 @@ def unfit(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False
         yield from _unfit_states(spec, what, snapshot)
 
 
-def _unfit(text: str, operator: str = "", state: str = "") -> Unfit:
-    return Unfit(operator, state, InvalidJob(text))
+def _unfit(text: str, operator: str = "", state: str = "") -> Refusal:
+    return Refusal(operator, state, InvalidJob(text))
 
 
 def _restored(spec: JobSpec, manifest: Manifest) -> tuple[OperatorSnapshot, ...]:
@@ -240,7 +240,7 @@ def _restored(spec: JobSpec, manifest: Manifest) -> tuple[OperatorSnapshot, ...]
     return tuple(snapshot for snapshot in manifest.operators if snapshot.operator in present)
 
 
-def _unfit_states(spec: JobSpec, what: str, snapshot: OperatorSnapshot) -> Iterator[Unfit]:
+def _unfit_states(spec: JobSpec, what: str, snapshot: OperatorSnapshot) -> Iterator[Refusal]:
     operator = snapshot.operator
     where = f"{what}, operator {operator!r}"
     changed = changed_key(spec, snapshot)
@@ -266,14 +266,14 @@ def _unfit_states(spec: JobSpec, what: str, snapshot: OperatorSnapshot) -> Itera
     described = snapshot.keyed.described
     declared = next((chain.states[operator] for chain in spec.chains if operator in chain.states), {})
     for name, error in unfit_aggregates(declared, described, spec.allow_non_restored, where):
-        yield Unfit(operator, name, error)
+        yield Refusal(operator, name, error)
     for name in sorted(declared.keys() & {*snapshot.keyed.states, *described}):
         if declared[name].kind in COME_AND_GO:
             continue
         try:
             continued(declared[name], described.get(name, ONE_VALUE), f"{where}, state {name!r}")
         except InvalidJob as error:
-            yield Unfit(operator, name, error)
+            yield Refusal(operator, name, error)
 
 
 def changed_definition(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.expression_tree import Calls
+from barrier_runtime.data.expression_tree import FunctionCalls
 from barrier_runtime.data.expressions import Compiled, Shared, calls, evaluate, shared
 from barrier_runtime.data.plain_rows import PlainRows, without_views
 from barrier_runtime.data.values.json_columns import is_list
@@ -38,7 +38,7 @@ class _Evaluation:
         self._schema: pa.Schema | None = None
         self._compiled: list[pc.Expression] = []
         self._shared = Shared({}, [])
-        self._calls: Calls | None = None
+        self._calls: FunctionCalls | None = None
 
     def __call__(self, rows: pa.RecordBatch) -> list[pa.Array]:
         rows = self._plain(rows)

@@ -30,7 +30,7 @@ from barrier_runtime.data.elements import (
     Watermark,
 )
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.parted_rows import Part
+from barrier_runtime.data.parted_rows import RowsOfPart
 from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.aggregation.partial_schema import whole_schema
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob
@@ -253,7 +253,7 @@ class FrameReader:
         return reached
 
 
-def _plain_payload(part: Part) -> bytes:
+def _plain_payload(part: RowsOfPart) -> bytes:
     """Arrow's bytes of the part, without a call of Arrow. Returns b"" for rows that only Arrow can write."""
     parted, start, count = part.parted, part.start, part.count
     if not parted.values or parted.row_bytes * count > _BYTES_PER_FRAME_TARGET:

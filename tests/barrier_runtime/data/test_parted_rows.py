@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.keys import hash_partition
-from barrier_runtime.data.parted_rows import Part, PartedRows
+from barrier_runtime.data.parted_rows import PartedRows, RowsOfPart
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
 from tests.drawn import examples
 
@@ -50,7 +50,7 @@ def test_part_arrives_as_the_rows_that_arrow_cuts(drawn: tuple[pa.RecordBatch, l
     writer, reader = FrameWriter(), FrameReader()
     for count in cuts:
         cut, reached = rows.slice(at, count), np.arange(at, at + count)
-        ((read, _),) = reader.feed(frames(Batch(Part(parted, at, count), 3, reached), writer))
+        ((read, _),) = reader.feed(frames(Batch(RowsOfPart(parted, at, count), 3, reached), writer))
         assert isinstance(read, Batch)
         read.rows.validate(full=True)
         assert read == Batch(cut, 3, reached)

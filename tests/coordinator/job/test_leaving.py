@@ -296,7 +296,7 @@ def test_process_that_hangs_while_its_successor_waits_is_ended():
     assert coordinator.status.kill == ()
 
 
-def test_successor_that_registers_late_does_not_keep_the_driver_from_ending_the_old_task():
+def test_late_successor_does_not_keep_the_driver_from_ending_the_old_task():
     coordinator, a, b = leaving_job(MemoryStore())
     notice(b)
     others_hang(coordinator, a, for_ms=coordinator.protocol.spec.slot_timeout_ms + 2_000)
