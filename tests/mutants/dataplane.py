@@ -161,8 +161,8 @@ MUTANTS = (
         "times-in-lists-are-rounded",
         "a function sees the time that Arrow would show it",
         "barrier_runtime/data/rows.py",
-        "            if min(values) >= 0:  # division rounds down, a cast towards zero\n",
-        "            if min(values):\n",
+        "_timedelta(0, 0, value // per_us)",
+        "_timedelta(0, 0, int(value / per_us))",
         ("tests/barrier_runtime/operators/functions/test_functions_of_few_rows.py",),
     ),
     Mutant(

@@ -47,7 +47,7 @@ MUTANTS = (
         "frames-are-cut-by-the-mean",
         "a batch is halved until every frame fits, however different its rows are",
         "barrier_runtime/runtime/network/frames.py",
-        "if rows.num_rows <= 1 or rows.nbytes <= _BYTES_PER_FRAME_TARGET:",
+        "if rows.num_rows <= 1 or pa.ipc.get_record_batch_size(rows) <= _BYTES_PER_FRAME_TARGET:",
         "if rows.num_rows <= 1 or rows.nbytes // rows.num_rows <= _BYTES_PER_FRAME_TARGET:",
         (
             "tests/barrier_runtime/runtime/network/test_frames.py::test_a_large_batch_is_cut_into_frames_and_keeps_its_order",

@@ -420,8 +420,8 @@ MUTANTS = (
         "declared-states-are-not-compared-before-a-run",
         "a state of another kind or type is refused before the log says that a run has begun",
         "coordinator/log/restore_choice.py",
-        "        if snapshot.keyed is not None:\n",
-        "        if snapshot.keyed is not None and False:\n",
+        "    if snapshot.keyed is None:\n        return\n    described",
+        "    if snapshot.keyed is not None or True:\n        return\n    described",
         ("tests/barrier_runtime/operators/state/test_changed_types.py",),
     ),
     Mutant(

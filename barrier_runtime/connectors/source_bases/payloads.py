@@ -6,7 +6,7 @@ JSON is decoded payload by payload: a common parse could take one payload for tw
 import datetime
 import decimal
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Protocol
 
@@ -345,10 +345,13 @@ class JsonPayloads(Decoder):
         self._packed = PackedColumns(schema)
 
     def arrays(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[pa.Array]:
+        packed = self._packed.tried(lambda: self._tuples(payloads))
+        return super().arrays(payloads, records) if packed is None else packed
+
+    def _tuples(self, payloads: Sequence[bytes | None]) -> Iterator[tuple[Any, ...]]:
         decode, absent = self._decode, self._absent
         rows = (decode(payload or b"") if payload is not None or absent is None else absent for payload in payloads)
-        packed = self._packed.tried(lambda: map(msgspec.structs.astuple, rows))
-        return super().arrays(payloads, records) if packed is None else packed
+        return map(msgspec.structs.astuple, rows)
 
     def rows(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[Any]:
         decode, absent = self._decode, self._absent
