@@ -80,13 +80,13 @@ def preflight(slots: Sequence[SlotFound], parallelism: int, refused: Sequence[tu
     """`refused`: slots of other versions, and why."""
     waits = tuple(each.register.slot for each in slots if each.register.facts is not None and each.probed is None)
     places = {register.slot for register, _ in refused}
-    all = sorted(
+    everybody = sorted(
         [*(each for each in slots if each.register.slot not in places), *(SlotFound(each) for each, _ in refused)],
         key=lambda each: each.register.slot,
     )
-    hosts = tuple(_host(each) for each in _by_host(all))
+    hosts = tuple(_host(each) for each in _by_host(everybody))
     found = (*_other_versions(refused), *findings(slots, parallelism))
-    return Preflight(len(all) >= parallelism and not waits, hosts, found, waits)
+    return Preflight(len(everybody) >= parallelism and not waits, hosts, found, waits)
 
 
 def _other_versions(refused: Sequence[tuple[Register, str]]) -> list[Finding]:
