@@ -107,6 +107,7 @@ def sink_facts(sink: Any) -> dict[str, Any]:
         "commit_every_ms": getattr(sink, "commit_every_ms", 0),
         "shows_early": getattr(sink, "writes_at_once", False) or sink.guarantee == "at_least_once",
         "is_idempotent": hasattr(sink, "deterministic"),
+        "last_row_wins": getattr(sink, "last_row_wins", False) is True,
         "describe": repr(sink),
         "sink_kind": getattr(sink, "kind", ""),
         "target": sink.target() if isinstance(sink, TwoPhaseCommitSink) else "",
@@ -130,6 +131,7 @@ class TwoPhaseCommitSink:
     keeps_rows: bool = False  # True: rows may stay in the sink past the next checkpoint, see `kept`
     takes_positions: bool = False  # True: `reached` and `written` are called (docs/design/at-most-once.md)
     writes_at_once: bool = False  # True: staged rows are visible; `stage_now` stages rows as they arrive
+    last_row_wins: bool = False  # True: a row replaces the earlier row of its key, so the order matters
     after_decision: bool = False  # True: the sink gets rows after their decision (`stable` step)
     pause_s: float = 0.0  # with `writes_at_once`: pause after the work of `stage_now`
     most_decided: int | None = None  # set in `open`: transactions that the target can hold between decision

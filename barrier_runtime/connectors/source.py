@@ -131,6 +131,14 @@ class EndingSplits(Protocol):
 
 
 @runtime_checkable
+class SideBySide(Protocol):
+    """Source that may read several splits with rows of the same key at the same time, as files of a folder."""
+
+    @property
+    def several(self) -> bool: ...
+
+
+@runtime_checkable
 class PassingOver(Protocol):
     """Source whose listing passes over files. `passed_over`: their number, without hidden names."""
 

@@ -20,9 +20,11 @@ from barrier_runtime.connectors.source import (
     Pausing,
     Projecting,
     Rereading,
+    SideBySide,
     Source,
     Split,
 )
+from barrier_runtime.coordinator.wire.messages import STABLE_KIND
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.graph.at_most_once import AT_MOST_ONCE, check_at_most_once, refuse_sinks_without_mode
@@ -36,6 +38,7 @@ from barrier_runtime.state.keys.key_groups import MAX_PARALLELISM_LIMIT
 from barrier_runtime.state.outside_errors import told
 
 _INTERVAL_MS = 10  # of watermarks in flows without steps in event time
+_IN_ARRIVAL_ORDER = frozenset({"union", "deduplicate", "lookup", STABLE_KIND})
 _MODES = ("exactly_once", "at_least_once", AT_MOST_ONCE)
 ListSplits: TypeAlias = Callable[[Source, int], Sequence[Split]]
 _List: TypeAlias = Callable[[Source], Sequence[Split]]
@@ -69,6 +72,7 @@ def compile_plan(
     _check_ends(plan.name, nodes, readers)
     _check_circles(nodes)
     _check_pauses(nodes)
+    _check_order(nodes)
     if mode == AT_MOST_ONCE:
         check_at_most_once(nodes)
     elif sinks_run:
@@ -213,6 +217,34 @@ def _effect_of_pauses(name: str, source: Source) -> str:
         f"and later windows, timers and joins wait: read {name!r} with idle_timeout= (rows after a longer pause may be "
         "late)"
     )
+
+
+def _check_order(nodes: list[Node]) -> None:
+    """Warns of files, read side by side, whose rows reach a step where the last row of a key wins."""
+    unordered: list[dict[str, SourceNode]] = []  # by node: no step that keeps state since the source
+    warned = set[str]()
+    for node in nodes:
+        if isinstance(node, SourceNode):
+            source = node.source
+            several = isinstance(source, SideBySide) and source.several is True
+            unordered.append({node.name: node} if several else {})
+            continue
+        above = {name: each for input in node.inputs for name, each in unordered[input.node].items()}
+        passes = node.kind in _IN_ARRIVAL_ORDER or not (node.stateful or len(node.inputs) > 1)
+        unordered.append(above if passes else {})
+        if node.kind == BROADCAST:
+            above = {name: each for name, each in above.items() if each.event_time is None}
+        elif not node.last_row_wins:
+            continue
+        for name in above.keys() - warned:
+            warned.add(name)
+            warnings.warn(
+                f"{node.kind} {node.name!r}: rows of a key in different files of source {name!r} "
+                f"({above[name].source!r}) arrive in any order, as files are read side by side, so an older row may "
+                "replace a newer one: keep the newest row by a version column first (aggregate with arg_max), or put "
+                "the rows into one file or a Kafka topic. Ignore this if each key is in a single file",
+                stacklevel=users_line(),
+            )
 
 
 def _check_guarantees(nodes: list[Node]) -> None:

@@ -71,6 +71,7 @@ class StepNode:
     commit_every_ms: int = 0
     shows_early: bool = False
     is_idempotent: bool = False
+    last_row_wins: bool = False
     describe: str = ""
     definition: str = ""
     makes_watermarks: bool = False  # without regard to watermarks of the input

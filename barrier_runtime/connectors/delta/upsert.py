@@ -51,6 +51,7 @@ class DeltaUpsertSink(BatchingSink):
     """
 
     kind: ClassVar[str] = "delta_upsert"
+    last_row_wins = True
 
     def __init__(
         self,

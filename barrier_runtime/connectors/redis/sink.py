@@ -204,6 +204,7 @@ class RedisUpsertSink(UpsertSink):
     """
 
     kind: ClassVar[str] = "redis"
+    last_row_wins = True
 
     def __init__(
         self,

@@ -109,6 +109,16 @@ class Files:
     def passed_over(self) -> int:
         return self._passed.unexpected
 
+    @property
+    def several(self) -> bool:
+        return len(self.files) > 1
+
+    @property
+    def is_one_file(self) -> bool:
+        """True if no other files can appear."""
+        paths = str(self.paths)
+        return paths.endswith(self.suffixes) and not set("*?[") & set(paths) and len(self.files) < 2
+
     def reading(self, columns: Collection[str]) -> "Files":
         return self
 

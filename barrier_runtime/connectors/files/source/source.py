@@ -97,6 +97,10 @@ class WatchedFiles:
     def passed_over(self) -> int:
         return self._inner.passed_over
 
+    @property
+    def several(self) -> bool:
+        return not self._inner.is_one_file
+
     def reading(self, columns: Collection[str]) -> "WatchedFiles":
         return WatchedFiles(self._inner.reading(columns), self._period_s)
 

@@ -94,6 +94,7 @@ class SqlSink(BatchingSink):
         if mode not in ("insert", "upsert"):
             raise InvalidJob(f"{name}: mode={mode!r}: mode is 'insert' or 'upsert'")
         self.key = key_columns(key, f"{name}: key")
+        self.last_row_wins = bool(self.key)
         if (mode == "upsert") != bool(self.key):
             raise InvalidJob(
                 f"{name}: mode={mode!r} with key={key!r}: mode='upsert' needs the columns of the key, "
