@@ -19,7 +19,7 @@ def told(tmp_path: Path, files: int, *, newest: bool = False, **options: Any) ->
     schema = {"id": int, "version": int, "amount": int}
     rows: Stream = flow.read_jsonl("changes", str(folder), schema=schema, **options).filter("id > 0")
     if newest:
-        rows = rows.key_by("id").aggregate("newest", amount=arg_max("amount", by="version"))
+        rows = rows.key_by("id").aggregate("newest", newest=arg_max("amount", by="version"))
     rows.sink("table", SqliteSink(str(tmp_path / "db"), "t", mode="upsert", key=["id"]))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
