@@ -131,7 +131,7 @@ class EndingSplits(Protocol):
 
 
 @runtime_checkable
-class SideBySide(Protocol):
+class SeveralFiles(Protocol):
     """Source that may read several splits with rows of the same key at the same time, as files of a folder."""
 
     @property

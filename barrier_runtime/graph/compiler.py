@@ -20,7 +20,7 @@ from barrier_runtime.connectors.source import (
     Pausing,
     Projecting,
     Rereading,
-    SideBySide,
+    SeveralFiles,
     Source,
     Split,
 )
@@ -226,7 +226,7 @@ def _check_order(nodes: list[Node]) -> None:
     for node in nodes:
         if isinstance(node, SourceNode):
             source = node.source
-            several = isinstance(source, SideBySide) and source.several is True
+            several = isinstance(source, SeveralFiles) and source.several is True
             unordered.append({node.name: node} if several else {})
             continue
         above = {name: each for input in node.inputs for name, each in unordered[input.node].items()}

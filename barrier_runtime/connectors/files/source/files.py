@@ -115,7 +115,7 @@ class Files:
 
     @property
     def is_one_file(self) -> bool:
-        """True if no other files can appear."""
+        """Returns whether no other files can appear."""
         paths = str(self.paths)
         return paths.endswith(self.suffixes) and not set("*?[") & set(paths) and len(self.files) < 2
 
