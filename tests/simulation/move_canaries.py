@@ -175,7 +175,7 @@ def _broken_slot_is_taken() -> Iterator[None]:
     with (
         planted(phase, found, '""'),
         planted(phase, "min(slot.prefetched for", f"min({fetched} for"),
-        planted(slots, " and not self.register.broken", ""),
+        planted(slots, "not self.register.broken and ", ""),
     ):
         yield
 

@@ -75,7 +75,7 @@ def test_a_failure_prints_the_seed_the_last_events_and_the_command_that_replays_
 
 def test_a_failing_schedule_is_made_smaller_and_still_fails() -> None:
     with CANARIES["older-checkpoint-restored"].plant():
-        failing = draw(23)  # sixteen actions, one needed; other seeds take twice as long
+        failing = draw(20)  # seventeen actions, one needed; other seeds take longer
         assert len(failing.actions) > 10
         checker = judge(failing).violations[0][0]
         smaller = shrink(failing, lambda each: any(v[0] == checker for v in judge(each).violations))

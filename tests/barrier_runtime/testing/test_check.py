@@ -188,7 +188,7 @@ def test_at_another_parallelism_and_with_another_seed(only: str) -> None:
 @pytest.mark.usefixtures("few_checkpoints")
 def test_at_every_point_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     checked = check(flow_of(Sum), {"payments": ROWS[:8]}, crashes="every point", parallelism=1)
-    assert f"check flow: {checked.runs} runs" in capsys.readouterr().err, "told before they begin"
+    assert f"check payments-of-cards: {checked.runs} runs" in capsys.readouterr().err, "told before they begin"
     assert checked.phases == tuple(phase for phase in REACHED if phase != "commit globally")
     assert checked.crashes > len(PHASES) * 3
 
