@@ -58,18 +58,15 @@ def table_of(columns: Mapping[str, pa.Array]) -> pa.Table:
 
 
 def in_microseconds(column: pa.Array) -> pa.Array:
-    """The column without the digits of nanoseconds, which SQL databases do not have."""
+    """The column without the digits of nanoseconds, which SQL databases do not have: times rounded down."""
     if getattr(column.type, "unit", "") != "ns":
         return column
     kind = column.type
-    us = (
-        pa.timestamp("us", kind.tz)
-        if _is.is_timestamp(kind)
-        else pa.time64("us")
-        if _is.is_time(kind)
-        else pa.duration("us")
-    )
-    return column.cast(us, safe=False)
+    if _is.is_timestamp(kind):
+        numbers = column.cast(pa.int64()).to_pylist()
+        whole = pa.array([None if each is None else each // 1_000 for each in numbers], pa.int64())
+        return whole.cast(pa.timestamp("us", kind.tz))
+    return column.cast(pa.time64("us") if _is.is_time(kind) else pa.duration("us"), safe=False)
 
 
 # ---------------------------------------------------------------- PostgreSQL
