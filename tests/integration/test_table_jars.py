@@ -75,6 +75,7 @@ def function_of(name: str) -> str:
 
 
 @pytest.mark.long(160)
+@pytest.mark.timeout(1_800)  # Spark's first writes take minutes on a busy machine
 def test_the_jars_of_iceberg_and_delta_write_each_row_once_through_a_kill(tmp_path: Path) -> None:
     program = PROGRAM.format(
         write_iceberg=function_of("write_iceberg"),
@@ -96,7 +97,7 @@ def test_the_jars_of_iceberg_and_delta_write_each_row_once_through_a_kill(tmp_pa
                 env=environment,
                 stdout=told,
                 stderr=told,
-                timeout=500,
+                timeout=900,
                 check=False,
             )
         text = (tmp_path / "told").read_text()
