@@ -36,7 +36,7 @@ def network_of(host: str) -> str:
     return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
 
 
-def shown(host: str, port: int) -> str:
+def shown(host: str, port: int | str) -> str:
     return f"[{bare(host)}]:{port}" if ":" in host else f"{host}:{port}"
 
 

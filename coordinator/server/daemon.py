@@ -341,8 +341,8 @@ def _on_one_of(option: str, host: str, ports: PortRange) -> socket.socket:
             return listening_on(host, port, reuse=True)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or port == ports.last:
-                place = f"[{host}]" if ":" in host else host
-                raise InvalidJob(f"{option} {place}:{ports}: {unheard(error)}: choose another address") from error
+                place = shown(host, str(ports))
+                raise InvalidJob(f"{option} {place}: {unheard(error)}: choose another address") from error
     raise AssertionError("a range has a port")
 
 
