@@ -21,6 +21,7 @@ from barrier_runtime.state.errors import InvalidJob
 MOST_ROWS = 65_536
 _MOST_BYTES = 16 << 20
 _FEW = 300  # rows up to which a dict is faster than arrays
+_WHOLE = 16_384  # rows from which a batch that repeats few keys is not worth holding
 
 _Positions = npt.NDArray[np.intp]
 
@@ -123,7 +124,7 @@ class LatestAggregateOperator(RunningAggregateOperator):
             return self._left(column, int(last_ids[row]), aggregate)
 
         results = self._with_results(rows, accumulators, left)
-        self._send(batch.only(results, last), lambda: np.arange(len(last)), emit)
+        self._hold(batch.only(results, last), emit)
 
     def _row_ids(self, rows: pa.RecordBatch) -> Ints:
         keys = self.codec.arrays(rows)
@@ -160,8 +161,16 @@ class LatestAggregateOperator(RunningAggregateOperator):
     def on_end(self, emit: Emit) -> None:
         self._release(emit)
 
-    def _send(self, results: Batch, last_rows: Callable[[], _Positions], emit: Emit) -> None:
-        has_room = self._held.add(chosen(results, last_rows()))
+    def _send(self, results: Batch, keys: int, last_rows: Callable[[], _Positions], emit: Emit) -> None:
+        if results.count >= _WHOLE and 8 * (results.count - keys) < results.count:
+            self._release(emit)
+            emit(results)
+        else:
+            self._hold(chosen(results, last_rows()), emit)
+
+    def _hold(self, results: Batch, emit: Emit) -> None:
+        """`results`: rows of different keys."""
+        has_room = self._held.add(results)
         if not has_room or not self.context.latency_target_s:
             self._release(emit)
         elif not self._has_timer:

@@ -178,7 +178,8 @@ class RunningAggregateOperator(KeyedOperator):
         def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
             return self._left(column, order.row_id_of(row), aggregate)
 
-        self._send(batch.having(self._with_results(rows, results, left)), order.last_rows, emit)
+        whole = batch.having(self._with_results(rows, results, left))
+        self._send(whole, len(order.starts), order.last_rows, emit)
 
     def _process_few(self, batch: Batch, few: FewRows, emit: Emit) -> bool:
         if few.schema is not self._few_schema:
@@ -191,7 +192,7 @@ class RunningAggregateOperator(KeyedOperator):
         self._table.mark_few_dirty(row_ids)
         assert self._output is not None
         rows = FewRows.made_of(self._output, [*few.columns, *results])
-        self._send(batch.having(rows), lambda: _last_rows(row_ids), emit)
+        self._send(batch.having(rows), len(row_ids), lambda: _last_rows(row_ids), emit)
         return True
 
     def _with_results(self, rows: pa.RecordBatch, accumulators: Columns, left: Left) -> pa.RecordBatch:
@@ -201,8 +202,8 @@ class RunningAggregateOperator(KeyedOperator):
         arrays = [*rows.columns, *[output.column(accumulators, left) for output in outputs]]
         return pa.RecordBatch.from_arrays(arrays, schema=self._output)
 
-    def _send(self, results: Batch, last_rows: Callable[[], npt.NDArray[np.intp]], emit: Emit) -> None:
-        """`last_rows` returns the positions of the last row of each key, ascending."""
+    def _send(self, results: Batch, keys: int, last_rows: Callable[[], npt.NDArray[np.intp]], emit: Emit) -> None:
+        """`keys`: of the rows, or more. `last_rows` returns the positions of the last row of each key, ascending."""
         emit(results)
 
     def _left(self, column: str, row_id: int, aggregate: str = "sum_", /) -> InvalidJob:

@@ -1,6 +1,7 @@
 """`emit="latest"`: which rows of running aggregates go out, and when."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -187,6 +188,22 @@ def test_no_more_rows_are_held_than_fit() -> None:
         driven.feed(rows("efg"), SCHEMA)
         driven.feed(rows("hij"), SCHEMA)
         assert counts(driven.take())[:4] == [("a", 20), ("b", 20), ("c", 20), ("d", 20)]
+
+
+@pytest.mark.parametrize("repeated", [2_000, 3_000])
+def test_a_large_batch_is_held_only_if_it_repeats_an_eighth_of_its_keys(repeated: int) -> None:
+    driven = Latest()
+    driven.feed(rows("ab"), SCHEMA)
+    keys = [f"k{at % (20_000 - repeated)}" for at in range(20_000)]
+    driven.feed([{"k": key, "v": 0} for key in keys], SCHEMA)
+    at_once = driven.take()
+    if repeated < 2_500:
+        assert [row["k"] for row in at_once] == ["a", "b", *keys]
+    else:
+        assert at_once == []
+    driven.barrier()
+    last = {row["k"]: row["n"] for row in [*at_once, *driven.take()]}
+    assert last == dict(Counter(["a", "b", *keys]))
 
 
 @pytest.mark.slow
