@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import dropwhile
 from time import monotonic_ns
 from typing import TypeVar
 
@@ -41,9 +42,11 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 HELD_BYTES = 16 << 20  # an answer of up to 10 MB may exceed it
 GIVE_UP_S = 60.0  # without an answer; then the job's restart= decides
+RETENTION_S = 600.0  # until the retention is asked again
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 5.0
 _SHORTEST_RETENTION_MS = 24 * 3_600_000
+_MARGIN_MS = 600_000
 _MINUTE_MS = 60_000
 
 T = TypeVar("T")
@@ -83,6 +86,8 @@ class ShardFetcher:
         self._error: BaseException | None = None
         self._ended = False
         self._closed = False
+        self._retention: tuple[float, int] | None = None  # time of the answer, and the retention
+        self._left_horizon = False
         threading.Thread(target=self._run, name=f"kinesis-{split.shard}", daemon=True).start()
 
     def take(self) -> ShardRows | None:
@@ -123,15 +128,38 @@ class ShardFetcher:
     def _check_retained(self) -> None:
         complete_ms = self._begin.complete_ms
         now_ms = time.time_ns() // 1_000_000
-        if complete_ms is None or now_ms - complete_ms < _SHORTEST_RETENTION_MS:
-            return
-        retention_ms = self._answered(self._client.retention_ms)
-        if retention_ms is not None and now_ms - complete_ms > retention_ms:
+        if complete_ms is not None and now_ms - complete_ms >= _SHORTEST_RETENTION_MS:
+            self._refuse_older(complete_ms, now_ms)
+
+    def _check_not_overtaken(self, read_to_ms: int) -> None:
+        """Kinesis passes over records that expired before they were read, without a word.
+
+        A shard read from its oldest record is checked once its rows were `_MARGIN_MS` younger than the oldest.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        late_ms = now_ms - read_to_ms
+        if late_ms < _SHORTEST_RETENTION_MS - _MARGIN_MS:
+            self._left_horizon = True
+        elif self._left_horizon:
+            self._refuse_older(read_to_ms, now_ms)
+        elif (retention_ms := self._retention_ms()) is not None:
+            self._left_horizon = late_ms < retention_ms - _MARGIN_MS
+
+    def _refuse_older(self, read_to_ms: int, now_ms: int) -> None:
+        retention_ms = self._retention_ms()
+        if retention_ms is not None and now_ms - read_to_ms > retention_ms:
             raise InvalidJob(
-                f"shard {self._split.shard!r} of stream {self._client.stream!r} was read to {shown_time(complete_ms)}, "
+                f"shard {self._split.shard!r} of stream {self._client.stream!r} was read to {shown_time(read_to_ms)}, "
                 f"and the stream retains {retention_ms // 3_600_000} hours: records behind that may be gone. Bring "
-                "them back by another way, and start without state (restore='none')"
+                "them back by another way, and start without state (restore='none'). If the job was too slow, raise "
+                "the stream's retention, or parallelism="
             )
+
+    def _retention_ms(self) -> int | None:
+        if self._retention is None or time.monotonic() - self._retention[0] > RETENTION_S:
+            found = self._answered(self._client.retention_ms)
+            self._retention = None if found is None else (time.monotonic(), found)
+        return None if self._retention is None else self._retention[1]
 
     def _fetch(self) -> None:
         after, iterator = self._begin.after, None
@@ -147,27 +175,30 @@ class ShardFetcher:
                 continue
             if fetched is None:
                 return
-            records, last = self._wanted(fetched)
-            self._hand_over(records, fetched.behind_ms)
+            records, last = self._wanted(fetched, after)
+            read_to_ms = time.time_ns() // 1_000_000 - fetched.behind_ms
+            self._hand_over(records, read_to_ms)
             after = records[-1].sequence if records else after
             iterator = fetched.iterator
             if last or iterator is None:
                 return
             if not self._may_go_on(rest=fetched.behind_ms == 0):
                 return
+            self._check_not_overtaken(read_to_ms)
 
-    def _wanted(self, fetched: ShardAnswer) -> tuple[Sequence[KinesisRecord], bool]:
-        until = self._split.until_ms
+    def _wanted(self, fetched: ShardAnswer, after: str | None) -> tuple[Sequence[KinesisRecord], bool]:
+        records, begin, until = fetched.records, self._split.from_ms, self._split.until_ms
+        if begin is not None and after is None:  # older releases of boto3 send whole seconds
+            records = list(dropwhile(lambda record: record.arrived_ms < begin, records))
         if until is None:
-            return fetched.records, False
-        for index, record in enumerate(fetched.records):
+            return records, False
+        for index, record in enumerate(records):
             if record.arrived_ms > until:
-                return fetched.records[:index], True
-        return fetched.records, fetched.behind_ms == 0
+                return records[:index], True
+        return records, fetched.behind_ms == 0
 
-    def _hand_over(self, records: Sequence[KinesisRecord], behind_ms: int) -> None:
-        now_ms = time.time_ns() // 1_000_000
-        complete_ms = (now_ms - behind_ms) // _MINUTE_MS * _MINUTE_MS
+    def _hand_over(self, records: Sequence[KinesisRecord], read_to_ms: int) -> None:
+        complete_ms = read_to_ms // _MINUTE_MS * _MINUTE_MS
         rows = self._convert(self._split.shard, records) if records else None
         chunk = ShardRows(rows, records, time.monotonic_ns(), complete_ms)
         with self._changed:

@@ -31,6 +31,7 @@ from barrier_runtime.connectors.source_bases.payloads import (
     checked_start,
     decoded,
     json_row,
+    start_ms,
 )
 from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import Duration, Rows, SchemaOf, as_schema, milliseconds
@@ -199,7 +200,7 @@ class KinesisStream:
         now_ms = time.time_ns() // 1_000_000
         from_ms: int | None = None
         if isinstance(self.start, datetime.datetime):
-            from_ms = int(self.start.timestamp() * 1000)
+            from_ms = start_ms(self.start)
         elif self.start == "latest":
             from_ms = now_ms
         until_ms = now_ms if self.bounded else None

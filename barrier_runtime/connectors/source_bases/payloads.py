@@ -157,6 +157,12 @@ def checked_start(start: Any, words: Sequence[str], where: str) -> Any:
     raise InvalidJob(f"{where}: start={start!r}: use {known} or a datetime with a time zone")
 
 
+def start_ms(start: datetime.datetime) -> int:
+    """First millisecond since 1970 that is not before `start`."""
+    return -((_EPOCH - start) // datetime.timedelta(milliseconds=1))
+
+
+_EPOCH = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
 _CUT = 300
 _FEW_TEXTS = 16  # Arrow parses times if there are more
 _LONGEST_REST = 64

@@ -29,6 +29,8 @@ def make_kinesis(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         name, shard, _ = decompose_shard_iterator(iterator)
         worlds[name].answer()
         following, found, behind = get_records(self, arn, iterator, limit)
+        if worlds[name].behind_ms:
+            behind = worlds[name].behind_ms.popleft()
         shard_is_open = self.describe_stream(stream_arn=None, stream_name=name).get_shard(shard).is_open
         return (following if shard_is_open or found else None), found, behind
 

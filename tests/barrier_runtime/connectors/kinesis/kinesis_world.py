@@ -14,7 +14,10 @@ from barrier_runtime.connectors.kinesis.source import KinesisSource, KinesisStre
 
 
 class KinesisWorld:
-    """A stream. `faults`: errors for the next record requests, oldest first; None: no error."""
+    """A stream. `faults`: errors for the next record requests, oldest first; None: no error.
+
+    `behind_ms`: ages of the newest record, which the next answers tell.
+    """
 
     def __init__(self, endpoint: str, shards: int) -> None:
         import boto3
@@ -22,6 +25,7 @@ class KinesisWorld:
         self.endpoint = endpoint
         self.name = f"stream-{uuid.uuid4().hex[:12]}"
         self.faults: deque[Exception | None] = deque()
+        self.behind_ms: deque[int] = deque()
         self.client = boto3.client("kinesis", endpoint_url=endpoint, region_name="us-east-1")
         self.client.create_stream(StreamName=self.name, ShardCount=shards)
 

@@ -151,6 +151,24 @@ def test_a_stream_is_read_from_a_time_or_from_now_on(make_kinesis: Make) -> None
 
 
 @pytest.mark.slow
+def test_no_record_before_the_start_is_read_if_boto3_asks_for_whole_seconds(
+    make_kinesis: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from botocore.serialize import Serializer
+
+    monkeypatch.setattr(Serializer, "_timestamp_unixtimestamp", lambda self, value: int(value.timestamp()))
+    world = make_kinesis()
+    until(lambda: time.time() % 1 < 0.5, "all records arrive in the same second")
+    world.put(numbers(0, 4))
+    time.sleep(0.01)
+    between = datetime.datetime.now(datetime.timezone.utc)
+    time.sleep(0.01)
+    world.put(numbers(4, 7))
+    reader = reader_of(world, value="string", start=between, until="latest")
+    assert [row["value"] for row in taken(reader, 100)] == ["4", "5", "6"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["ExpiredIteratorException", "ProvisionedThroughputExceededException", "Internal"])
 def test_what_passes_costs_no_row(make_kinesis: Make, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """An expired iterator, a limit, a server error: after the first rows, and again."""
@@ -227,6 +245,30 @@ def test_a_job_that_was_away_for_longer_than_the_retention_does_not_go_on(
         assert [row["value"] for row in taken(reader, 1)] == ["1"]
     reader.close()
     assert len(stream.no_longer_there({split.id: position, "shardId-9": None})) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("hours_behind", "overtaken"),
+    [((23, 25), True), ((25, 25), False), ((0, 23), False)],
+    ids=["overtaken", "not-yet-read", "slow"],
+)
+def test_records_that_expire_before_they_are_read_end_a_job_that_runs(
+    make_kinesis: Make, hours_behind: tuple[int, int], overtaken: bool
+) -> None:
+    """Kinesis passes over such records. A start near the oldest record is no loss."""
+    world = make_kinesis()
+    world.put(numbers(0, 3))
+    world.behind_ms += [hours * HOUR_MS for hours in hours_behind]
+    reader = reader_of(world, value="string", every=datetime.timedelta(milliseconds=5))
+    assert len(taken(reader, 3)) == 3
+    if overtaken:
+        with pytest.raises(InvalidJob, match=r"retains 24 hours: records behind that may be gone\..* parallelism="):
+            taken(reader, 1)
+    else:
+        until(lambda: not world.behind_ms, "both answers came")
+        world.put(numbers(3, 4))
+        assert [row["value"] for row in taken(reader, 1)] == ["3"]
+    reader.close()
 
 
 @pytest.mark.slow
