@@ -191,10 +191,11 @@ class Cluster:
         """
         if not partitions:
             return {}
+        # Asked first: records that arrive between the two requests may be of that time.
+        ends = self.offsets(partitions, LATEST) if time_ms >= 0 else {}
         wanted = [self._kafka.TopicPartition(topic, number, time_ms) for topic, number in partitions]
         found = self._per_partition(lambda consumer, left: consumer.offsets_for_times(wanted, timeout=left))
-        beyond = [partition for partition, offset in found.items() if offset < 0]
-        return {**found, **(self.offsets(beyond, LATEST) if beyond and time_ms != LATEST else {})}
+        return {at: ends.get(at, offset) if offset < 0 else offset for at, offset in found.items()}
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         wanted = [self._kafka.TopicPartition(topic, number) for topic, number in partitions]

@@ -38,7 +38,7 @@ from barrier_runtime.connectors.kafka.source.records import (
 )
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source import DeadLetters, Discovery, Remaining, SourceSettings, Split
-from barrier_runtime.connectors.source_bases.payloads import checked_start
+from barrier_runtime.connectors.source_bases.payloads import checked_start, start_ms
 from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
@@ -246,7 +246,7 @@ class KafkaTopics:
         if self._start == "latest":
             return cluster.offsets(partitions, LATEST)
         if isinstance(self._start, datetime.datetime):
-            return cluster.offsets(partitions, int(self._start.timestamp() * 1000))
+            return cluster.offsets(partitions, start_ms(self._start))
         earliest = cluster.offsets(partitions, EARLIEST)
         if self._start == "earliest":
             return earliest

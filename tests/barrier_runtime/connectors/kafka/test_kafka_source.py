@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from confluent_kafka import Uuid
+from confluent_kafka import TopicPartition, Uuid
 
 from barrier_runtime import Dataflow, KafkaSource
-from barrier_runtime.connectors.kafka.source.client import KafkaClient, known_id
+from barrier_runtime.connectors.kafka.source.client import LATEST, Cluster, KafkaClient, known_id
 from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
 from barrier_runtime.connectors.kafka.source.partition_queue import Fetched, PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition, KafkaSplit, owner, resumed, split_id
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts
 from barrier_runtime.connectors.kafka.source.topic_checks import lost, outlook
+from barrier_runtime.connectors.source_bases.payloads import start_ms
 from barrier_runtime.runtime.sources.assignment import assign_discovered, check_none_lost
 from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, RestoredSource, SourceProgress, SplitProgress
 from barrier_runtime.state.errors import InvalidJob
@@ -239,3 +240,38 @@ def test_an_offset_in_a_topic_that_is_not_chosen_any_more_is_not_gone_on_with(
         assign_discovered(source, (), restored, 0, 1, "source 'in'")
     whole = KafkaSource("broker:9092", group="g", pattern="orders|others|new").named("in")
     assert [whole.not_chosen(id) for id in splits] == [""] * 4
+
+
+class LogOfTimes:
+    """Replacement for the client library's consumer: after request n a record of time 100 + n arrives."""
+
+    def __init__(self) -> None:
+        self.times = [90, 95]
+        self.requests = 0
+
+    def offsets_for_times(self, wanted: list[Any], timeout: float) -> list[TopicPartition]:
+        (place,) = wanted
+        last = len(self.times) if place.offset == LATEST else -1
+        found = next((at for at, time in enumerate(self.times) if 0 <= place.offset <= time), last)
+        self.requests += 1
+        self.times.append(100 + self.requests)
+        return [TopicPartition(place.topic, place.partition, found)]
+
+    def close(self) -> None: ...
+
+
+def test_a_record_that_arrives_while_the_start_is_looked_up_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LogOfTimes()
+    monkeypatch.setattr(KafkaClient, "consumer", lambda self, **callbacks: log)
+    with Cluster(KafkaClient("source 'src'", "10.0.0.1:9092", "group", {})) as cluster:
+        assert cluster.offsets([("t", 0)], 101) == {("t", 0): 2}, "of the record of time 101"
+        assert cluster.offsets([("t", 0)], 96) == {("t", 0): 2}
+        assert cluster.offsets([("t", 0)], 95) == {("t", 0): 1}
+
+
+def test_a_start_between_two_milliseconds_is_the_later_millisecond() -> None:
+    noon = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.timezone(datetime.timedelta(hours=1)))
+    noon_ms = 1_767_265_200_000
+    micros = datetime.timedelta(microseconds=1)
+    assert [start_ms(noon - micros), start_ms(noon), start_ms(noon + micros)] == [noon_ms, noon_ms, noon_ms + 1]
+    assert start_ms(datetime.datetime(1969, 12, 31, 23, 59, 59, 999_500, datetime.timezone.utc)) == 0
