@@ -5,6 +5,9 @@ microseconds.
 """
 
 import datetime
+import decimal
+import json
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -20,10 +23,12 @@ from barrier_runtime.connectors.sink_bases.sql.columns import (
     TableColumn,
     as_json,
     bits_of,
+    by_text,
     casting,
     in_microseconds,
     negative_zeros,
     outside,
+    with_repeated_keys,
     with_trailing_spaces,
 )
 
@@ -95,7 +100,8 @@ def _decimal(kind: pa.DataType, column: MySQLColumn) -> Fit | None:
 
 def _text(kind: pa.DataType, column: MySQLColumn) -> Fit | None:
     if column.base == "json":
-        return Fit(casting(pa.string()), ((_is_no_json, "is not JSON"),))
+        parsed = _PARSED if column.shown == "json" else ()  # MariaDB keeps the text
+        return Fit(casting(pa.string()), ((_is_no_json, "is not JSON"), *parsed))
     spaces = ((with_trailing_spaces, "ends with a space, which char removes"),) if column.base == "char" else ()
     return Fit(casting(pa.string()), (_no_longer_than(column), *spaces)) if column.is_text else None
 
@@ -144,9 +150,46 @@ def _is_no_json(values: pa.Array) -> pa.Array:
     for text in values.to_pylist():
         try:
             bad.append(text is not None and msgspec.json.decode(text) is ...)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             bad.append(True)
     return pa.array(bad, pa.bool_())
+
+
+def _is_deep(values: pa.Array) -> pa.Array:
+    return by_text(values, lambda text: text.count("[") + text.count("{") > _DEEPEST and _depth(text) > _DEEPEST)
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for mark in re.sub(r'"(?:[^"\\]|\\.)*"', "", text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark, 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _loses_digits(values: pa.Array) -> pa.Array:
+    return by_text(values, lambda text: _LONG_NUMBER.search(text) is not None and any(map(_is_inexact, _numbers(text))))
+
+
+def _numbers(text: str) -> list[str]:
+    found: list[str] = []
+    json.loads(text, parse_int=found.append, parse_float=found.append)
+    return found
+
+
+def _is_inexact(number: str) -> bool:
+    if number.lstrip("-").isdigit() and -(2**63) <= int(number) < 2**64:
+        return False
+    return decimal.Decimal(number) != decimal.Decimal(repr(float(number)))
+
+
+_DEEPEST = 100
+_LONG_NUMBER = re.compile(r"\d[\d.]{15}|\d[eE]")  # shorter numbers are floats with the same digits
+_PARSED: tuple[Refusal, ...] = (
+    (_is_deep, f"has more than {_DEEPEST} levels"),
+    (with_repeated_keys, "has an object with a key twice, of which MySQL keeps one"),
+    (_loses_digits, "has a number of more digits than MySQL keeps in JSON"),
+)
 
 
 def _no_longer_than(column: MySQLColumn) -> Refusal:

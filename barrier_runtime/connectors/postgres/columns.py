@@ -24,6 +24,7 @@ from barrier_runtime.connectors.sink_bases.sql.columns import (
     family_of,
     in_microseconds,
     negative_zeros,
+    with_repeated_keys,
 )
 
 _INTEGER_BITS = {"int2": 16, "int4": 32, "int8": 64}
@@ -106,6 +107,8 @@ def _text(kind: pa.DataType, column: Column) -> Fit | None:
     if column.base in _NO_TEXT or column.element is not None:
         return None
     convert = casting(pa.string() if kind == pa.string_view() else kind)
+    if column.base == "jsonb":
+        return Fit(convert, ((with_repeated_keys, "has an object with a key twice, of which jsonb keeps one"),))
     if column.base not in ("varchar", "bpchar") or column.typmod < _HEADER:
         return Fit(convert)
     most = column.typmod - _HEADER

@@ -3,6 +3,7 @@
 Key columns also refuse values that the target considers equal, such as -0.0 and 0.0.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import sleep
@@ -27,6 +28,44 @@ def negative_zeros(values: pa.Array) -> pa.Array:
 
 def with_trailing_spaces(values: pa.Array) -> pa.Array:
     return pc.ends_with(values, " ")
+
+
+def by_text(values: pa.Array, is_marked: Callable[[str], bool]) -> pa.Array:
+    """Marks in chunks that release the GIL."""
+    marks: list[bool | None] = []
+    for start in range(0, len(values), _PYTHON_ROWS):
+        marks += [None if text is None else is_marked(text) for text in values.slice(start, _PYTHON_ROWS).to_pylist()]
+        sleep(0)
+    return pa.array(marks, pa.bool_())
+
+
+def with_repeated_keys(values: pa.Array) -> pa.Array:
+    """Marks JSON texts with an object that has a key twice; other texts are unmarked."""
+    return by_text(values, _repeats_a_key)
+
+
+def _repeats_a_key(text: str) -> bool:
+    if text.count(":") < 2:
+        return False
+    try:
+        _once_each(text)
+    except _Twice:
+        return True
+    except (ValueError, RecursionError):  # for the server, or another refusal
+        pass
+    return False
+
+
+class _Twice(Exception):
+    """An object has a key twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise _Twice
+
+
+_once_each = json.JSONDecoder(object_pairs_hook=_object, parse_int=len, parse_float=len).decode
 
 
 def below_microseconds(values: pa.Array) -> pa.Array:
