@@ -3,6 +3,7 @@
 import datetime
 import json
 import random
+import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -53,6 +54,32 @@ def test_the_newest_version_comes_first_then_what_is_appended_from_any_row_on(fo
             cut += taken(reader, 1)
             position = reader.position()
     assert cut == whole + added
+
+
+@pytest.mark.parametrize("rows_read", [1, 2], ids=["within-a-version", "after-a-version"])
+def test_a_table_made_anew_is_not_read_on_at_its_own_versions(folder: str, rows_read: int) -> None:
+    append(folder, 1)
+    append(folder, 2)
+    with reading(source(folder)) as reader:
+        taken(reader, rows_read)
+        position = reader.position()
+    shutil.rmtree(folder)
+    for number in range(3, 8):
+        append(folder, number)
+    another = r"version 1 of the table is another one .*restore='none'"
+    with reading(source(folder), position) as reader, pytest.raises(InvalidJob, match=another):
+        taken(reader, 1)
+
+
+def test_a_version_of_a_table_made_anew_gets_another_mark_at_the_next_look(folder: str) -> None:
+    append(folder, 1)
+    history = source(folder).history()
+    before = history.mark(0)
+    shutil.rmtree(folder)
+    append(folder, 1)
+    history.refresh()
+    assert history.mark(0) != before != ""
+    assert history.mark(7) == ""
 
 
 def test_partition_columns_with_strange_names_come_too(folder: str) -> None:

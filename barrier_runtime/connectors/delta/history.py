@@ -4,6 +4,7 @@
 a version's change data feed, or from the removed and added files. Both skip versions without a change of data.
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -79,6 +80,7 @@ class DeltaHistory:
         self._table: Any = None
         self._sizes: dict[str, int] = {}
         self._listed: tuple[int, dict[str, Any]] = (-1, {})  # version, and files by path
+        self._record: tuple[int, bytes] | None = None  # since the last `refresh`: a version and its record
         self.refresh()
 
     def schema(self) -> pa.Schema:
@@ -93,6 +95,7 @@ class DeltaHistory:
         return pa.schema([(field.name, _plain(field.type)) for field in schema])
 
     def refresh(self) -> None:
+        self._record = None
         self._version = self._at(None).version()
 
     def current(self) -> int | None:
@@ -105,6 +108,17 @@ class DeltaHistory:
                 f"read: it was made anew or restored from a backup. {ANEW[0].upper()}{ANEW[1:]}"
             )
         return after + 1 if after < self._version else None
+
+    def mark(self, version: int) -> str:
+        try:
+            return hashlib.blake2b(self._record_of(version), digest_size=8).hexdigest()
+        except ObjectNotFound:
+            return ""
+
+    def _record_of(self, version: int) -> bytes:
+        if self._record is None or self._record[0] != version:
+            self._record = version, self._store.get(log_key(version))
+        return self._record[1]
 
     def files(self, version: int, *, whole: bool) -> Sequence[Any]:
         return self._chosen(version, None if whole else self._added(version))
@@ -133,7 +147,7 @@ class DeltaHistory:
 
     def _actions(self, version: int) -> list[Action]:
         try:
-            return actions_of(self._store.get(log_key(version)))
+            return actions_of(self._record_of(version))
         except ObjectNotFound as error:
             raise InvalidJob(
                 f"{self._where}: the log of the table {self._store.url} has no version {version} any more: keep it for "

@@ -73,6 +73,10 @@ class IcebergHistory:
             f"{_ANEW}"
         )
 
+    def mark(self, snapshot: int) -> str:
+        """Numbers of snapshots are drawn by chance, so another table does not have them."""
+        return ""
+
     def files(self, snapshot: int, *, whole: bool) -> Sequence[Any]:
         found = self._snapshot(snapshot)
         if whole:

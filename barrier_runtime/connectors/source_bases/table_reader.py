@@ -86,13 +86,14 @@ _PAUSE_S = 1.0
 class TablePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Position of the next row: `row` of `file` in version `snapshot` (None: no version was read).
 
-    `whole`: of the first version, all rows are read. `file` -1: all files were read.
+    `whole`: of the first version, all rows are read. `file` -1: all files were read. `mark`: of the version.
     """
 
     snapshot: int | None = None
     whole: bool = True
     file: int = 0
     row: int = 0
+    mark: str = ""
     version: int = POSITION_VERSION
 
 
@@ -120,6 +121,10 @@ class TableHistory(Protocol):
 
     def following(self, after: int) -> int | None:
         """Number of the version that follows `after`, or None."""
+        ...
+
+    def mark(self, version: int) -> str:
+        """Text that a version of this number gets in no other table; "" if unknown."""
         ...
 
     def files(self, version: int, *, whole: bool) -> Sequence[Any]:
@@ -301,18 +306,20 @@ class TableReader:
                 newest = history.current()
                 if newest is None:
                     return at
-                at = TablePosition(newest)
+                at = TablePosition(newest, mark=history.mark(newest))
             elif at.file < 0:
                 following = history.following(at.snapshot)
                 if following is None or self._period_s is None:
                     return at
-                at = TablePosition(following, whole=False)
+                self._check_same(history, at)
+                at = TablePosition(following, whole=False, mark=history.mark(following))
             else:
                 at = self._read_snapshot(history, at)
         return at
 
     def _read_snapshot(self, history: TableHistory, at: TablePosition) -> TablePosition:
         assert at.snapshot is not None
+        self._check_same(history, at)
         tasks = history.files(at.snapshot, whole=at.whole)[at.file :]
         read = partial(history.rows, schema=self._schema)
         files = read_ahead(read, tasks, history.size, _FILES_AT_ONCE, _BYTES_AT_ONCE)
@@ -333,6 +340,16 @@ class TableReader:
         end = msgspec.structs.replace(at, file=-1, row=0)
         self._put(_Ahead(None, end, end))
         return end
+
+    def _check_same(self, history: TableHistory, at: TablePosition) -> None:
+        assert at.snapshot is not None
+        mark = history.mark(at.snapshot) if at.mark else ""
+        if mark and mark != at.mark:
+            raise InvalidJob(
+                f"{self._where}: version {at.snapshot} of the table is another one than was read: the table was made "
+                "anew or restored from a backup. Start the job without state (restore='none'), which reads the table "
+                "as it is"
+            )
 
     def _put(self, ahead: _Ahead) -> None:
         with self._room:

@@ -32,6 +32,9 @@ class Files:
     def current(self) -> int | None:
         return 7
 
+    def mark(self, version: int) -> str:
+        return ""
+
     def following(self, after: int) -> int | None:
         return None
 
