@@ -154,8 +154,9 @@ class _Producer:
     def begin_transaction(self) -> None:
         self._queued = []
 
-    def produce(self, topic: str, key: bytes, value: bytes) -> None:
-        self._queued.append(value)
+    def produce_batch(self, topic: str, messages: list[dict[str, Any]]) -> int:
+        self._queued += [message["value"] for message in messages]
+        return len(messages)
 
     def poll(self, timeout: float) -> None:
         """Does nothing: no event is pending."""

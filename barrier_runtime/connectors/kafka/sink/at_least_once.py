@@ -17,14 +17,14 @@ A barrier waits only for earlier flights. A flight with a refused row never arri
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster, library
-from barrier_runtime.connectors.kafka.sink.records import RecordFormat, produced
+from barrier_runtime.connectors.kafka.sink.records import RecordFormat, handed_over
 from barrier_runtime.connectors.kafka.sink.topic_limits import limits_of_chosen, read_limits
 from barrier_runtime.connectors.sink import Acknowledgement, SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import DirectSink, Rows
@@ -187,25 +187,19 @@ class KafkaDirect(DirectSink):
             self._serving.release()
 
     def _send(self, made: Sequence[pa.RecordBatch], flight: Flight) -> None:
-        sent, delivered = 0, partial(self._delivered, flight)
+        sent, delivered, wait = 0, partial(self._delivered, flight), partial(self._wait_for_room, flight)
         try:
             for records in made:
-                for messages in produced(records, self._topic):
-                    for message in messages:
-                        self._produce(message, delivered, flight)
-                        sent += 1
+                for taken in handed_over(self._producer, records, self._topic, wait, on_delivery=delivered):
+                    sent += taken
                     self._serve(0, ())
         finally:
             flight.sent = sent
 
-    def _produce(self, message: dict[str, Any], delivered: Callable[[Any, Any], None], flight: Flight) -> None:
-        while True:
-            try:
-                self._producer.produce(**message, on_delivery=delivered)
-                return
-            except BufferError:  # the brokers are slow or away: wait off the loop
-                self._serve(_WAIT_S, (flight,))
-                self._raise_refusal()
+    def _wait_for_room(self, flight: Flight) -> None:
+        """The brokers are slow or away: waits off the loop."""
+        self._serve(_WAIT_S, (flight,))
+        self._raise_refusal()
 
     def _delivered(self, flight: Flight, error: Any, message: Any) -> None:
         if error is None:

@@ -26,6 +26,7 @@ LimitsOf: TypeAlias = Callable[[str], KafkaLimits]
 _HEADER = "header:"
 _TOPIC = "topic"
 _CHUNK = 256  # rows, after which other threads may run
+_CHUNK_BYTES = 1 << 20
 _RECORD_OVERHEAD = 32  # bytes; also per header
 _CLOCKS_MS = 10_000  # allowed difference of this clock and the brokers' clocks
 
@@ -239,13 +240,63 @@ class RecordFormat:
         )
 
 
-def produced(records: pa.RecordBatch, topic: str) -> Iterator[list[dict[str, Any]]]:
-    """Yields keyword arguments of `produce`, in chunks. `topic`: for rows without a topic of their own."""
+def handed_over(
+    producer: Any, records: pa.RecordBatch, topic: str, wait: Callable[[], None], **delivery: Any
+) -> Iterator[int]:
+    """Hands rows to Kafka's client, in order; yields how many it took.
+
+    `topic`: of rows without a topic of their own. `wait` is called while the client's queue is full. `delivery`:
+    arguments of `produce`.
+    """
+    give = _each if _singly(records) else _as_batch
+    for messages in _messages(records, topic):
+        left = messages
+        while left:
+            taken, error = give(producer, topic, left, delivery)
+            yield taken
+            if isinstance(error, BufferError):
+                wait()
+            elif error is not None:
+                raise error
+            left = left[taken:]
+
+
+def _singly(records: pa.RecordBatch) -> bool:
+    """`produce_batch` of the client has one topic, and neither times nor headers."""
+    return any(name in ("timestamp", _TOPIC) or name.startswith(_HEADER) for name in records.schema.names)
+
+
+def _each(
+    producer: Any, topic: str, messages: list[dict[str, Any]], delivery: Mapping[str, Any]
+) -> tuple[int, Exception | None]:
+    for taken, message in enumerate(messages):
+        try:
+            producer.produce(**message, **delivery)
+        except (BufferError, library().KafkaException) as error:
+            return taken, error
+    return len(messages), None
+
+
+def _as_batch(
+    producer: Any, topic: str, messages: list[dict[str, Any]], delivery: Mapping[str, Any]
+) -> tuple[int, Exception | None]:
+    """After a message that met a full queue the client takes none of the others."""
+    taken = producer.produce_batch(topic, messages, **delivery)
+    if taken == len(messages):
+        return taken, None
+    refusals = [message.pop("_error") for message in messages if "_error" in message]
+    lasting = [refusal for refusal in refusals if refusal.name() != "_QUEUE_FULL"]
+    return taken, library().KafkaException(lasting[0]) if lasting else BufferError()
+
+
+def _messages(records: pa.RecordBatch, topic: str) -> Iterator[list[dict[str, Any]]]:
+    """Yields keyword arguments of `produce`, in chunks."""
     chosen = _TOPIC in records.schema.names
     headers = [name for name in records.schema.names if name.startswith(_HEADER)]
     timed = "timestamp" in records.schema.names
-    for start in range(0, records.num_rows, _CHUNK):
-        chunk = records.slice(start, _CHUNK)
+    rows = max(1, min(_CHUNK, _CHUNK_BYTES * records.num_rows // max(1, records.nbytes)))
+    for start in range(0, records.num_rows, rows):
+        chunk = records.slice(start, rows)
         columns = zip(chunk.column("key").to_pylist(), chunk.column("value").to_pylist(), strict=True)
         messages: list[dict[str, Any]] = [{"topic": topic, "key": key, "value": value} for key, value in columns]
         if chosen:

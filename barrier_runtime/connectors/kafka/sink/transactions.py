@@ -22,7 +22,7 @@ import msgspec
 
 from barrier_runtime.connectors.kafka.clients import answered
 from barrier_runtime.connectors.kafka.sink.client import ANSWER_S, KafkaCluster, library
-from barrier_runtime.connectors.kafka.sink.records import produced
+from barrier_runtime.connectors.kafka.sink.records import handed_over
 from barrier_runtime.state.errors import Fenced, Unavailable
 from barrier_runtime.state.threads import Threads
 from barrier_runtime.state.versioned import Format, VersionedDecoder
@@ -191,28 +191,17 @@ class MarkedProducer:
             raise
 
     def _send(self, records: Any) -> None:
-        produce = self._producer.produce
-        for messages in produced(records, self._topic):
-            for message in messages:
-                try:
-                    produce(**message)
-                except BufferError:
-                    self._send_patiently(message)
+        for _ in handed_over(self._producer, records, self._topic, self._wait_for_room):
             time.sleep(0)
 
-    def _send_patiently(self, message: dict[str, Any]) -> None:
-        while True:
-            try:
-                self._producer.produce(**message)
-                return
-            except BufferError:
-                if time.monotonic() - self._began > self._timeout_s:
-                    raise Unavailable(
-                        f"{self._cluster.where}: Kafka at {self._cluster.bootstrap_servers} takes no rows: it is tried "
-                        f"again; within transaction.timeout.ms={self._timeout_s * 1000:.0f} it must take "
-                        f"{_CHUNK_BYTES >> 20} MiB"
-                    ) from None
-                self._producer.poll(_WAIT_S)
+    def _wait_for_room(self) -> None:
+        if time.monotonic() - self._began > self._timeout_s:
+            raise Unavailable(
+                f"{self._cluster.where}: Kafka at {self._cluster.bootstrap_servers} takes no rows: it is tried "
+                f"again; within transaction.timeout.ms={self._timeout_s * 1000:.0f} it must take "
+                f"{_CHUNK_BYTES >> 20} MiB"
+            )
+        self._producer.poll(_WAIT_S)
 
     def _commit(self, marker: Marker) -> None:
         known = _Metadata(MARKER_VERSION, marker.token, marker.rows, marker.writer, marker.positions)
