@@ -1,7 +1,7 @@
 """Source of an Iceberg table: the newest snapshot, then appends or changes of later snapshots."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ class IcebergSource(SourceSettings):
     table: str
     _: KW_ONLY
     catalog: str = "default"
-    properties: Mapping[str, str] | None = None
+    properties: Mapping[str, str] | None = field(default=None, repr=False)  # may hold secrets
     every: Duration | None = None
     key: str | Sequence[str] = ()
 

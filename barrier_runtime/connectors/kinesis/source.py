@@ -6,7 +6,7 @@ After resharding, a key continues in another shard, read in parallel with the re
 import datetime
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
@@ -137,7 +137,7 @@ class KinesisSource(SourceOf[Rows]):
     stream: str
     _: KW_ONLY
     region: str | None = None
-    endpoint: str | None = None
+    endpoint: str | None = field(default=None, repr=False)
     start: Start = "earliest"
     until: Literal["latest"] | None = None
     value: Value = "bytes"

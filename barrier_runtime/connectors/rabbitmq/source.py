@@ -7,7 +7,7 @@ message was not acknowledged. Splits are consumers that compete for the queue.
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -193,7 +193,7 @@ class RabbitMQSource(SourceOf[Rows]):
     redelivery.
     """
 
-    url: str
+    url: str = field(repr=False)  # `named` refuses a password, but not before
     queue: str
     _: KW_ONLY
     deduplicate: Duration | Literal["forever"] | None

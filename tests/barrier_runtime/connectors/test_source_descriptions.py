@@ -189,3 +189,24 @@ def test_secrets_in_the_settings_of_a_client_are_not_shown() -> None:
     shown = repr(kafka(config={"sasl.password": "open-sesame"}))
     assert "broker:9092" in shown
     assert "open-sesame" not in shown
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        PostgresChangesSource("postgresql://me:s3cret@host/db", ["t"]),
+        PostgresChangesSource("host=here password=s3cret", ["t"]),
+        RabbitMQSource("amqp://me:s3cret@host/v", "q", deduplicate=None),
+        br.IcebergSource("a.b", properties={"uri": "postgresql://me:s3cret@host/db", "token": "s3cret"}),
+        br.KinesisSource("clicks", endpoint="http://me:s3cret@host"),
+        KafkaSource(br.KafkaBrokers("b:9092", config={"sasl.password": "s3cret"}), "t", group="g"),
+        KafkaSource("b:9092", "t", group="g", config={"sasl.password": "s3cret"}),
+    ],
+    ids=lambda source: type(source).__name__,
+)
+def test_no_message_shows_the_secrets_of_a_source_in_a_wrong_place(source: Any) -> None:
+    rows = Dataflow("wrong").from_iterator("rows", numbers, schema=SCHEMA)
+    for call in (rows.union, lambda given: rows.sink("out", given)):
+        with pytest.raises(InvalidJob, match=type(source).__name__) as refused:
+            call(source)
+        assert "s3cret" not in str(refused.value)

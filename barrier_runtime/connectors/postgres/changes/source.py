@@ -5,7 +5,7 @@ The log is one sequence in commit order, hence a single split.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -68,7 +68,7 @@ class PostgresChangesSource(SourceSettings):
     >>> flow.source("orders", PostgresChangesSource("postgresql://app@db/shop", ["orders"]))  # doctest: +SKIP
     """
 
-    url: str
+    url: str = field(repr=False)  # may hold a password
     tables: str | Sequence[str]
     _: KW_ONLY
     form: Form = "changes"
