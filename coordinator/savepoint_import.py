@@ -24,7 +24,6 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView, complete_of
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest, packed
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
@@ -59,6 +58,7 @@ from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.urls import shown
+from barrier_runtime.state.versioned import sha256_hex
 
 RestoreMode = Literal["no_claim", "claim"]
 _LOST_RACES = 20

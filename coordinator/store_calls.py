@@ -5,7 +5,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, Permit, ReadBack, Repeat
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import is_behind
 from barrier_runtime.coordinator.log.records import (
     FIRST_POSITION,
@@ -21,6 +20,7 @@ from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none, side_by_side
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 
 _APPENDS = 12  # about six seconds without an answer of the store
 _DELETIONS = 5

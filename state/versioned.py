@@ -1,9 +1,10 @@
-"""Decodes everything that is stored with a version: the version first, then the rest, or an error.
+"""Decodes everything that is stored with a version: the version first, then the rest; hashes of stored bytes.
 
 Unreadable data is refused with place and remedy, never skipped: a source or operator without the stored value would
 start over and write rows twice.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -68,3 +69,21 @@ class VersionedDecoder(Generic[T]):
             return self._decoder.decode(data)
         except UNREADABLE as error:
             raise self.format.unreadable(error, where) from error
+
+
+def sha256_hex(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def stamp_of(data: bytes, stamp: str) -> str:
+    """Returns the sha256 of a record's bytes, perhaps of another release, without `stamp`, the value of `check`."""
+    return sha256_hex(data.replace(f'"check":"{stamp}"'.encode(), b'"check":""', 1))
+
+
+def check_sha256(name: str, data: bytes, expected: str) -> None:
+    found = sha256_hex(data)
+    if found != expected:
+        raise Corrupt(
+            f"object {name} is damaged: expected sha256 {expected}, found {found}: restore the object from a backup "
+            "of the store, or start from another checkpoint (restore=<id>, allow_replay) after checking the sinks"
+        )

@@ -5,12 +5,12 @@ A manifest also lists committables of aborted checkpoints; only the log distingu
 
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, decode_record
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import get_or_none
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 
 _READS = 3
 

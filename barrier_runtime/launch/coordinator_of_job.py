@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.coordinator.client.client import CoordinatorClient, FailoverClient, addresses
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator, WebOptions
-from barrier_runtime.coordinator.client.failover import FailoverClient, addresses
 from barrier_runtime.coordinator.client.rest_token import read_token_file
 from barrier_runtime.coordinator.client.rest_types import SubmitReply
 from barrier_runtime.coordinator.client.trust import Trust

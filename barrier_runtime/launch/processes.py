@@ -16,8 +16,7 @@ from functools import partial
 import msgspec
 
 from barrier_runtime.carriers.processes import ProcessCarrier
-from barrier_runtime.coordinator.client.client import UnknownJob
-from barrier_runtime.coordinator.client.failover import FailoverClient
+from barrier_runtime.coordinator.client.client import FailoverClient, UnknownJob
 from barrier_runtime.coordinator.client.rest_types import DaemonReply
 from barrier_runtime.coordinator.log.decision_log import LogView
 from barrier_runtime.coordinator.log.reader import read_log

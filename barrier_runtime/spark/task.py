@@ -34,8 +34,8 @@ from barrier_runtime.coordinator.json_lines import JsonLines, Masked
 from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.own_versions import own_versions
+from barrier_runtime.coordinator.wire.handshake import across_hosts, never
 from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims, SlotFacts
-from barrier_runtime.coordinator.wire.peers import across_hosts, never
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.runtime.host.inspection import OWN_LOG
 from barrier_runtime.runtime.host.process import PROCESS_HEAP, tune_interpreter

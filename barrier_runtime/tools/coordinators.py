@@ -130,7 +130,7 @@ def answering() -> list[tuple[Any, Sequence[Any]]]:
 
 
 def _given(address: str, token_file: Path | None, ca: str | None) -> Any:
-    from barrier_runtime.coordinator.client.failover import addresses
+    from barrier_runtime.coordinator.client.client import addresses
     from barrier_runtime.coordinator.client.private_directory import coordinators_here
     from barrier_runtime.coordinator.client.trust import Trust
 
@@ -147,7 +147,7 @@ def _given(address: str, token_file: Path | None, ca: str | None) -> Any:
 def _client(
     urls: Iterable[str], token_file: Path, trust: Any, trust_of: Mapping[str, Any] = MappingProxyType({})
 ) -> Any:
-    from barrier_runtime.coordinator.client.failover import FailoverClient
+    from barrier_runtime.coordinator.client.client import FailoverClient
     from barrier_runtime.coordinator.client.rest_token import read_token_file
 
     return FailoverClient(urls, read_token_file(token_file), trust, trust_of)

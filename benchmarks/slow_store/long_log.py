@@ -22,10 +22,10 @@ from barrier_runtime.connectors.files.sink.commit_record import (
     encode_commit_record,
     version_at,
 )
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, decode_record, encode_record
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 from benchmarks.slow_store.job import NAME
 
 _SINK = "out"

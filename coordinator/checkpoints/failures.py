@@ -14,9 +14,9 @@ other strategies wait as long as their restarts would last.
 import enum
 from collections import deque
 
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.wire.messages import RestartOptions
 from barrier_runtime.state.texts import counted
+from barrier_runtime.state.versioned import sha256_hex
 
 
 class Cause(enum.Enum):

@@ -14,11 +14,10 @@ from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest,
 from barrier_runtime.coordinator.job.effects import Append, Compact, ReadRecord
 from barrier_runtime.coordinator.job.events import LogRead
 from barrier_runtime.coordinator.job.generation import Generation
-from barrier_runtime.coordinator.job.leaving import Leaving
 from barrier_runtime.coordinator.job.links import Links
 from barrier_runtime.coordinator.job.outbox import Outbox
 from barrier_runtime.coordinator.job.rescaling import Rescales
-from barrier_runtime.coordinator.job.slot import RegisteredSlot, SlotState
+from barrier_runtime.coordinator.job.slot import Leaving, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.job.slots import SlotTable
 from barrier_runtime.coordinator.job.stop import Stop, StopMode, StopNow, StopWithCheckpoint, record_of, requested
 from barrier_runtime.coordinator.log.decision_log import (

@@ -10,7 +10,6 @@ reads the log again.
 
 from dataclasses import dataclass
 
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.laws import Before, broken_laws
 from barrier_runtime.coordinator.log.manifest import is_discarded, kept_after, kept_by_complete, kept_by_fence
 from barrier_runtime.coordinator.log.records import (
@@ -29,6 +28,7 @@ from barrier_runtime.coordinator.log.records import (
 )
 from barrier_runtime.state.errors import Corrupt, ProtocolViolation
 from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.state.versioned import sha256_hex
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,13 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.coordinator.log.hashing import check_sha256
 from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Record
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, ManifestRef, SubtaskId
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.plan import is_in_flight_file, is_snapshot_file, is_value_name
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 from barrier_runtime.state.store.paths import Paths
-from barrier_runtime.state.versioned import Format, VersionedDecoder
+from barrier_runtime.state.versioned import Format, VersionedDecoder, check_sha256
 
 MANIFEST_VERSION = 1
 

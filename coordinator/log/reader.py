@@ -15,7 +15,6 @@ import msgspec
 
 from barrier_runtime.coordinator.log import records
 from barrier_runtime.coordinator.log.decision_log import LogEntry, LogView, complete_of
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import is_discarded, kept_after
 from barrier_runtime.coordinator.log.records import (
     FIRST_POSITION,
@@ -30,6 +29,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none, side_by_side
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 
 MAX_RUNS_BACK = 64  # a run taken over longer ago counts as unknown
 EVERY = 8  # records between two writes of the hint

@@ -13,10 +13,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from barrier_runtime.coordinator.log.hashing import sha256_hex, stamp_of
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
-from barrier_runtime.state.versioned import Format, VersionedDecoder
+from barrier_runtime.state.versioned import Format, VersionedDecoder, sha256_hex, stamp_of
 
 RECORD_VERSION = 5  # a record has the lowest version with all of the record's fields
 STOP_VERSION = 2  # adds `stop`

@@ -25,7 +25,6 @@ from typing import NamedTuple
 import msgspec
 
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogEntry, LogView, complete_of
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.kinds import changed_column, changed_kind
 from barrier_runtime.coordinator.log.manifest import Manifest, check_files, is_kept
 from barrier_runtime.coordinator.log.records import Complete, Fence, Finish
@@ -43,6 +42,7 @@ from barrier_runtime.state.snapshots.snapshot import (
     without_own,
 )
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 
 _SHOWN = 10
 

@@ -13,7 +13,6 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.laws import Before, broken_laws, next_prior_complete
 from barrier_runtime.coordinator.log.manifest import Manifest, check_files, decode_manifest, inline_data
 from barrier_runtime.coordinator.log.records import (
@@ -30,6 +29,7 @@ from barrier_runtime.coordinator.log.records import (
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 
 BACKUP = "restore the object from a backup or an older version of the bucket"
 OTHER_CHECKPOINT = f"{BACKUP}, or start from another retained checkpoint (restore=<id>, allow_replay)"

@@ -24,7 +24,11 @@ from barrier_runtime.coordinator.wire.handshake import (
     Acceptor,
     HandshakeFailed,
     Hello,
+    LineLimit,
     PeerSession,
+    Policy,
+    across_hosts,
+    never,
 )
 from barrier_runtime.coordinator.wire.messages import (
     ACCEPTED_PROTOCOLS,
@@ -35,7 +39,6 @@ from barrier_runtime.coordinator.wire.messages import (
     ToSlot,
     TryElsewhere,
 )
-from barrier_runtime.coordinator.wire.peers import LineLimit, Policy, across_hosts, never
 from barrier_runtime.coordinator.wire.versions import PROTOCOL
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, ProtocolViolation
 from barrier_runtime.state.ids import check_job_id

@@ -38,8 +38,8 @@ from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.server.logs import configure
 from barrier_runtime.coordinator.server.serving import ServerOptions, rest_server
 from barrier_runtime.coordinator.server.telemetry.opentelemetry import OpenTelemetryExports
-from barrier_runtime.coordinator.server.web.front import now_ms
-from barrier_runtime.coordinator.wire.peers import across_hosts, never
+from barrier_runtime.coordinator.server.web.sessions import now_ms
+from barrier_runtime.coordinator.wire.handshake import across_hosts, never
 from barrier_runtime.state.descriptors import raise_limit
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.hosts import is_every_interface, is_loopback, shown, split

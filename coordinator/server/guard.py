@@ -25,9 +25,8 @@ from barrier_runtime.coordinator.client.rest_token import (
     nonce_of,
 )
 from barrier_runtime.coordinator.client.rest_types import ErrorReply
-from barrier_runtime.coordinator.server.web.front import now_ms
-from barrier_runtime.coordinator.server.web.sessions import LoginThrottle, PageSessions
-from barrier_runtime.coordinator.wire.peers import LineLimit
+from barrier_runtime.coordinator.server.web.sessions import LoginThrottle, PageSessions, now_ms
+from barrier_runtime.coordinator.wire.handshake import LineLimit
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.hosts import network_of
 

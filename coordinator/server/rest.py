@@ -47,8 +47,7 @@ from barrier_runtime.coordinator.server.logs import place_of
 from barrier_runtime.coordinator.server.rest_calls import body_of, job_and_run, json_answer, number_in, wait_s_of
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.server.telemetry.prometheus import CONTENT_TYPE, exposition
-from barrier_runtime.coordinator.server.web.front import PagesOrRest, now_ms
-from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
+from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions, PagesOrRest, now_ms
 from barrier_runtime.coordinator.status.health import ended_in_words
 from barrier_runtime.coordinator.status.history import STANDBY
 from barrier_runtime.coordinator.status.status import JobStatus, Room, bounded, with_holders, without_subtasks

@@ -24,7 +24,7 @@ from uvicorn.server import ServerState
 from barrier_runtime.coordinator.client.rest_token import Token
 from barrier_runtime.coordinator.client.rest_types import ErrorReply
 from barrier_runtime.coordinator.server.jobs import JobDirectory
-from barrier_runtime.coordinator.wire.peers import LineLimit
+from barrier_runtime.coordinator.wire.handshake import LineLimit
 from barrier_runtime.state.tls import Certificates, TlsListener
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from barrier_runtime.coordinator.server.control import ControlServer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.handshake import Policy, across_hosts
 from barrier_runtime.coordinator.wire.messages import Shutdown, SlotClaims
-from barrier_runtime.coordinator.wire.peers import Policy, across_hosts
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.launch.options import JobOptions, job_spec
 from barrier_runtime.runtime.host.workers import Workers

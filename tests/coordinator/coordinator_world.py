@@ -57,7 +57,6 @@ from barrier_runtime.coordinator.job.events import (
 from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.log.decision_log import Permit
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import decided_data, manifest_data
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
@@ -94,6 +93,7 @@ from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, Ope
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 
 SOURCE, SINK = 0, 1
 FILE = b"sst"  # content of every snapshot file

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from barrier_runtime.coordinator.client.client import CoordinatorClient
-from barrier_runtime.coordinator.client.failover import FailoverClient
+from barrier_runtime.coordinator.client.client import CoordinatorClient, FailoverClient
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.hosts import shown

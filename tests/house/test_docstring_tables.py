@@ -45,7 +45,7 @@ PROSE = {  # tables that no code holds as data
     "coordinator/log/kinds.py": "cases: tests/coordinator/log/test_kinds.py",
     "coordinator/log/restore_choice.py": "cases: tests/coordinator/savepoints",
     "coordinator/savepoint_import.py": "crash points: tests/coordinator/savepoints",
-    "coordinator/server/web/front.py": "requests: tests/coordinator/server/web/test_pages.py",
+    "coordinator/server/web/sessions.py": "requests: tests/coordinator/server/web/test_pages.py",
     "state/kv/side_by_side.py": "states: tests/state/backend/test_side_by_side.py",
     "state/snapshots/plan.py": "cases: tests/state/backend/test_narrowed_restore.py, test_side_by_side.py",
     "state/backend/restore.py": "cases: tests/state/backend/test_checkpoint_after_a_restore.py",

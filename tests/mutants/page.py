@@ -2,7 +2,6 @@
 
 from tests.mutants.mutant import Mutant
 
-_FRONT = "coordinator/server/web/front.py"
 _PAGES = "coordinator/server/web/pages.py"
 _SESSIONS = "coordinator/server/web/sessions.py"
 _TICKER = "coordinator/server/web/ticker.py"
@@ -16,7 +15,7 @@ MUTANTS = (
     Mutant(
         "pages-without-a-session",
         "without a session there is only the login page",
-        _FRONT,
+        _SESSIONS,
         'is_open(scope["path"]) or self._sessions.of_cookies(cookies, now_ms()) is not None',
         "True",
         _PAGE_TESTS,

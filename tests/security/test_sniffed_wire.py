@@ -22,8 +22,7 @@ from barrier_runtime.connectors.memory.iterator import IteratorSource
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.client.rest_token import daemon_key
-from barrier_runtime.coordinator.wire.handshake import job_secret
-from barrier_runtime.coordinator.wire.peers import Policy, never
+from barrier_runtime.coordinator.wire.handshake import Policy, job_secret, never
 from barrier_runtime.operators.aggregation.functions import count
 from barrier_runtime.state.tls import CertificateFiles, PeerTls
 from tests.certificates import Authority

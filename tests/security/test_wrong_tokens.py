@@ -14,7 +14,7 @@ from barrier_runtime.coordinator.client.rest_token import Signatures, Token
 from barrier_runtime.coordinator.server import guard
 from barrier_runtime.coordinator.server.guard import LONGEST_PAUSE_MS, MOST_PAUSES, Guard
 from barrier_runtime.coordinator.server.web.sessions import FREE_ATTEMPTS
-from barrier_runtime.coordinator.wire.peers import LINES
+from barrier_runtime.coordinator.wire.handshake import LINES
 
 SECRET = "7" * 64
 RIGHT, WRONG = ({"Authorization": f"Bearer {each}"} for each in (SECRET, "8" * 64))

@@ -237,8 +237,8 @@ def _unknown_does_not_block() -> Iterator[None]:
 def _fenced_goes_on() -> Iterator[None]:
     import msgspec
 
-    from barrier_runtime.coordinator.log.hashing import sha256_hex
     from barrier_runtime.coordinator.log.records import Fence, decode_record, encode_record
+    from barrier_runtime.state.versioned import sha256_hex
 
     def make(original: Any) -> Any:
         def on_read_back(self: Any, position: int, name: str, data: bytes | None) -> Any:

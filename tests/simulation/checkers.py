@@ -12,7 +12,6 @@ import msgspec
 from facts import Decision, Facts
 from workload import NOT_KNOWN, Row, Workload, transfer
 
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import manifest_data, own_files
 from barrier_runtime.coordinator.log.records import (
     NO_RECORD,
@@ -29,6 +28,7 @@ from barrier_runtime.coordinator.log.savepoint import Savepoint
 from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE
 from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.state.versioned import sha256_hex
 
 Report = Callable[[str, str], None]  # (checker, violation)
 

@@ -17,7 +17,6 @@ from workload import TRANSFERS, Row, Workload, legs, rows_in
 
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink_bases.file_committable import FileNames, StagedFile, encode_committable
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest, manifest_data
 from barrier_runtime.coordinator.log.records import (
     NO_RECORD,
@@ -38,6 +37,7 @@ from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, Ope
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import PutOutcome
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 
 JOB = "bank"
 PATHS = Paths(JOB)

@@ -15,12 +15,12 @@ from barrier_runtime.coordinator.job.phases import start as phase_start
 from barrier_runtime.coordinator.log import restore_choice
 from barrier_runtime.coordinator.log import savepoint as savepoint_record
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import encode_manifest
 from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.backend import keyed_backend
 from barrier_runtime.state.snapshots import plan as snapshot_plans
+from barrier_runtime.state.versioned import sha256_hex
 
 
 @canary("savepoint-is-a-restore-point", "a job that is started again goes on from its last savepoint", "bank")

@@ -11,10 +11,10 @@ from checkers import Checker, Report
 from facts import Decision, Facts
 from workload import Row, Workload
 
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Lead, Record, StopWish
 from barrier_runtime.coordinator.log.savepoint import DATA_PREFIX, Savepoint
 from barrier_runtime.state.store.object_store import ObjectNotFound
+from barrier_runtime.state.versioned import sha256_hex
 
 
 def moves(before: Fence | None, record: Record) -> bool:

@@ -36,13 +36,13 @@ from upsert_checkers import LastValues, StableRows
 from workload import Row
 from world import World
 
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.status.history import History as StoredHistory
 from barrier_runtime.coordinator.status.history import encode_history
 from barrier_runtime.coordinator.status.status import CheckpointStatus
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE
 from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.state.versioned import sha256_hex
 from barrier_runtime.testing.simulation.loop import SimProcess, Simulation
 
 MANIFEST = PATHS.manifest(1, 1)

@@ -31,10 +31,10 @@ from barrier_runtime.connectors.job_log import log_id
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.sql.columns import negative_zeros
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.schemas import key_columns, no_column
 from barrier_runtime.state.errors import Fenced, InvalidJob, Unavailable
+from barrier_runtime.state.versioned import sha256_hex
 
 _TRIES = 100
 

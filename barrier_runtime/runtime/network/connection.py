@@ -10,8 +10,7 @@ from typing import Protocol, TypeVar, cast
 import pyarrow as pa
 
 from barrier_runtime.coordinator.wire.framing import Framing
-from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, PeerSession
-from barrier_runtime.coordinator.wire.peers import Policy
+from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, PeerSession, Policy
 from barrier_runtime.runtime.network.channels import Route
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.sockets import PortRange, end_when_unanswered, listening_on, unheard

@@ -15,9 +15,8 @@ from typing import Protocol, cast
 from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.wire.codec import decode_to_slot, encode
 from barrier_runtime.coordinator.wire.framing import Framing
-from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, NONCE_BYTES, Initiator
+from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, NONCE_BYTES, Initiator, Policy, across_hosts
 from barrier_runtime.coordinator.wire.messages import ToCoordinator, ToSlot, TryElsewhere
-from barrier_runtime.coordinator.wire.peers import Policy, across_hosts
 from barrier_runtime.runtime.network.connection import within
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
 from barrier_runtime.state.sockets import end_when_unanswered

@@ -18,9 +18,17 @@ import msgspec
 
 from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.wire.framing import FrameRejected
-from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, HandshakeFailed, Initiator
+from barrier_runtime.coordinator.wire.handshake import (
+    NONCE_BYTES,
+    Acceptor,
+    HandshakeFailed,
+    Initiator,
+    LineLimit,
+    Policy,
+    across_hosts,
+    never,
+)
 from barrier_runtime.coordinator.wire.messages import Peer
-from barrier_runtime.coordinator.wire.peers import LineLimit, Policy, across_hosts, never
 from barrier_runtime.runtime.network.channels import Broken, ChannelId, InputChannel, Route
 from barrier_runtime.runtime.network.connection import (
     Chunks,

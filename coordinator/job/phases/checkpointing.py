@@ -13,7 +13,6 @@ from barrier_runtime.coordinator.job.phases.retaining import abandon, keep, let_
 from barrier_runtime.coordinator.job.phases.stopping import needs_another
 from barrier_runtime.coordinator.job.slot import RegisteredSlot
 from barrier_runtime.coordinator.log.decision_log import Appended
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.kinds import with_kinds
 from barrier_runtime.coordinator.log.manifest import (
     MANIFEST_VERSION,
@@ -26,6 +25,7 @@ from barrier_runtime.coordinator.log.records import Complete
 from barrier_runtime.coordinator.wire.codec import too_large_manifest
 from barrier_runtime.coordinator.wire.messages import Ack, ManifestRef, Trigger
 from barrier_runtime.state.texts import counted
+from barrier_runtime.state.versioned import sha256_hex
 
 
 def trigger_if_due(job: Job, now_ms: int) -> None:

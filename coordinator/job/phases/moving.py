@@ -8,12 +8,11 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, Check
 from barrier_runtime.coordinator.checkpoints.failures import Cause
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.health_facts import what_opens
-from barrier_runtime.coordinator.job.leaving import GATHER_MS
 from barrier_runtime.coordinator.job.links import slot_to_move
 from barrier_runtime.coordinator.job.phases.checkpointing import checkpoint_aborted
 from barrier_runtime.coordinator.job.phases.phase import Decision, HandOver, Restart
 from barrier_runtime.coordinator.job.rescaling import Next, Rescale, RescaleRequest, RescaleState, widening
-from barrier_runtime.coordinator.job.slot import RegisteredSlot, SlotState
+from barrier_runtime.coordinator.job.slot import GATHER_MS, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import begin_at_zero, check_fits
 from barrier_runtime.coordinator.status.health import some_of

@@ -29,8 +29,15 @@ from barrier_runtime.coordinator.page.job_view import live
 from barrier_runtime.coordinator.page.render import CommandLine, JobFacts
 from barrier_runtime.coordinator.server.leases import LedElsewhere
 from barrier_runtime.coordinator.server.rest_calls import job_and_run, slot_and_subject
-from barrier_runtime.coordinator.server.web.front import HEADERS, now_ms
-from barrier_runtime.coordinator.server.web.sessions import SESSION_MS, LoginLinks, LoginThrottle, PageSessions, use
+from barrier_runtime.coordinator.server.web.sessions import (
+    HEADERS,
+    SESSION_MS,
+    LoginLinks,
+    LoginThrottle,
+    PageSessions,
+    now_ms,
+    use,
+)
 from barrier_runtime.coordinator.server.web.ticker import PageTick, Ticker
 from barrier_runtime.coordinator.status.shares import SubtaskWork
 from barrier_runtime.coordinator.status.status import JobStatus

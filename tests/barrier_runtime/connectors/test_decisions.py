@@ -6,9 +6,9 @@ import pytest
 
 from barrier_runtime.connectors.job_log import log_id
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.versioned import sha256_hex
 from tests.first_record import begin_log
 
 

@@ -6,7 +6,6 @@ from coordinator_world import CHAINS, SINK, SOURCE, Coordinator, options, spec, 
 
 from barrier_runtime.coordinator.checkpoints import commits
 from barrier_runtime.coordinator.checkpoints.commits import MAX_PENDING_BYTES, CommitTracker
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import verified_manifest
 from barrier_runtime.coordinator.log.restore_choice import snapshots_for_slot
 from barrier_runtime.coordinator.wire import codec
@@ -22,6 +21,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
 from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.versioned import sha256_hex
 
 INLINE = b"x" * 18_000
 GLOBAL = spec(chains=(CHAINS[SOURCE], msgspec.structs.replace(CHAINS[SINK], global_sinks=("out",))))

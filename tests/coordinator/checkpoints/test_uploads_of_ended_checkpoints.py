@@ -16,7 +16,6 @@ from barrier_runtime.coordinator.job.generation import Generation
 from barrier_runtime.coordinator.job.phases import retaining
 from barrier_runtime.coordinator.job.phases.retaining import under_way
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import (
     DecidedManifest,
     Manifest,
@@ -36,6 +35,7 @@ from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, Ope
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectInfo, get_or_none
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 from tests.drawn import some
 
 PATHS = Paths("flights")

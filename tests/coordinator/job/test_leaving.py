@@ -5,8 +5,8 @@ import uuid
 from coordinator_world import Coordinator, FakeSlot, commit, log_of, pause, started, successor
 
 from barrier_runtime.coordinator.job.events import UserLeaving, UserRescale
-from barrier_runtime.coordinator.job.leaving import NOTICE_MS
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
+from barrier_runtime.coordinator.job.slot import NOTICE_MS
 from barrier_runtime.coordinator.log.records import Fence
 from barrier_runtime.coordinator.wire.messages import Deploy, Heartbeat, Shutdown, Start
 from barrier_runtime.state.store.memory import MemoryStore

@@ -11,7 +11,6 @@ from coordinator_world import Coordinator, checkpoint, keys_of, log_of, options,
 
 from barrier_runtime.coordinator.job.effects import Append, Delete
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import (
     INLINE_BYTES,
     inline_data,
@@ -27,6 +26,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 from barrier_runtime.state_tables.finding import find_checkpoint
 from tests.drawn import seeds
 

@@ -5,7 +5,6 @@ import pytest
 from coordinator_world import spec
 
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView, ReadBack, Repeat
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import LogReader, find_head, read_log
 from barrier_runtime.coordinator.log.records import (
     FIRST_POSITION,
@@ -20,6 +19,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation,
 from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.object_store import PutOutcome
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 
 PATHS = Paths("flights")
 

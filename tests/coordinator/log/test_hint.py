@@ -8,11 +8,11 @@ import pytest
 from coordinator_world import log_of as log_of_job
 from coordinator_world import new_generation, started
 
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import EVERY, READ_AHEAD, HeadHint, Hint, find_head, read_log
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, milestone_after
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 
 PATHS = Paths("flights")
 

@@ -10,7 +10,6 @@ from coordinator_world import Coordinator, FakeSlot, checkpoint, keys_of, new_ge
 
 from barrier_runtime.coordinator.log import records
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import Hint, LogReader, is_behind, read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import (
@@ -30,6 +29,7 @@ from barrier_runtime.state.errors import Fenced, Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectInfo
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 
 PATHS = Paths("flights")
 

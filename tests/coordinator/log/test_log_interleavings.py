@@ -10,7 +10,6 @@ from coordinator_world import spec
 
 from barrier_runtime.coordinator.log import records
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView, ReadBack, Repeat
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import LogReader
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Record
@@ -21,6 +20,7 @@ from barrier_runtime.coordinator.wire.messages import ManifestRef
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import PutOutcome, get_or_none
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 
 PATHS = Paths("flights")
 

@@ -5,7 +5,6 @@ import pickle
 import msgspec
 import pytest
 
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import (
     Manifest,
     check_files,
@@ -20,6 +19,7 @@ from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OWN, FileRef, InFlight, KeyedSnapshot, OperatorSnapshot
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 
 FILES = (
     FileRef("1.sst", 3, "aa", key="flights/data/1/u/x"),

@@ -25,7 +25,6 @@ import pytest
 from coordinator_world import options, spec
 
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, complete_of
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest, load_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
@@ -41,6 +40,7 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 from tests.drawn import some
 
 JOB = "flights"

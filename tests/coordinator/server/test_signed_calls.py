@@ -26,7 +26,7 @@ from barrier_runtime.coordinator.client.rest_token import (
 from barrier_runtime.coordinator.server.guard import MAX_BODY_BYTES
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.rest import ControlAddress, application
-from barrier_runtime.coordinator.server.web.front import now_ms
+from barrier_runtime.coordinator.server.web.sessions import now_ms
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 

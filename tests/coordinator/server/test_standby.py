@@ -11,8 +11,7 @@ from coordinator_world import spec, started
 from tcp_slot import TcpSlot
 from test_daemon import JOB, Daemon, log_of_url, one_checkpoint, records, refused, running_slots, until_closed
 
-from barrier_runtime.coordinator.client.client import LedByAnother, UnknownJob
-from barrier_runtime.coordinator.client.failover import FailoverClient
+from barrier_runtime.coordinator.client.client import FailoverClient, LedByAnother, UnknownJob
 from barrier_runtime.coordinator.client.rest_token import daemon_key
 from barrier_runtime.coordinator.log.lease import Holder, decode_lease
 from barrier_runtime.coordinator.server import leases as leases_module

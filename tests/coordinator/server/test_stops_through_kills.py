@@ -17,7 +17,6 @@ from barrier_runtime.coordinator.client import embedded
 from barrier_runtime.coordinator.client.client import UnknownJob
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, Complete, Record, decode_record
 from barrier_runtime.coordinator.savepoint_files import find_savepoint, missing_objects
 from barrier_runtime.coordinator.status.status import JobStatus
@@ -27,6 +26,7 @@ from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 from barrier_runtime.tools.savepoints import stop_with
 from tests.integration.chaos.store_proxy import Fault, ProxyControl, store_proxy
 from tests.waiting import until

@@ -13,11 +13,11 @@ from coordinator_world import Coordinator, keys_of, spec, started
 from barrier_runtime.coordinator.job.effects import Append, Compact
 from barrier_runtime.coordinator.job.events import AppendResult, Deleted, Event
 from barrier_runtime.coordinator.log import records
-from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.server.store_effects import StoreEffects, StoreThreads
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import sha256_hex
 from tests.waiting import PATIENCE_S, eventually
 
 PATHS = Paths("flights")

@@ -12,10 +12,10 @@ from tcp_slot import TcpSlot
 from barrier_runtime.coordinator.server.control import ControlServer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.runner import JobRunner
-from barrier_runtime.coordinator.wire import peers
+from barrier_runtime.coordinator.wire import handshake
 from barrier_runtime.coordinator.wire.codec import encode
+from barrier_runtime.coordinator.wire.handshake import LINES, PER_S, LineLimit
 from barrier_runtime.coordinator.wire.messages import Heartbeat
-from barrier_runtime.coordinator.wire.peers import LINES, PER_S, LineLimit
 from barrier_runtime.state.store.memory import MemoryStore
 from tests.waiting import eventually
 
@@ -99,7 +99,7 @@ async def test_a_bug_while_a_slot_registers_is_logged_and_ends_the_connection(ca
 
 
 async def test_a_crowd_of_malformed_hellos_writes_few_lines(caplog, monkeypatch):
-    monkeypatch.setattr(peers, "PER_S", float("inf"))
+    monkeypatch.setattr(handshake, "PER_S", float("inf"))
     caplog.set_level(logging.DEBUG, "coordinator.control")
     async with served() as (server, _directory):
         for _ in range(3 * LINES):

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 import msgspec
 
 from barrier_runtime.connectors.files.sink.commit_record import CommitRecord, Origins, highest_origins
-from barrier_runtime.coordinator.log.hashing import sha256_hex, stamp_of
 from barrier_runtime.state.errors import UNREADABLE, Corrupt
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, get_or_none
-from barrier_runtime.state.versioned import Format, VersionedDecoder
+from barrier_runtime.state.versioned import Format, VersionedDecoder, sha256_hex, stamp_of
 
 BLOCK_VERSION = 1
 RECORDS = 256  # a power of two, part of the stored format: milestones of logs are at its multiples

@@ -14,11 +14,10 @@ import msgspec
 from barrier_runtime.connectors.files.sink import commit_blocks, commit_record
 from barrier_runtime.connectors.files.sink.commit_blocks import LEVELS, Blocks, is_there, span
 from barrier_runtime.connectors.files.sink.commit_record import MAY_GO_FROM, CommitRecord, Origins, decode_commit_record
-from barrier_runtime.coordinator.log.hashing import stamp_of
 from barrier_runtime.coordinator.log.records import milestone_after
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
-from barrier_runtime.state.versioned import Format, VersionedDecoder
+from barrier_runtime.state.versioned import Format, VersionedDecoder, stamp_of
 
 SUMMARY_VERSION = 1
 SUMMARISED = 250

@@ -13,9 +13,8 @@ from typing import TypeAlias
 import msgspec
 
 from barrier_runtime.connectors.sink_bases.file_committable import origin_of_name
-from barrier_runtime.coordinator.log.hashing import sha256_hex, stamp_of
 from barrier_runtime.state.errors import Corrupt
-from barrier_runtime.state.versioned import Format, VersionedDecoder
+from barrier_runtime.state.versioned import Format, VersionedDecoder, sha256_hex, stamp_of
 
 COMMIT_RECORD_VERSION = 3
 FIRST_RECORDS = 1_024  # these are never deleted

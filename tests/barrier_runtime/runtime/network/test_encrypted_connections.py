@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from barrier_runtime.coordinator.wire.handshake import across_hosts, never
 from barrier_runtime.coordinator.wire.messages import Peer
-from barrier_runtime.coordinator.wire.peers import across_hosts, never
 from barrier_runtime.data.elements import Batch, EndOfInput, Watermark
 from barrier_runtime.runtime.network.channels import ChannelId, InputChannel
 from barrier_runtime.runtime.network.tcp import TcpDataPlane

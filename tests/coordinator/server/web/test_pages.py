@@ -18,9 +18,8 @@ from barrier_runtime.coordinator.page.render import CommandLine
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress, application
 from barrier_runtime.coordinator.server.rest_calls import steps_of, steps_of_run, trend_of_run
-from barrier_runtime.coordinator.server.web.front import HEADERS, is_open
 from barrier_runtime.coordinator.server.web.pages import KeptFor, Pages, PageSource, pages_for
-from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
+from barrier_runtime.coordinator.server.web.sessions import HEADERS, LoginLinks, PageSessions, is_open
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 
