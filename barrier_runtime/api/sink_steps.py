@@ -49,7 +49,7 @@ class SinkSteps(UnkeyedSteps[S]):
 
         The steps before run in this process until there are enough rows, without checkpoints and sinks. Not for sources
         that lose read messages (RabbitMQ)."""
-        from barrier_runtime.launch.first_rows import first_rows
+        from barrier_runtime.launch.local import first_rows
 
         return first_rows(self._plan, self._as_input(), rows)
 
@@ -70,7 +70,7 @@ class SinkSteps(UnkeyedSteps[S]):
         Waits at most `within` (seconds, or a `timedelta`), so slow and silent streams work, too.
         """
         from barrier_runtime.launch.display import Rows
-        from barrier_runtime.launch.first_rows import first_rows
+        from barrier_runtime.launch.local import first_rows
 
         seconds = as_duration(within, "preview: within").total_seconds()
         return Rows(first_rows(self._plan, self._as_input(), rows, seconds), rows)

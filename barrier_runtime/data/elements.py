@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.parted_rows import RowsOfPart
+from barrier_runtime.data.few_rows import FewRows, RowsOfPart
 
 WATERMARK_MIN = -(2**63)
 WATERMARK_MAX = 2**63 - 1

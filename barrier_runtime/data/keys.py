@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
-from barrier_runtime.data.parted_rows import PartedRows, RowsOfPart
+from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, PartedRows, RowsOfPart
 from barrier_runtime.data.rows import values_of
 from barrier_runtime.data.schemas import no_column
 from barrier_runtime.state.errors import InvalidJob

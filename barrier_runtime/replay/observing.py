@@ -18,7 +18,7 @@ from barrier_runtime.data.schemas import no_column
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.keyed.operator import KeyedLife
 from barrier_runtime.state.errors import UserCodeError
-from barrier_runtime.state_tables.masking import masked
+from barrier_runtime.state_tables.arrow_columns import masked
 from barrier_runtime.state_tables.wanted_keys import one_value
 
 T = TypeVar("T")

@@ -46,8 +46,8 @@ from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, KeyedSnaps
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.read_only import LinkedStore
 from barrier_runtime.state.texts import counted
+from barrier_runtime.state_tables.arrow_columns import masked
 from barrier_runtime.state_tables.finding import StoredCheckpoint
-from barrier_runtime.state_tables.masking import masked
 from barrier_runtime.state_tables.wanted_keys import as_stored, key_fields
 
 SCRATCH = "barrier-runtime-replay-"

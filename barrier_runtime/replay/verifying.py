@@ -34,9 +34,9 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.texts import counted
+from barrier_runtime.state_tables.arrow_columns import masked
 from barrier_runtime.state_tables.differences import StateDifference, diff
 from barrier_runtime.state_tables.finding import StoredCheckpoint, find_checkpoint
-from barrier_runtime.state_tables.masking import masked
 from barrier_runtime.state_tables.stored_state import StoredState
 
 _MOST = 10

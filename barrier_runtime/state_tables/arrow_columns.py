@@ -6,7 +6,7 @@ earlier version (`migrate=`) have only the fields that still exist.
 
 import base64
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -255,3 +255,20 @@ def _key(key: str, kind: ValueType) -> Any:
         return key
     found = _typed(_json_values.decode(key), kind)
     return tuple(found) if isinstance(found, list) else found
+
+
+MASKED = "***"
+
+
+def masked(value: Any, columns: Collection[str]) -> Any:
+    """Copy of `value` (plain data) with values under the names `columns` hidden at every depth."""
+    if not columns:
+        return value
+    if isinstance(value, Mapping):
+        return {
+            name: MASKED if name in columns and inner is not None else masked(inner, columns)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [masked(each, columns) for each in value]
+    return value

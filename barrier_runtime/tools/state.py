@@ -9,8 +9,8 @@ from typing import Any
 
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.texts import counted
+from barrier_runtime.state_tables.arrow_columns import masked
 from barrier_runtime.state_tables.differences import diff
-from barrier_runtime.state_tables.masking import masked
 from barrier_runtime.state_tables.stored_state import StateTableInfo, StoredState, open_checkpoint
 from barrier_runtime.state_tables.wanted_keys import condition, free_name, key_types
 

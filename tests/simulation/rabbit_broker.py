@@ -11,7 +11,7 @@ import pyarrow as pa
 from workload import LEGS, TRANSFERS, legs
 
 from barrier_runtime import Dataflow
-from barrier_runtime.connectors.rabbitmq.consumer import Delivery, ReceivedMessage
+from barrier_runtime.connectors.rabbitmq.broker import Delivery, ReceivedMessage
 from barrier_runtime.connectors.rabbitmq.source import RabbitMQQueue, RabbitReader, columns_of
 from barrier_runtime.connectors.source import Split
 from barrier_runtime.testing.simulation.loop import SimLoop, SimProcess, Simulation
@@ -73,7 +73,7 @@ class RabbitQueue:
 
 
 class SimConsumer:
-    """Replacement of `rabbitmq/consumer.Consumer`."""
+    """Replacement of `rabbitmq/broker.Consumer`."""
 
     failed = None
 

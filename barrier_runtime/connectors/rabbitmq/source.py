@@ -14,8 +14,14 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.name_set import NameSet
-from barrier_runtime.connectors.rabbitmq.broker import Broker, check_queue, imported
-from barrier_runtime.connectors.rabbitmq.consumer import Consumer, Delivery, ReceivedMessage
+from barrier_runtime.connectors.rabbitmq.broker import (
+    Broker,
+    Consumer,
+    Delivery,
+    ReceivedMessage,
+    check_queue,
+    imported,
+)
 from barrier_runtime.connectors.source import DeduplicateBy, Discovery, Polled, SourceOf, Split
 from barrier_runtime.connectors.source_bases.payloads import JsonPayloads, decoded, json_row
 from barrier_runtime.data.argument_types import kinds_checked

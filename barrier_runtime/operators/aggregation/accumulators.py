@@ -7,8 +7,13 @@ Unless the extremes of a batch rule out that an integer sum leaves 64 bits, `_ca
 import numpy as np
 
 from barrier_runtime.data.grouping import greatest_magnitude
-from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder, running_integers
-from barrier_runtime.operators.aggregation.kinds.composite import Composite
+from barrier_runtime.operators.aggregation.batch_values import (
+    BatchValues,
+    Composite,
+    Left,
+    RunningOrder,
+    running_integers,
+)
 from barrier_runtime.operators.aggregation.plan import AggregationPlan
 from barrier_runtime.operators.aggregation.state_columns import Accumulator, Columns, Ints, Values
 

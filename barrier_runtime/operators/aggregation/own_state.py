@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.values.casts import column_of_any
-from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder, carried
 from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
-from barrier_runtime.operators.aggregation.kinds.composite import carried
 from barrier_runtime.operators.aggregation.own import ColumnAggregate, OwnAggregate, RowAggregate
 from barrier_runtime.operators.aggregation.state_columns import Columns, Initial, Values
 from barrier_runtime.operators.state.stored_type import StoredType

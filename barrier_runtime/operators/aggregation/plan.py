@@ -14,11 +14,10 @@ import pyarrow as pa
 
 from barrier_runtime.data.grouping import greatest_magnitude
 from barrier_runtime.data.schemas import meant
-from barrier_runtime.operators.aggregation.batch_values import Left
+from barrier_runtime.operators.aggregation.batch_values import Composite, Left
 from barrier_runtime.operators.aggregation.functions import Aggregate
 from barrier_runtime.operators.aggregation.kinds.cell_outputs import cell_output
 from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
-from barrier_runtime.operators.aggregation.kinds.composite import Composite
 from barrier_runtime.operators.aggregation.kinds.decimal_sums import DecimalSum
 from barrier_runtime.operators.aggregation.kinds.extremes import Extremes
 from barrier_runtime.operators.aggregation.kinds.moments import Moments

@@ -29,8 +29,7 @@ from barrier_runtime.data.elements import (
     Idle,
     Watermark,
 )
-from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.parted_rows import RowsOfPart
+from barrier_runtime.data.few_rows import FewRows, RowsOfPart
 from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.aggregation.partial_schema import whole_schema
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.few_rows import PartedRows, RowsOfPart
 from barrier_runtime.data.keys import hash_partition
-from barrier_runtime.data.parted_rows import PartedRows, RowsOfPart
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
 from tests.drawn import examples
 

@@ -11,8 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.grouping import greatest_magnitude
-from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder, running_integers
-from barrier_runtime.operators.aggregation.kinds.composite import RowByRow
+from barrier_runtime.operators.aggregation.batch_values import (
+    BatchValues,
+    Left,
+    RowByRow,
+    RunningOrder,
+    running_integers,
+)
 from barrier_runtime.operators.aggregation.state_columns import Columns, Initial, Ints, Values, decimals
 
 _DIGITS = 38

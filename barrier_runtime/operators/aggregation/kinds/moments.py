@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
-from barrier_runtime.operators.aggregation.kinds.composite import RowByRow, carried
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RowByRow, RunningOrder, carried
 from barrier_runtime.operators.aggregation.state_columns import Columns, Initial, Values
 
 Statistic = Literal["variance", "var_pop", "stddev", "stddev_pop"]

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
-from barrier_runtime.operators.aggregation.kinds.composite import RowByRow, carried
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RowByRow, RunningOrder, carried
 from barrier_runtime.operators.aggregation.state_columns import (
     Columns,
     Initial,

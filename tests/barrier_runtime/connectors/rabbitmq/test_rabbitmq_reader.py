@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pika
 import pytest
 
-from barrier_runtime.connectors.rabbitmq.broker import Broker
-from barrier_runtime.connectors.rabbitmq.consumer import Delivery, ReceivedMessage
+from barrier_runtime.connectors.rabbitmq.broker import Broker, Delivery, ReceivedMessage
 from barrier_runtime.connectors.rabbitmq.source import Columns, RabbitReader
 from examples.servers.base import free_port
 
