@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
-from barrier_runtime.carriers.carrier import Carrier
-from barrier_runtime.carriers.slots import AllSlots
+from barrier_runtime.carriers.slots import AllSlots, Carrier
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked
 from barrier_runtime.coordinator.status.health import number_for_driver
 from barrier_runtime.coordinator.status.status import JobStatus, KillRequest, LeavingSlot

@@ -17,8 +17,7 @@ import pyarrow as pa
 from barrier_runtime.coordinator.metric_table import STABLE_ROWS
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
-from barrier_runtime.operators.mapped_file import mapped_file
-from barrier_runtime.operators.stored_streams import batches_of, stream_of
+from barrier_runtime.operators.stored_streams import batches_of, mapped_file, stream_of
 from barrier_runtime.state.snapshots.snapshot import OWN, OperatorSnapshot, value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Row = tuple[str, ...]
 
 PROSE = {  # tables that no code holds as data
-    "barrier_runtime/carriers/carrier.py": "calls: tests/barrier_runtime/launch/test_processes.py",
+    "barrier_runtime/carriers/slots.py": "calls: tests/barrier_runtime/launch/test_processes.py",
     "barrier_runtime/connectors/kafka/sink/at_least_once.py": "moves: kafka/test_flights.py",
     "coordinator/log/manifest.py": "moves and crash points: tests/coordinator/log/test_decided.py",
     "barrier_runtime/connectors/memory/batch_function.py": "cases: tests/barrier_runtime/connectors/memory",

@@ -78,10 +78,6 @@ class FileNames:
     def staging(self) -> str:
         return staging_prefix(self.job, self.sink)
 
-    @property
-    def finals(self) -> str:
-        return "" if self.folders else "part-"
-
     def staged(self, number: int) -> str:
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-{number}.{self.suffix}"
 

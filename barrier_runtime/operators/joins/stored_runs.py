@@ -19,8 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.operators.base import Capture
-from barrier_runtime.operators.mapped_file import mapped_file
-from barrier_runtime.operators.stored_streams import stream_of
+from barrier_runtime.operators.stored_streams import mapped_file, stream_of
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot, value_format
