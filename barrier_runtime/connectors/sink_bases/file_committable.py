@@ -68,7 +68,6 @@ class FileNames:
     owner: str
     random: str
     suffix: str
-    folders: bool = False
 
     @property
     def incarnation(self) -> str:

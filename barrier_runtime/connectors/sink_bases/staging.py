@@ -27,10 +27,10 @@ from barrier_runtime.state.store.paths import too_long
 from barrier_runtime.state.texts import counted
 
 
-def names_of(context: SinkContext, suffix: str, *, folders: bool = False) -> FileNames:
+def names_of(context: SinkContext, suffix: str) -> FileNames:
     owner = log_tag(log_id(context), context.job_store.url)
     random = context.new_id()[:RANDOM_DIGITS]
-    return FileNames(context.job, context.sink, context.token, context.subtask, owner, random, suffix, folders)
+    return FileNames(context.job, context.sink, context.token, context.subtask, owner, random, suffix)
 
 
 def example_of(url: str, suffix: str, partition_by: Sequence[str] = ()) -> str:

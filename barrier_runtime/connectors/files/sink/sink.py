@@ -124,7 +124,7 @@ class FileSink(TwoPhaseCommitSink):
     def open(self, context: SinkContext) -> None:
         self._context = context
         self._where = context.where
-        self._names = names_of(context, self.suffix, folders=bool(self.partition_by))
+        self._names = names_of(context, self.suffix)
         self._schema_checked = False
         self._last = False
         self._open_files = OpenFiles(self._names.incarnation)
