@@ -11,7 +11,7 @@ from sqlglot import exp
 
 from barrier_runtime.data.sql.arguments import Argument, Made, Unfit, as_number, beside_each_other, one_time, to_round
 from barrier_runtime.data.sql.kernels import TIME_PARTS, how_many, part, time_text
-from barrier_runtime.data.sql.text_functions import locate
+from barrier_runtime.data.sql.text_functions import locate, regexp_count
 from barrier_runtime.data.sql.texts import text_of, time_of_text
 
 
@@ -108,7 +108,7 @@ def _regexp_count(text: Argument, pattern: Argument) -> Made:
     sought = str(pattern.constant("the pattern"))
     if len(sought) == 1 and sought.isascii() and re.escape(sought) == sought:
         return how_many(text_of(text), sought)
-    return pc.count_substring_regex(text_of(text), sought)
+    return regexp_count(text, pattern)
 
 
 def _trim(text: Argument, where: Argument | None = None) -> Made:
@@ -197,8 +197,8 @@ def _double(function: Callable[..., Made]) -> Callable[..., Made]:
 
 
 def _ln(value: Made) -> Made:
-    """Null, as in Spark, if there is no logarithm."""
-    return pc.if_else(value > pc.scalar(0.0), pc.ln(value), pc.scalar(pa.scalar(None, pa.float64())))
+    """Null, as in Spark, if there is no logarithm; NaN of NaN."""
+    return pc.if_else(value <= pc.scalar(0.0), pc.scalar(pa.scalar(None, pa.float64())), pc.ln(value))
 
 
 def _part(function: Callable[..., Made]) -> Callable[..., Made]:

@@ -129,6 +129,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=_UTC)
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)(Z|[+-]\d\d:?\d\d)?)?")
 _DIGITS = Context(prec=76)
 _NO_VALUE = object()
+_UNREAD = (ValueError, RecursionError)  # of parts too deep inside each other
 _PLAIN_DOUBLES = (1e-3, 1e7)  # between which Java writes no exponent
 
 
@@ -161,18 +162,29 @@ def at_path(text: str, path: str) -> str | None:
     """Returns a text itself, other values as JSON; null if the path has no value."""
     try:
         value = parsed(text)
-    except ValueError:
+        for step in path_of(path):
+            if isinstance(step, int):
+                value = value[step] if isinstance(value, list) and step < len(value) else None
+            else:
+                value = value.get(step) if isinstance(value, dict) else None
+        return None if value is None else _known_text(value)
+    except _UNREAD:
         return None
-    for step in path_of(path):
-        if isinstance(step, int):
-            value = value[step] if isinstance(value, list) and step < len(value) else None
-        else:
-            value = value.get(step) if isinstance(value, dict) else None
-    return None if value is None else _as_text(value)
 
 
-def _as_text(value: Any) -> str:
-    return value if type(value) is str else written(value)
+def _known_text(value: Any) -> str:
+    """Raises `UnicodeEncodeError`, a `ValueError`, for half of a surrogate pair, which is no character."""
+    text = value if type(value) is str else written(value)
+    if not text.isascii():
+        text.encode()
+    return text
+
+
+def _as_text(value: Any) -> Any:
+    try:
+        return _known_text(value)
+    except UnicodeEncodeError:
+        return _NO_VALUE
 
 
 def written(value: Any) -> str:
@@ -198,7 +210,7 @@ def read_as(kind: pa.DataType) -> Callable[[str], Any]:
             return None
         try:
             value = _value(parsed(text), kind)
-        except ValueError:
+        except _UNREAD:
             return nothing
         return nothing if value is _NO_VALUE else value
 
@@ -219,8 +231,8 @@ def _value(value: Any, kind: pa.DataType) -> Any:
     if types.is_map(kind):
         if not isinstance(value, dict):
             return _NO_VALUE
-        pairs = [(name, _value(each, kind.item_type)) for name, each in value.items()]
-        return _NO_VALUE if any(each is _NO_VALUE for _, each in pairs) else pairs
+        pairs = [(_as_text(name), _value(each, kind.item_type)) for name, each in value.items()]
+        return _NO_VALUE if any(_NO_VALUE in pair for pair in pairs) else pairs
     return _plain_value(value, kind)
 
 

@@ -20,7 +20,7 @@ def _double(function: Callable[..., Made]) -> Callable[..., Made]:
 
 
 def _logarithm(function: Callable[[Made], Made], value: Made, above: float = 0.0) -> Made:
-    return pc.if_else(value > pc.scalar(above), function(value), _NOTHING)
+    return pc.if_else(value <= pc.scalar(above), _NOTHING, function(value))  # of NaN: NaN
 
 
 def _log(base: Made, value: Made | None = None) -> Made:

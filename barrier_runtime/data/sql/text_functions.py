@@ -5,6 +5,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,9 @@ from barrier_runtime.data.sql.texts import text_of
 
 _GROUPS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?!\?)|\(\?P?<(?![=!])\w+>|\(\?|.", re.DOTALL)
 _DIGESTS = {0: "sha256", 224: "sha224", 256: "sha256", 384: "sha384", 512: "sha512"}
+_LOOKS_BACK = re.compile(r"(?<!\[)\^|\\[ABb]")  # Arrow's split and count take the rest of a text for a whole text
+_BEGIN, _END = "\1", "\2"
+_TRIED = ("", "ab", " a b ", "0,1", "_", "\n")
 _PLAIN = re.compile(r"[^\\^$.|?*+()\[\]{}]+|\\[^A-Za-z0-9]")
 
 
@@ -62,7 +66,43 @@ def _split(text: Argument, pattern: Argument, limit: Argument | None = None) -> 
     if "".join(_PLAIN.findall(sought)) == sought:
         plain = re.sub(r"\\(.)", r"\1", sought)
         return pc.split_pattern(text_of(text), plain, max_splits=splits)
+    if _matches_nothing(sought):  # Arrow would split for ever
+        raise Unfit(f"the pattern {sought!r} also matches where no character is: write + for *, or what stands there")
+    if _LOOKS_BACK.search(sought):
+        number = Argument(pc.scalar(pa.scalar(most, pa.int64())), pa.int64(), True, most)
+        return call("split_by", pa.list_(pa.string()), _text(text), _text(pattern), number)
     return pc.split_pattern_regex(text_of(text), sought, max_splits=splits)
+
+
+def _matches_nothing(pattern: str) -> bool:
+    try:
+        found = pc.replace_substring_regex(pa.array(_TRIED), pattern, rf"{_BEGIN}\0{_END}")
+    except pa.ArrowInvalid:
+        return False  # the plan says why
+    return any(_BEGIN + _END in each for each in found.to_pylist())
+
+
+@kernel("split_by")
+def _split_by(kind: pa.DataType, texts: pa.Array, patterns: pa.Array, limits: pa.Array) -> pa.Array:
+    """Marks all matches first: Arrow's split takes the rest of a text for a text, which begins with a word."""
+    if not len(texts):
+        return column([], kind)
+    free = (chr(code) for code in range(0xE000, 0xF900))
+    begin, end = islice((sign for sign in free if not pc.any(pc.match_substring(texts, sign)).as_py()), 2)
+    marked = pc.replace_substring_regex(texts, patterns[0].as_py(), rf"{begin}\0{end}")
+    parts = [None if each is None else each.split(begin, limits[0].as_py() - 1) for each in marked.to_pylist()]
+    for row in filter(None, parts):
+        row[1:] = [each.partition(end)[2] for each in row[1:]]
+        row[-1] = row[-1].replace(begin, "").replace(end, "")
+    return column(parts, kind)
+
+
+def regexp_count(text: Argument, pattern: Argument) -> Made:
+    sought = str(pattern.constant("the pattern"))
+    if not _LOOKS_BACK.search(sought):
+        return pc.count_substring_regex(text_of(text), sought)
+    marked = pc.replace_substring_regex(text_of(text), sought, rf"{_BEGIN}\0")
+    return pc.subtract(pc.count_substring(marked, _BEGIN), pc.count_substring(text_of(text), _BEGIN))
 
 
 def _regexp_extract(text: Argument, pattern: Argument, group: Argument | None = None) -> Made:

@@ -158,6 +158,15 @@ EXPRESSIONS = [
     "split(s, '[0-9]+')",
     "split(s, ',', 1)",
     "split('a.b.c', '\\\\.', 2)",
+    "split(s, '^[a-z]')",
+    "split('bb ab b', '\\\\bb')",
+    "split('b-b-b', '\\\\bb', 2)",
+    "split(s, '^[a-z]', 1)",
+    "regexp_count(s, '^[a-z]')",
+    "regexp_count('bb ab', '\\\\bb')",
+    "regexp_count('ab cd', '\\\\b')",
+    "ln(CAST('NaN' AS DOUBLE))",
+    "log2(CAST('NaN' AS DOUBLE))",
     "regexp_extract(s, '([a-z]+)([0-9]+)', 2)",
     "regexp_extract(s, '([a-z]+)([0-9]+)')",
     "regexp_extract(s, '[0-9]+', 0)",
@@ -304,6 +313,9 @@ def test_the_values_are_those_of_spark_sql(spark: Any) -> None:  # noqa: F811
         ("get_json_object(js, '$.lines[*].n')", "the path is"),
         ("get_json_object(js, s)", "the path has to be a constant"),
         ("from_json(js, s)", "the schema has to be a constant"),
+        ("split(s, 'a*')", "the pattern 'a\\*' also matches where no character is: write \\+ for \\*"),
+        ("split(s, '$')", "also matches where no character is"),
+        ("split(s, '\\\\b')", "also matches where no character is"),
         *(
             (f"from_json(js, '{schema}')", "the schema is .*: write names and types, as in 'id BIGINT")
             for schema in ("", "id", "id FOO", "id INT,", "id INT, n FOO", "MAP<STRING>", "a INT; b INT", "id NUMERAL(")
@@ -386,3 +398,44 @@ def test_nested_json_is_read_in_a_flow(known: bool) -> None:
     rows.select({"id": f"{order}.id", "lines": f"size({order}.lines)"}).sink("out", out)
     flow.run_local(parallelism=1)
     assert [tuple(row.values()) for row in out.rows()] == [(12, 2), (None, 1), (None, None), (None, None)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id": 1, "s": "\\ud83d"}',
+        '{"id": 1, "s": {"\\ud83d": 2}}',
+        '{"id": 1, "s": ' + 5_000 * "[" + 5_000 * "]" + "}",
+        5_000 * "[",
+    ],
+    ids=["half a pair", "half a pair in a name", "deep", "deep without an end"],
+)
+def test_json_that_is_no_text_or_too_deep_gives_null(text: str) -> None:
+    flow, out = br.Dataflow("odd"), br.CollectSink()
+    stream = flow.from_iterator("in", lambda index, of: iter([{"value": text}]), schema={"value": str}, splits=1)
+    columns = ["get_json_object(value, '$.s')", "from_json(value, 's STRING').s", "from_json(value, 's INT').s"]
+    stream.select({f"c{number}": column for number, column in enumerate(columns)}).sink("out", out)
+    flow.run_local(parallelism=1)
+    assert [list(row.values()) for row in out.rows()] == [[None, None, None]]
+
+
+def test_anchors_match_the_begin_of_the_text_alone() -> None:
+    texts = pa.record_batch([pa.array(["aab", "bb ab", "", None])], ["s"])
+
+    def of(text: str) -> list[Any]:
+        (column,) = evaluated(texts, SqlExpression(text, "select").compiled(texts.schema))
+        return list(column.to_pylist())
+
+    assert of("regexp_count(s, '^a')") == [1, 0, 0, None]
+    assert of("regexp_count(s, '\\\\bb')") == [0, 1, 0, None]
+    assert of("split(s, '^a')") == [["", "ab"], ["bb ab"], [""], None]
+    assert of("split(s, '\\\\bb|^a', 2)") == [["", "ab"], ["", "b ab"], [""], None]
+
+
+def test_logarithm_of_nan_is_nan() -> None:
+    numbers = pa.record_batch([pa.array([float("nan"), 0.0, -1.0, None])], ["x"])
+    for function in ("ln", "log", "log2", "log10", "log1p"):
+        (column,) = evaluated(numbers, SqlExpression(f"{function}(x)", "select").compiled(numbers.schema))
+        first, *others = column.to_pylist()
+        assert first != first
+        assert others == [0.0 if function == "log1p" else None, None, None]
