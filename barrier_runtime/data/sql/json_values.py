@@ -212,7 +212,7 @@ def read_as(kind: pa.DataType) -> Callable[[str], Any]:
             value = _value(parsed(text), kind)
         except _UNREAD:
             return nothing
-        return nothing if value is _NO_VALUE else value
+        return nothing if value is None or value is _NO_VALUE else value
 
     return read
 

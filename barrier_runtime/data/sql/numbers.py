@@ -33,8 +33,8 @@ def _pmod(left: Argument, right: Argument) -> Made:
     numbers = [left, right]
     kind = one_type(numbers)
     one, other = beside_each_other([with_whole_digit(left, right), right])
-    rest = remainder(one, other, kind)
-    again = remainder(pc.add(rest, other), other, kind)
+    rest = remainder(one, other, kind).cast(kind)  # remainders of decimals have more digits
+    again = remainder(pc.add(rest, other), other, kind).cast(kind)
     return pc.if_else(pc.less(rest, pc.scalar(pa.scalar(0, kind))), again, rest)
 
 

@@ -77,8 +77,8 @@ def _split(text: Argument, pattern: Argument, limit: Argument | None = None) -> 
 def _matches_nothing(pattern: str) -> bool:
     try:
         found = pc.replace_substring_regex(pa.array(_TRIED), pattern, rf"{_BEGIN}\0{_END}")
-    except pa.ArrowInvalid:
-        return False  # the plan says why
+    except pa.ArrowInvalid as error:
+        raise Unfit(str(error)) from error
     return any(_BEGIN + _END in each for each in found.to_pylist())
 
 
@@ -99,7 +99,7 @@ def _split_by(kind: pa.DataType, texts: pa.Array, patterns: pa.Array, limits: pa
 
 def regexp_count(text: Argument, pattern: Argument) -> Made:
     sought = str(pattern.constant("the pattern"))
-    if not _LOOKS_BACK.search(sought):
+    if not (_LOOKS_BACK.search(sought) or _matches_nothing(sought)):
         return pc.count_substring_regex(text_of(text), sought)
     marked = pc.replace_substring_regex(text_of(text), sought, rf"{_BEGIN}\0")
     return pc.subtract(pc.count_substring(marked, _BEGIN), pc.count_substring(text_of(text), _BEGIN))
@@ -153,7 +153,9 @@ def locate(sought: Argument, text: Argument, start: Argument | None = None) -> M
 
 
 def _place(sought: str, text: str, start: int) -> int:
-    return 0 if start < 1 else text.find(sought, start - 1) + 1
+    if start < 1 or not sought:
+        return int(start >= 1)
+    return text.find(sought, start - 1) + 1
 
 
 def _repeat(text: Argument, times: Argument) -> Made:
@@ -176,14 +178,12 @@ def _translated(text: str, old: str, new: str) -> str:
 def _part_before(text: str, delimiter: str, count: int) -> str:
     if not delimiter or not count:
         return ""
-    if count > 0:
-        return delimiter.join(text.split(delimiter)[:count])
-    at = len(text)
-    for _ in range(-count):
-        at = text.rfind(delimiter, 0, at)
+    at = -1 if count > 0 else len(text) - len(delimiter) + 1
+    for _ in range(abs(count)):  # delimiters may overlap
+        at = text.find(delimiter, at + 1) if count > 0 else text.rfind(delimiter, 0, at - 1 + len(delimiter))
         if at < 0:
             return text
-    return text[at + len(delimiter) :]
+    return text[:at] if count > 0 else text[at + len(delimiter) :]
 
 
 def _distance(one: str, other: str) -> int:

@@ -166,6 +166,13 @@ EXPRESSIONS = [
     "regexp_count('bb ab', '\\\\bb')",
     "regexp_count('ab cd', '\\\\b')",
     "ln(CAST('NaN' AS DOUBLE))",
+    "pmod(d, 3)",
+    "pmod(d, -3)",
+    "locate('', s, 3)",
+    "substring_index('aaaa', 'aa', 2)",
+    "substring_index('aaaa', 'aa', -2)",
+    "regexp_count(s, '$')",
+    "from_json('null', 'a INT') IS NULL",
     "log2(CAST('NaN' AS DOUBLE))",
     "regexp_extract(s, '([a-z]+)([0-9]+)', 2)",
     "regexp_extract(s, '([a-z]+)([0-9]+)')",
@@ -439,3 +446,21 @@ def test_logarithm_of_nan_is_nan() -> None:
         first, *others = column.to_pylist()
         assert first != first
         assert others == [0.0 if function == "log1p" else None, None, None]
+
+
+def test_rare_arguments_give_what_spark_gives() -> None:
+    rows = pa.record_batch([pa.array([Decimal("-1.25"), Decimal("7.10"), None])], ["d"])
+    expected = {
+        "pmod(d, 3)": [Decimal("1.75"), Decimal("1.10"), None],
+        "pmod(d, -3)": [Decimal("-1.25"), Decimal("1.10"), None],
+        "locate('', 'abc', 3)": [1] * 3,
+        "substring_index('aaaa', 'aa', 2)": ["a"] * 3,
+        "substring_index('aaaa', 'aa', -2)": ["a"] * 3,
+        "substring_index('a.b.c', '.', -2)": ["b.c"] * 3,
+        "regexp_count('abc', '$')": [1] * 3,
+        "regexp_count('éß', '')": [3] * 3,
+        "from_json('null', 'a INT') IS NULL": [False] * 3,
+    }
+    made = [SqlExpression(text, "select").compiled(rows.schema) for text in expected]
+    found = [column.to_pylist() for column in evaluated(rows, *made)]
+    assert dict(zip(expected, found, strict=True)) == expected
