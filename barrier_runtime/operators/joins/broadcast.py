@@ -2,6 +2,7 @@
 The operator contains the table, so there is no state.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -82,7 +83,7 @@ class EnrichOperator(Operator):
         self._output: pa.Schema | None = None
         self._added: list[pa.Array] = []
         self._keys: list[pa.Array] = []
-        self._combined = pa.array([], pa.int64())
+        self._combined: pa.Array | None = None  # None: codes of keys would leave 64 bits
         self._is_row = False
         self._index: dict[Any, int] = {}
 
@@ -91,7 +92,7 @@ class EnrichOperator(Operator):
         if self._input is None or (rows.schema is not self._input and not rows.schema.equals(self._input)):
             self._bind(rows.schema)
         columns = [_plain(rows.column(column), f"{self._where}: key column {column!r}") for column in self._on]
-        if rows.num_rows * _DICT_PAYS < self._table.num_rows:
+        if self._combined is None or rows.num_rows * _DICT_PAYS < self._table.num_rows:
             matches = self._look_up(columns)
         else:
             matches = self._search(columns)
@@ -112,7 +113,8 @@ class EnrichOperator(Operator):
         self._keys = [key.unique() for key in keys]
         # the code of a key is the key's row in the table
         self._is_row = len(keys) == 1 and len(self._keys[0]) == len(keys[0])
-        self._combined = self._codes(keys)
+        fits = math.prod(len(key) for key in self._keys) < 1 << 63
+        self._combined = self._codes(keys) if fits else None
         self._index = {key: row for row, key in enumerate(_tuples(keys)) if not _has_null(key)}
 
     def _look_up(self, columns: list[pa.Array]) -> pa.Array:

@@ -271,6 +271,17 @@ def test_an_inner_enrichment_drops_rows_without_a_match(copies: int) -> None:
     assert driven.rows == [{"a": 1, "b": "y", "c": 1}, {"a": 2, "b": "x", "c": 2}] * copies
 
 
+def test_a_key_of_many_columns_matches_only_itself() -> None:
+    """5 columns of 2**13 values have more than 2**64 combinations."""
+    count, columns = 1 << 13, ["a", "b", "c", "d", "e"]
+    values = np.arange(count)
+    table = pa.table({**dict.fromkeys(columns, values), "found": values})
+    driven = Driven(EnrichOperator("e", table, columns, "inner"))
+    driven.feed(pa.RecordBatch.from_pydict({**dict.fromkeys(columns, values), "a": (values + count // 2) % count}))
+    driven.feed(pa.RecordBatch.from_pydict(dict.fromkeys(columns, values)))
+    assert [row["found"] for row in driven.rows] == values.tolist()
+
+
 def test_enrichment_converts_its_keys_to_the_rows_type_or_says_it_cannot() -> None:
     driven = Driven(EnrichOperator("e", NAMES, ["n"], "inner"))
     driven.feed(pa.RecordBatch.from_pydict({"n": pa.array([1], pa.int16())}))
