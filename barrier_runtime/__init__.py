@@ -68,6 +68,7 @@ _HOME = {
     "ColumnAggregate": "barrier_runtime.operators.aggregation.own",
     "WatermarkGenerator": "barrier_runtime.operators.watermark_generator",
     "Cache": "barrier_runtime.operators.lookups.replies",
+    "RateLimit": "barrier_runtime.operators.rate_limit",
     "Retry": "barrier_runtime.operators.retry",
     "TTL": "barrier_runtime.operators.state.ttl",
     "BroadcastState": "barrier_runtime.operators.state.broadcast",
@@ -214,6 +215,7 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.functions.process_groups import BatchKeys as BatchKeys
     from barrier_runtime.operators.functions.row_functions import RowContext as RowContext
     from barrier_runtime.operators.lookups.replies import Cache as Cache
+    from barrier_runtime.operators.rate_limit import RateLimit as RateLimit
     from barrier_runtime.operators.retry import Retry as Retry
     from barrier_runtime.operators.state.broadcast import BroadcastState as BroadcastState
     from barrier_runtime.operators.state.folded import AggregatingState as AggregatingState

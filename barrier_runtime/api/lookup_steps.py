@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from barrier_runtime.operators.lookups.operator import HowMissing
     from barrier_runtime.operators.lookups.replies import Cache
+    from barrier_runtime.operators.rate_limit import RateLimits
 
     class Lookup(TypedDict, total=False):
         key: Required[str | Sequence[str]]
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         max_batch: int
         max_requests: int | None
         max_requests_per_second: float | None
+        rate_limit: RateLimits
         linger: Duration
 
 
@@ -81,6 +83,7 @@ class LookupSteps(UnkeyedSteps[S]):
         max_batch: int = 100,
         max_requests: int | None = None,
         max_requests_per_second: float | None = None,
+        rate_limit: "RateLimits" = None,
         linger: Duration = _LINGER,
     ) -> S | Outputs[S]:
         """Adds the columns `schema`, which `fetch_many` finds for the value of `key` in another system.
@@ -94,10 +97,11 @@ class LookupSteps(UnkeyedSteps[S]):
 
         `capacity`: pending rows per subtask; at the limit the stream waits, but checkpoints do not. `timeout`: of one
         call, which has up to `max_batch` keys; at most `max_requests` calls run at once (plain functions: 16), and all
-        subtasks together begin at most `max_requests_per_second` calls per second, repetitions included. A key waits up
-        to `linger` for other keys. `ordered`: rows keep their order. `how`: rows without a match have nulls ("left"),
-        are dropped ("inner"), or form a separate stream ("side"). `retry`: failures that are retried. `cache`: keeps
-        replies. `on_error` as in `map`, for final failures.
+        subtasks together begin at most `max_requests_per_second` calls per second, repetitions included; `rate_limit`
+        (`RateLimit`) counts tokens of calls. A key waits up to `linger` for other keys. `ordered`: rows keep their
+        order. `how`: rows without a match have nulls ("left"), are dropped ("inner"), or form a separate stream
+        ("side"). `retry`: failures that are retried. `cache`: keeps replies. `on_error` as in `map`, for final
+        failures.
 
         >>> profiles = orders.lookup("profile", fetch_profiles, key="user", schema={"name": str, "city": str})
         """
@@ -122,14 +126,15 @@ class LookupSteps(UnkeyedSteps[S]):
             max_batch=max_batch,
             max_requests=max_requests,
             max_requests_per_second=max_requests_per_second,
+            rate_limit=rate_limit,
             linger=linger,
         )
         known, output = self.schema, None
         if known is not None:
             output = enriched_schema(known, settings.schema, settings.on, where)
         sides = {**({MISSES: known} if how == "side" else {}), **side_schemas(None, on_error, where)}
-        rate = settings.book.requests_per_second
-        limit = "" if rate is None else f", at most {rate:,.10g} requests per second over all subtasks"
+        limits = " and ".join(map(str, settings.book.limits))
+        limit = limits and f", at most {limits} over all subtasks"
         node = StepNode(
             name,
             "lookup",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.memory.rate import RateSource as RateSource
     from barrier_runtime.connectors.postgres.changes.source import PostgresChangesSource as PostgresChangesSource
     from barrier_runtime.connectors.rabbitmq.source import RabbitMQSource as RabbitMQSource
+    from barrier_runtime.operators.rate_limit import RateLimits
     from barrier_runtime.operators.retry import Retry
 
 _HOME = {
@@ -74,6 +75,7 @@ class SourceOptions(SettingsOfSource, total=False):
     splits: int | None
     replayable: bool
     retry: "Retry | None"
+    rate_limit: "RateLimits"
 
 
 def __getattr__(name: str) -> Any:

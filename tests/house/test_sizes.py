@@ -27,13 +27,13 @@ LONG_FILES = {
 FULL_FOLDERS: dict[str, tuple[int, str]] = {}
 _USERS = "a user's call: keywords, most of them with defaults"
 WIDE_CALLS = {
-    "barrier_runtime/api/lookup_steps.py:lookup": (15, _USERS),
+    "barrier_runtime/api/lookup_steps.py:lookup": (16, _USERS),
     "barrier_runtime/api/steps.py:_step": (10, "the parts of one node of the plan"),
     "barrier_runtime/operators/functions/process.py:__init__": (10, "the arguments of `process`, checked"),
     "barrier_runtime/api/steps.py:_stateful": (15, "the parts of one node of the plan"),
     "barrier_runtime/connectors/kafka/sink/sink.py:__init__": (11, _USERS),
     "barrier_runtime/launch/local.py:_slot": (12, "the parts of one slot, as its process has them"),
-    "barrier_runtime/operators/lookups/operator.py:lookup_settings": (16, "the arguments of `lookup`, checked"),
+    "barrier_runtime/operators/lookups/operator.py:lookup_settings": (17, "the arguments of `lookup`, checked"),
     "barrier_runtime/replay/replaying.py:replay": (10, _USERS),
     "barrier_runtime/runtime/context.py:__init__": (11, "what an operator is given of its slot"),
     "barrier_runtime/runtime/checkpointing.py:__init__": (11, "one snapshot: whose, where to, and whom it tells"),

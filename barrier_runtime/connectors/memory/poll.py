@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from barrier_runtime.data.argument_types import kinds_checked
 from barrier_runtime.data.row_class import AnyRow, RowClass, row_class
 from barrier_runtime.data.rows import Row, RowWriter, cut
 from barrier_runtime.data.schemas import Duration, Rows, SchemaOf, as_schema, milliseconds
+from barrier_runtime.operators.rate_limit import CallLimits, RateLimit, RateLimits, rate_limits
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
@@ -51,7 +53,7 @@ class PollSource(SourceOf[Rows]):
 
     `fetch` runs in a thread, in a single subtask, and may wait. `retry`: exceptions after which `fetch` is called again
     with the same cursor. Any other exception, and the last exception, fails the job; `Unavailable` is retried under
-    `restart=`.
+    `restart=`. `rate_limit`: for calls that cost tokens; `reply_cost` gets `(rows, next_cursor)`.
     """
 
     fetch: Fetch
@@ -60,6 +62,7 @@ class PollSource(SourceOf[Rows]):
     schema: SchemaOf[Rows]
     replayable: bool = True
     retry: Retry | None = None
+    rate_limit: RateLimits = None
 
     def named(self, name: str) -> "PolledRows":
         """Checks the settings; calls nothing. Raises `InvalidJob`."""
@@ -69,7 +72,7 @@ class PollSource(SourceOf[Rows]):
             raise InvalidJob(f"{where}: retry={self.retry!r}: give a Retry, such as Retry(3)")
         return PolledRows(
             name, self.fetch, every_ms, as_schema(self.schema, where), self.replayable, self.retry,
-            row_class(self.schema, where),
+            row_class(self.schema, where), rate_limits(self.rate_limit, where),
         )  # fmt: skip
 
 
@@ -85,15 +88,19 @@ class PolledRows:
     exactly_once: bool
     _retry: Retry | None = None
     _rows: RowClass | None = None
+    _limits: tuple[RateLimit, ...] = ()
 
     def __repr__(self) -> str:
-        return f"poll {function_name(self._fetch)}, every {self._every_ms / 1000:g} s"
+        limits = "".join(f", at most {limit}" for limit in self._limits)
+        return f"poll {function_name(self._fetch)}, every {self._every_ms / 1000:g} s{limits}"
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return [Split("all")]
 
     def reader(self, split: Split) -> SplitReader:
-        return PollReader(self._name, self._fetch, self._every_ms / 1000, self._rows or self.schema, self._retry)
+        return PollReader(
+            self._name, self._fetch, self._every_ms / 1000, self._rows or self.schema, self._retry, self._limits
+        )
 
 
 @dataclass(frozen=True)
@@ -105,9 +112,16 @@ class _Page:
 
 class PollReader:
     def __init__(
-        self, name: str, fetch: Fetch, every_s: float, schema: pa.Schema | RowClass, retry: Retry | None = None
+        self,
+        name: str,
+        fetch: Fetch,
+        every_s: float,
+        schema: pa.Schema | RowClass,
+        retry: Retry | None = None,
+        limits: Sequence[RateLimit] = (),
     ) -> None:
         self._retry = retry
+        self._limits = CallLimits(limits, name)  # one subtask reads the only split
         self._name = name
         self._fetch = fetch
         self._every_s = every_s
@@ -212,20 +226,21 @@ class PollReader:
                     return
                 self._waiting = page
             self._wake()
-            with self._changed:
-                if self._changed.wait_for(lambda: self._closed, self._every_s):
-                    return
+            if self._waited(self._every_s):
+                return
             cursor = page.next_cursor
 
     def _next_page(self, cursor: Any) -> _Page | None:
         try:
-            given = self._fetched(cursor)
+            costs = self._limits.costs(cursor)
+            given = self._fetched(cursor, costs)
             if given is None:
                 return None
             if not isinstance(given, tuple) or len(given) != 2:
                 raise TypeError(f"it gave {type(given).__name__}: return (rows, next cursor), or None at the end")
             rows: list[Row] = []
             self._writer.take(given[0], rows)  # copies: a function may yield the same dict
+            self._limits.settle(costs, self._limits.spent((rows, given[1])))
             kept = self._kept(given[1])
         except BarrierRuntimeError:
             raise
@@ -251,9 +266,13 @@ class PollReader:
             "(or lists and dicts of these), such as int(cursor) or moment.isoformat(), and convert it at the next call"
         )
 
-    def _fetched(self, cursor: Any) -> tuple[Iterable[AnyRow], Any] | None:
+    def _fetched(self, cursor: Any, costs: Sequence[int]) -> tuple[Iterable[AnyRow], Any] | None:
         failed = 0
         while True:
+            while not self._limits.ready(now_ns := time.monotonic_ns(), costs):
+                if self._waited(min((self._limits.due_ns(costs) - now_ns) / 1e9, threading.TIMEOUT_MAX)):
+                    return None
+            self._limits.take(costs)
             try:
                 return self._fetch(cursor)
             except Exception as error:
@@ -264,9 +283,13 @@ class PollReader:
                     "source %r: call %d with cursor %r raised %s: %s; calling again",
                     *(self._name, failed, cursor, type(error).__name__, error),
                 )
-            with self._changed:
-                if self._changed.wait_for(lambda: self._closed, self._retry.pause_s(failed)):
-                    return None
+            if self._waited(self._retry.pause_s(failed)):
+                return None
+
+    def _waited(self, seconds: float) -> bool:
+        """Returns whether the reader was closed meanwhile."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed, seconds)
 
 
 def _nothing() -> None:

@@ -19,8 +19,8 @@ from typing import Any
 
 from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.operators.lookups.replies import Cache, KeptReplies
+from barrier_runtime.operators.rate_limit import CallLimits, RateLimit
 from barrier_runtime.operators.retry import Retry
-from barrier_runtime.operators.token_bucket import TokenBucket
 
 AT_ONCE = 4_096  # keys of replies that a call finishes: some milliseconds of the loop
 _UNKNOWN = object()
@@ -31,7 +31,7 @@ _SECOND_NS = 1_000_000_000
 class BookSettings:
     """`capacity`: rows under way. `most_keys`: per request.
     `linger_s`: longest wait of a key for further keys. `most_requests`: parallel. `timeout_s`: of one attempt.
-    `requests_per_second`: of all subtasks."""
+    `limits`: of all subtasks."""
 
     capacity: int
     most_keys: int
@@ -41,7 +41,7 @@ class BookSettings:
     ordered: bool = False
     retry: Retry | None = None
     cache: Cache | None = None
-    requests_per_second: float | None = None
+    limits: tuple[RateLimit, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,10 @@ class Book:
 
     def __init__(self, settings: BookSettings) -> None:
         self._settings = settings
-        self._bucket: TokenBucket | None = None
-        self.share_limit(1)
+        self._limits: CallLimits | None = None
+        self._priced: tuple[_Key, int, tuple[int, ...]] | None = None  # next request: first key, keys, costs
+        self._costs: dict[int, tuple[int, ...]] = {}  # of the open requests
+        self.share_limits()
         self._cache = KeptReplies(settings.cache) if settings.cache is not None else None
         self.counts = Counts()
         self.reached = WATERMARK_MIN  # the last watermark before which all rows are finished
@@ -175,11 +177,13 @@ class Book:
             assert before.watermark is not None
             before.watermark = max(before.watermark, watermark_ms)
 
-    def replied(self, request: int, results: Sequence[Any], now_s: float) -> None:
+    def replied(
+        self, request: int, results: Sequence[Any], now_s: float, spent: Sequence[int | None] | None = None
+    ) -> None:
         """Finishes the first `AT_ONCE` keys of a reply; `advance` finishes the others.
-        `results`: by key of the request; an exception fails only that key. A deque is emptied.
+        `results`: by key of the request; an exception fails only that key. A deque is emptied. `spent`: by limit.
         """
-        keys = self._open.pop(request, None)
+        keys = self._ended(request, spent)
         if keys is None:
             self.counts.late += 1
             return
@@ -215,8 +219,14 @@ class Book:
         kept = [not isinstance(result, Exception) for result in results]
         return list(itertools.compress(keys, kept)), list(itertools.compress(results, kept))
 
+    def _ended(self, request: int, spent: Sequence[int | None] | None = None) -> deque[_Key] | None:
+        costs = self._costs.pop(request, None)
+        if self._limits is not None and costs is not None and spent is not None:
+            self._limits.settle(costs, spent)
+        return self._open.pop(request, None)
+
     def failed(self, request: int, error: Exception, now_s: float) -> None:
-        keys = self._open.pop(request, None)
+        keys = self._ended(request)
         if keys is None:
             self.counts.late += 1
             return
@@ -255,19 +265,25 @@ class Book:
             wanted.append(0.0 if is_full else self._fresh[0].since_s + self._settings.linger_s)
         if self._later:
             wanted.append(self._later[0][0])
-        if not wanted or self._bucket is None:
+        if not wanted or self._limits is None:
             return min(wanted, default=None)
-        return max(min(wanted), (self._bucket.due_ns() or 0) / _SECOND_NS)
+        costs = None if self._priced is None else self._priced[2]
+        return max(min(wanted), self._limits.due_ns(costs) / _SECOND_NS)
 
-    def _may_request(self, now_s: float) -> bool:
-        if len(self._open) >= self._settings.most_requests:
-            return False
-        return self._bucket is None or self._bucket.tokens(round(now_s * _SECOND_NS)) > 0
+    def _may_request(self, keys: Sequence[_Key], now_s: float) -> bool:
+        return self._limits is None or self._limits.ready(round(now_s * _SECOND_NS), self._price(self._limits, keys))
 
-    def share_limit(self, subtasks: int) -> None:
+    def _price(self, limits: CallLimits, keys: Sequence[_Key]) -> tuple[int, ...]:
+        """A waiting request is priced again only if keys have come."""
+        priced = self._priced
+        if priced is None or priced[0] is not keys[0] or priced[1] != len(keys):
+            priced = self._priced = keys[0], len(keys), limits.costs([each.key for each in keys])
+        return priced[2]
+
+    def share_limits(self, name: str = "", subtask: int = 0, subtasks: int = 1) -> None:
         """Called before the first row."""
-        if self._settings.requests_per_second is not None:
-            self._bucket = TokenBucket(self._settings.requests_per_second, subtasks)
+        if self._settings.limits:
+            self._limits = CallLimits(self._settings.limits, name, subtask, subtasks)
 
     def _put_under_way(self, now_s: float) -> None:
         asked, fresh, cache = self._asked, self._fresh, self._cache
@@ -302,28 +318,37 @@ class Book:
         most_keys = self._settings.most_keys
         while self._later and self._later[0][0] <= now_s:
             self._again.append(heapq.heappop(self._later)[2])
-        while self._again and self._may_request(now_s):
+        while self._again and len(self._open) < self._settings.most_requests:
+            if not self._may_request(self._again[0], now_s):
+                return  # before requests that cost less
             self.counts.retries += 1
             self._request(deque(self._again.popleft()), now_s, effects)
         fresh = self._fresh
-        while fresh and self._may_request(now_s):
+        while fresh and len(self._open) < self._settings.most_requests:
             if len(fresh) < most_keys and fresh[0].since_s + self._settings.linger_s > now_s:
                 return
-            self._request(deque(fresh.popleft() for _ in range(min(most_keys, len(fresh)))), now_s, effects)
+            keys = deque(itertools.islice(fresh, most_keys))
+            if not self._may_request(keys, now_s):
+                return
+            for _ in keys:
+                fresh.popleft()
+            self._request(keys, now_s, effects)
 
     def _request(self, keys: deque[_Key], now_s: float, effects: Effects) -> None:
         request = Request(next(self._ids), tuple(each.key for each in keys))
         self._open[request.id] = keys
         self._deadlines.append((now_s + self._settings.timeout_s, request.id))
         self.counts.requests += 1
-        if self._bucket is not None:
-            self._bucket.take(1)
+        if self._limits is not None:
+            self._costs[request.id] = costs = self._price(self._limits, keys)
+            self._limits.take(costs)
+            self._priced = None
         effects.send.append(request)
 
     def _time_out(self, now_s: float, effects: Effects) -> None:
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, request = self._deadlines.popleft()
-            keys = self._open.pop(request, None)
+            keys = self._ended(request)
             if keys is not None:
                 self.counts.timeouts += 1
                 effects.give_up.append(request)

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from barrier_runtime.operators.base import SequentialExecutor
 from barrier_runtime.operators.lookups.book import Request
@@ -18,8 +18,16 @@ from barrier_runtime.operators.user_code import said
 
 log = logging.getLogger("barrier_runtime.lookup")
 
-Replied: TypeAlias = Callable[[int, list[Any] | None, Exception | None], None]
-Read: TypeAlias = Callable[[Sequence[Any], Any], list[Any]]  # keys and reply -> a result for each key
+
+class PricedReply(NamedTuple):
+    """`results`: for each key. `spent`: tokens by limit, None if the step has no limits."""
+
+    results: deque[Any]
+    spent: tuple[int | None, ...] | None = None
+
+
+Replied: TypeAlias = Callable[[int, PricedReply | None, Exception | None], None]
+Read: TypeAlias = Callable[[Sequence[Any], Any], PricedReply]  # of keys and a reply
 
 _CLOSE_S = 5.0  # before unfinished coroutines are abandoned
 
@@ -76,15 +84,15 @@ class ThreadCalls:
             executor, request = self._free.pop(), self._waiting.popleft()
             executor.submit(partial(_called, self._fetch, self._read, request), partial(self._done, executor, request))
 
-    def _done(self, executor: SequentialExecutor, request: Request, results: Any, error: BaseException | None) -> None:
+    def _done(self, executor: SequentialExecutor, request: Request, answer: Any, error: BaseException | None) -> None:
         self._free.append(executor)
         if error is not None and not isinstance(error, Exception):  # the executor would only log this error
             error = RuntimeError(f"{type(error).__name__}: {said(error)}")
-        self._replied(request.id, results, error)
+        self._replied(request.id, answer, error)
         self._begin()
 
 
-def _called(fetch: Callable[[list[Any]], Any], read: Read, request: Request) -> list[Any]:
+def _called(fetch: Callable[[list[Any]], Any], read: Read, request: Request) -> PricedReply:
     return read(request.keys, fetch(list(request.keys)))
 
 
@@ -171,9 +179,9 @@ class CoroutineCalls:
             task.cancel()
 
     async def _ask(self, request: Request) -> None:
-        results, error = None, None
+        answer, error = None, None
         try:
-            results = self._read(request.keys, await self._fetch(list(request.keys)))
+            answer = self._read(request.keys, await self._fetch(list(request.keys)))
         except Exception as raised:
             error = raised
         except asyncio.CancelledError:
@@ -183,4 +191,4 @@ class CoroutineCalls:
         finally:
             self._tasks.pop(request.id, None)
             self._given_up.discard(request.id)
-        self._replied(request.id, results, error)
+        self._replied(request.id, answer, error)

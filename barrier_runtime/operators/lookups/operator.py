@@ -32,11 +32,18 @@ from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, millis
 from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
 from barrier_runtime.operators.joins.broadcast import enriched_schema
 from barrier_runtime.operators.lookups.book import AT_ONCE, Book, BookSettings, Counts, Effects, Failed
-from barrier_runtime.operators.lookups.calls import Calls, CoroutineCalls, ThreadCalls, is_coroutine_function
+from barrier_runtime.operators.lookups.calls import (
+    Calls,
+    CoroutineCalls,
+    PricedReply,
+    ThreadCalls,
+    is_coroutine_function,
+)
 from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, HeldRows, decode_batches, encode_held
 from barrier_runtime.operators.lookups.replies import Cache, ReplyReader, keys_of
 from barrier_runtime.operators.outputs.failures import Failures
 from barrier_runtime.operators.outputs.side_outputs import OnError, send
+from barrier_runtime.operators.rate_limit import CallLimits, RateLimit, RateLimits, rate_limits
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.token_bucket import check_rate
 from barrier_runtime.operators.uncopyable import own_copy
@@ -77,7 +84,7 @@ class LookupOperator(Operator):
         self._book = Book(settings.book)
         self._held = HeldRows()
         self._counts = Counts()
-        self._inbox: deque[tuple[int, deque[Any] | None, Exception | None]] = deque()
+        self._inbox: deque[tuple[int, PricedReply | None, Exception | None]] = deque()
         self._woken = False
         self._timers: list[float] = []
         self._input: pa.Schema | None = None
@@ -86,7 +93,7 @@ class LookupOperator(Operator):
 
     def open(self, context: OperatorContext) -> None:
         self._context = context
-        self._book.share_limit(context.parallelism)
+        self._book.share_limits(self._name, context.subtask, context.parallelism)
         if self._failures is not None:
             self._failures.opened(context, later=True)
         self._writer = RowWriter(f"{self._said} of {self._where}", self._settings.schema, "correct it, or schema=")
@@ -113,7 +120,13 @@ class LookupOperator(Operator):
                 target = own_copy(target, self._where)
             fetch = target.fetch_many if has_method else target
             where = f"{self._said} of {self._where}"
-            read = ReplyReader(self._settings.on, where, self._writer, self._settings.rows).results
+            results = ReplyReader(self._settings.on, where, self._writer, self._settings.rows).results
+            limits = self._settings.book.limits
+            spent = CallLimits(limits, self._name, self._context.subtask).spent
+
+            def read(keys: Sequence[Any], reply: Any) -> PricedReply:
+                return PricedReply(deque(results(keys, reply)), spent(reply) if limits else None)
+
             owner = target if has_method else None
             if is_coroutine_function(fetch):
                 return CoroutineCalls(f"barrier-lookup-{self._name}", owner, fetch, read, self._replied)
@@ -157,10 +170,10 @@ class LookupOperator(Operator):
         before, heard = self._book.finished, bool(self._inbox)
         now_s = self._context.now_s()
         while self._inbox and self._book.finished - before < AT_ONCE:
-            request, results, error = self._inbox.popleft()
+            request, answer, error = self._inbox.popleft()
             if error is None:
-                assert results is not None
-                self._book.replied(request, results, now_s)
+                assert answer is not None
+                self._book.replied(request, answer.results, now_s, answer.spent)
             elif isinstance(error, BarrierRuntimeError | MemoryError):
                 raise error
             else:
@@ -216,9 +229,9 @@ class LookupOperator(Operator):
             heapq.heappush(timers, due_s)
             self._context.call_later(max(0.0, due_s - now_s), self._context.wake)
 
-    def _replied(self, request: int, results: list[Any] | None, error: Exception | None) -> None:
+    def _replied(self, request: int, answer: PricedReply | None, error: Exception | None) -> None:
         """Called on any thread."""
-        self._inbox.append((request, None if results is None else deque(results), error))
+        self._inbox.append((request, answer, error))
         if not self._woken:  # `on_wall_clock` resets the flag before it reads the inbox
             self._woken = True
             self._context.wake_from_thread()
@@ -342,6 +355,7 @@ def lookup_settings(
     max_batch: int,
     max_requests: int | None,
     max_requests_per_second: float | None,
+    rate_limit: RateLimits,
     linger: Duration,
 ) -> LookupSettings:
     function = _function(fetch_many, where)
@@ -379,7 +393,8 @@ def lookup_settings(
             raise InvalidJob(f"{where}: {what}={number!r}: use a whole number, 1 or more")
     rate = check_rate(max_requests_per_second, f"{where}: max_requests_per_second")
     seconds = (linger_ms / 1000, timeout_ms / 1000)
-    book = BookSettings(capacity, max_batch, max_requests, *seconds, ordered, retry, cache, rate)
+    limits = (() if rate is None else (RateLimit(rate),)) + rate_limits(rate_limit, where)
+    book = BookSettings(capacity, max_batch, max_requests, *seconds, ordered, retry, cache, limits)
     return LookupSettings(on, added, book, how, on_error, row_class(schema, where))
 
 

@@ -251,6 +251,7 @@ OPTIONAL = {
         "debezium",
         "deduplicate",
         "retry",
+        "rate_limit",
     ),
     *("cache", "early", "side", "state", "deleted", "restore", "into", "position"),
 }
@@ -367,7 +368,19 @@ def test_a_source_that_hands_on_to_another_is_one() -> None:
     assert Dataflow("f").source("s", source).schema.names == source.schema.names
 
 
-VALUE_CLASSES = ("Tumbling", "Sliding", "Session", "Count", "Global", "Calendar", "Every", "TTL", "Cache", "Retry")
+VALUE_CLASSES = (
+    "Tumbling",
+    "Sliding",
+    "Session",
+    "Count",
+    "Global",
+    "Calendar",
+    "Every",
+    "TTL",
+    "Cache",
+    "Retry",
+    "RateLimit",
+)
 STATES = ("ValueState", "ListState", "MapState", "ReducingState", "AggregatingState", "BroadcastState")
 
 

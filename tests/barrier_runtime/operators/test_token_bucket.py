@@ -71,6 +71,56 @@ def test_further_users_take_their_share_from_then_on() -> None:
     assert bucket.tokens(BEGAN_NS + SECOND_NS // 10) == 25, "no change, and nothing lost"
 
 
+COSTS = st.lists(st.tuples(st.integers(0, 2 * SECOND_NS), st.integers(0, 1_000)), min_size=1, max_size=30)
+
+
+@given(RATES, st.integers(1, 7), st.sampled_from([0, Fraction(1, 10), 60]), COSTS)
+@examples(200)
+def test_calls_spend_no_more_than_rate_burst_and_one_call(
+    rate: float, users: int, burst_s: Fraction, calls: list[tuple[int, int]]
+) -> None:
+    bucket, now_ns = TokenBucket(rate, users, Fraction(burst_s)), BEGAN_NS
+    begun: list[tuple[int, int]] = []
+    for pause_ns, cost in calls:
+        now_ns += pause_ns
+        if not bucket.ready(now_ns, cost):
+            due_ns = bucket.due_ns(cost)
+            assert due_ns is not None
+            assert not bucket.ready(due_ns - 1, cost)
+            now_ns = due_ns
+        assert bucket.ready(now_ns, cost)
+        bucket.take(cost)
+        begun.append((now_ns, cost))
+    share = Fraction(rate) / users
+    most = share * Fraction(burst_s) + 2 + max(cost for _, cost in calls)
+    for first in range(len(begun)):
+        for last in range(first, len(begun)):
+            seconds = Fraction(begun[last][0] - begun[first][0], SECOND_NS)
+            assert sum(cost for _, cost in begun[first : last + 1]) <= seconds * share + most
+
+
+@given(RATES, st.lists(st.integers(1, 1_000), min_size=1, max_size=50))
+@examples(100)
+def test_calls_that_begin_when_they_are_due_get_the_whole_rate(rate: float, costs: list[int]) -> None:
+    bucket, now_ns = TokenBucket(rate), BEGAN_NS
+    for cost in costs:
+        if not bucket.ready(now_ns, cost):
+            now_ns = bucket.due_ns(cost) or 0
+        bucket.take(cost)
+    earned = Fraction(now_ns - BEGAN_NS, SECOND_NS) * Fraction(rate)
+    assert earned - max(1, Fraction(rate) / 10) - 2 <= sum(costs[:-1]) + min(costs[-1], Fraction(rate) / 10 + 1)
+
+
+def test_a_clock_that_jumps_gives_a_burst_at_most_and_stops_nothing() -> None:
+    bucket, day_ns = TokenBucket(10), 86_400 * SECOND_NS
+    bucket.take(bucket.tokens(BEGAN_NS))
+    assert bucket.tokens(BEGAN_NS + day_ns) == 1
+    bucket.take(1)
+    assert bucket.tokens(BEGAN_NS) == 0
+    assert bucket.due_ns() == BEGAN_NS + SECOND_NS // 10
+    assert bucket.tokens(BEGAN_NS + SECOND_NS // 10) == 1
+
+
 @pytest.mark.parametrize("rate", [0, -1, True, "5", float("inf"), float("nan")])
 def test_a_rate_is_a_finite_number_above_zero(rate: object) -> None:
     with pytest.raises(InvalidJob, match=r"max_rows_per_second=.*: give a number above 0, or None for no limit"):

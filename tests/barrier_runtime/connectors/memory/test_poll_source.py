@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow, Retry
+from barrier_runtime import CollectSink, Dataflow, RateLimit, Retry
 from barrier_runtime.connectors.memory.poll import PollReader
 from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
@@ -138,6 +138,67 @@ def test_a_reader_that_is_closed_ends_the_pause_before_a_repetition() -> None:
     assert reader._thread is not None
     reader._thread.join(GIVE_UP_S)
     assert not reader._thread.is_alive()
+
+
+def costly(reply: Any) -> int:
+    return int(1e18) * len(reply[0])
+
+
+@pytest.mark.parametrize("limit", [RateLimit(1, per=timedelta(days=1)), RateLimit(1e6, cost=0, reply_cost=costly)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_calls_and_repetitions_wait_for_tokens_but_not_after_a_close(limit: RateLimit, fails: bool) -> None:
+    asked: list[Any] = []
+
+    def fetch(cursor: Any) -> Any:
+        asked.append(cursor)
+        if fails and len(asked) == 1:
+            raise OSError("HTTP 429")
+        return [{"n": 1}], 7
+
+    more = limit.cost == 0 and fails  # what a call without a reply has cost is 0
+    reader = PollReader("src", fetch, 0.0, SCHEMA, Retry(1, timedelta()), [limit])
+    if fails and not more:
+        assert reader.poll(1, 0) is None
+    else:
+        assert read(reader, 1, 1) == [1]
+        assert reader.poll(1, 0) is None
+    deadline = time.monotonic() + GIVE_UP_S
+    while not asked:
+        assert time.monotonic() < deadline
+    reader.close()
+    assert reader._thread is not None
+    reader._thread.join(GIVE_UP_S)
+    assert not reader._thread.is_alive()
+    assert asked == [None] * (1 + more)
+
+
+def test_a_call_costs_by_its_cursor_and_by_its_rows() -> None:
+    seen: list[Any] = []
+
+    def cost(cursor: Any) -> int:
+        seen.append(cursor)
+        return 1
+
+    def spent(reply: Any) -> int:
+        seen.append(([row["n"] for row in reply[0]], reply[1]))
+        return 1
+
+    reader = PollReader("src", pages, 0.0, SCHEMA, None, [RateLimit(1e6, cost=cost, reply_cost=spent)])
+    assert read(reader, 20, 20) == list(range(10))
+    nexts = [{"next": 4}, {"next": 8}, {"next": 12}]
+    assert seen == [
+        *(None, ([0, 1, 2, 3], nexts[0]), nexts[0], ([4, 5, 6, 7], nexts[1]), nexts[1], ([8, 9], nexts[2])),
+        nexts[2],
+    ]
+
+
+def test_a_rate_limit_of_a_poller_is_one_and_explain_says_it() -> None:
+    flow = Dataflow("polled")
+    with pytest.raises(InvalidJob, match="source 'src': rate_limit=3: give a RateLimit"):
+        flow.from_poll("src", pages, every=EVERY, schema={"n": int}, rate_limit=3)  # type: ignore[arg-type]
+    limit = RateLimit(60, per=timedelta(minutes=1))
+    flow.from_poll("src", pages, every=EVERY, schema={"n": int}, rate_limit=limit).sink("out", CollectSink())
+    assert "at most 60 requests per 60 s" in flow.explain()
 
 
 def test_retry_is_a_retry() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barrier_runtime import Cache, InvalidJob, Retry
+from barrier_runtime import Cache, InvalidJob, RateLimit, Retry, UserCodeError
 from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.operators.lookups.book import AT_ONCE, Book, BookSettings, Failed, NoReply, Request
 from barrier_runtime.operators.lookups.replies import KeptReplies
@@ -302,7 +302,7 @@ def test_what_is_cached_is_not_asked_for_until_its_time_is_over():
 
 
 def test_requests_repetitions_included_begin_at_the_given_rate():
-    settings = BookSettings(100, 1, 100, 0.0, 1_000.0, retry=Retry(1, timedelta()), requests_per_second=2.0)
+    settings = BookSettings(100, 1, 100, 0.0, 1_000.0, retry=Retry(1, timedelta()), limits=(RateLimit(2.0),))
     driven = Driven(settings, list("abc"))
     assert [request.keys for request in driven.open.values()] == [("a",)]
     driven.raise_(0, OSError("reset"), for_one=False)
@@ -317,11 +317,98 @@ def test_requests_repetitions_included_begin_at_the_given_rate():
 
 
 def test_subtasks_divide_the_requests_of_a_second():
-    driven = Driven(BookSettings(100, 1, 100, 0.0, 1_000.0, requests_per_second=2.0))
-    driven.book.share_limit(4)
+    driven = Driven(BookSettings(100, 1, 100, 0.0, 1_000.0, limits=(RateLimit(2.0),)))
+    driven.book.share_limits(subtasks=4)
     driven.add(["a", "b"])
     assert driven.book.counts.requests == 1
     assert driven.book.next_due_s() == 2.0
+
+
+PRICED = BookSettings(100, 2, 100, 0.0, 1_000.0)
+BY_LENGTH = RateLimit(60, per=60, cost=lambda keys: sum(map(len, keys)))  # a token per second and letter
+
+
+def begun(driven: Driven, calls: int) -> list[tuple[float, tuple[Any, ...]]]:
+    """Times and keys of the next calls, each at the time that the book names."""
+    found = []
+    for _ in range(calls):
+        before = set(driven.open)
+        due_s = driven.book.next_due_s()
+        assert due_s is not None
+        driven.advance(due_s - driven.now_s)
+        found += [(driven.now_s, request.keys) for id, request in driven.open.items() if id not in before]
+    return found
+
+
+def test_a_call_waits_until_its_tokens_have_come() -> None:
+    driven = Driven(replace(PRICED, limits=(replace(BY_LENGTH, burst=10),)), ["aaa", "bb", "c", "dddd", "e"])
+    assert [request.keys for request in driven.open.values()] == [("aaa", "bb")], "the first call does not wait"
+    assert begun(driven, 2) == [(9.0, ("c", "dddd")), (10.0, ("e",))]
+
+
+def test_a_call_that_costs_more_than_the_bucket_holds_is_sent_and_later_calls_pay() -> None:
+    driven = Driven(replace(PRICED, most_keys=1, limits=(BY_LENGTH,)), ["a", "b" * 500, "c", "d"])
+    assert begun(driven, 3) == [(1.0, ("b" * 500,)), (501.0, ("c",)), (502.0, ("d",))]
+
+
+def test_subtasks_divide_the_tokens_and_a_rescale_keeps_the_total() -> None:
+    for subtasks in (1, 2, 5):
+        driven = Driven(replace(PRICED, most_keys=1, limits=(BY_LENGTH,)))
+        driven.book.share_limits(subtasks=subtasks)
+        driven.add([f"{n:03}" for n in range(20)])
+        assert [time_s for time_s, _ in begun(driven, 3)] == [3.0 * subtasks * n for n in (1, 2, 3)]
+
+
+def test_the_reply_tells_what_a_call_has_cost() -> None:
+    limit = RateLimit(1, cost=10, reply_cost=len)
+    driven = Driven(replace(PRICED, most_keys=1, limits=(limit,)), list("abcd"))
+    (first,) = driven.open
+    driven.book.replied(first, answered(driven.open.pop(first)), 0.0, [4])
+    assert [time_s for time_s, _ in begun(driven, 1)] == [4.0], "6 tokens were given back"
+    second = max(driven.open)
+    driven.book.replied(second, answered(driven.open.pop(second)), driven.now_s, [25])
+    assert [time_s for time_s, _ in begun(driven, 1)] == [29.0], "15 more were taken"
+    driven.book.failed(max(driven.open), OSError("reset"), driven.now_s)
+    assert [time_s for time_s, _ in begun(driven, 1)] == [39.0], "a failed call has cost what was expected"
+
+
+def test_every_limit_holds_and_a_waiting_call_is_not_overtaken_by_a_cheaper_one() -> None:
+    limits = (RateLimit(1, per=2), replace(BY_LENGTH, burst=60))
+    settings = replace(PRICED, most_keys=1, limits=limits, retry=Retry(1, timedelta()))
+    driven = Driven(settings, ["a" * 30, "b", "c"])
+    driven.raise_(0, OSError("reset"), for_one=False)
+    assert begun(driven, 3) == [(59.0, ("a" * 30,)), (60.0, ("b",)), (62.0, ("c",))]
+
+
+def test_a_waiting_request_takes_further_keys_and_is_priced_again() -> None:
+    asked: list[int] = []
+
+    def cost(keys: list[str]) -> int:
+        asked.append(len(keys))
+        return 10 * len(keys)
+
+    driven = Driven(replace(PRICED, most_keys=3, limits=(RateLimit(1, cost=cost, burst=100),)), ["a"])
+    driven.add(["b"])
+    driven.add(["c"])
+    driven.advance(1.0)
+    driven.advance(1.0)
+    assert asked == [1, 1, 2]
+    assert begun(driven, 1) == [(29.0, ("b", "c"))]
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "5", None, True])
+def test_a_cost_that_is_no_whole_number_names_function_and_step(wrong: Any) -> None:
+    driven = Driven(replace(PRICED, limits=(RateLimit(1, cost=lambda keys: wrong),)))
+    driven.book.share_limits("names")
+    with pytest.raises(InvalidJob, match=r"cost=.* of a RateLimit returned .*: use a whole number(.|\n)*'names'"):
+        driven.add(["a"])
+
+
+def test_what_a_cost_raises_names_function_and_step() -> None:
+    driven = Driven(replace(PRICED, limits=(RateLimit(1, cost=lambda keys: keys[5]),)))
+    driven.book.share_limits("names")
+    with pytest.raises(UserCodeError, match=r"cost=.* of a RateLimit of operator 'names'.*IndexError"):
+        driven.add(["a"])
 
 
 @pytest.mark.slow

@@ -13,7 +13,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import Cache, CollectSink, Dataflow, InvalidJob, JobFailed, RedisUpsertSink, Retry, Tumbling, count
+from barrier_runtime import (
+    Cache,
+    CollectSink,
+    Dataflow,
+    InvalidJob,
+    JobFailed,
+    RateLimit,
+    RedisUpsertSink,
+    Retry,
+    Tumbling,
+    count,
+)
 from barrier_runtime.operators.lookups import calls
 
 ROWS = {"user": int, "v": int}
@@ -218,6 +229,8 @@ def lookup(**arguments: Any) -> Any:
         ({"ordered": "yes"}, "ordered=<str>: give True or False"),
         ({"retry": 3}, "retry=3: give a Retry"),
         ({"cache": 100}, "cache=100: give a Cache"),
+        ({"rate_limit": 5}, "lookup 'names': rate_limit=5: give a RateLimit"),
+        ({"rate_limit": [RateLimit(1), 5]}, "give a RateLimit, such as .*, or a list of them"),
         ({"on_error": "ignore"}, "on_error='ignore'"),
         ({"fetch": 5}, "5 cannot be called"),
         ({"fetch": int.__class__("Empty", (), {})}, "class Empty has no method fetch_many"),
@@ -279,3 +292,55 @@ def test_a_coroutine_that_does_not_let_itself_be_cancelled_is_left_behind(
     flow.run_local(parallelism=1)
     assert {row["error_type"] for row in sink.rows()} == {"NoReply"}
     assert "a coroutine has not ended 0.1 s after it was cancelled: it is left behind" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: RateLimit(0), "RateLimit: tokens=0: give a number above 0"),
+        (lambda: RateLimit(None), "RateLimit: tokens=None: give a number above 0"),  # type: ignore[arg-type]
+        (lambda: RateLimit("5"), "RateLimit: tokens='5': give a number above 0"),  # type: ignore[arg-type]
+        (lambda: RateLimit(5, per=0), "RateLimit: per=.*: give a time above 0"),
+        (lambda: RateLimit(5, per="1 s"), "per of a RateLimit is '1 s': pass a datetime.timedelta"),  # type: ignore[arg-type]
+        (lambda: RateLimit(5, burst=-1), "RateLimit: burst=.*: give a time that is not negative"),
+        (lambda: RateLimit(5, cost=1.5), "RateLimit: cost=1.5: use a whole number, 0 or more"),  # type: ignore[arg-type]
+        (lambda: RateLimit(5, cost=-1), "RateLimit: cost=-1: use a whole number, 0 or more"),
+        (lambda: RateLimit(5, reply_cost=3), "RateLimit: reply_cost=3: give a function of a reply"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_rate_limit_that_cannot_be_meant_is_refused(make: Any, says: str) -> None:
+    with pytest.raises(InvalidJob, match=says):
+        make()
+
+
+def test_explain_says_all_limits_of_a_lookup() -> None:
+    flow, limit = Dataflow("job"), RateLimit(90_000, per=timedelta(minutes=1), cost=200)
+    stream = numbers(flow, 1).lookup(
+        "names", fetch_async, key="user", schema=NAME, max_requests_per_second=5, rate_limit=limit
+    )
+    stream.sink("out", CollectSink())
+    assert "at most 5 requests per second and 90,000 tokens per 60 s over all subtasks" in flow.explain()
+
+
+@pytest.mark.parametrize("fetch", [fetch_async, fetch_on_threads])
+def test_a_job_with_tokens_completes_each_row(fetch: Any) -> None:
+    priced: list[Any] = []
+
+    def spent(reply: Any) -> int:
+        priced.append(reply)
+        return len(reply)
+
+    limit = RateLimit(10_000, cost=lambda keys: 2 * len(keys), reply_cost=spent)
+    flow, sink = Dataflow("job"), CollectSink()
+    numbers(flow, 50).lookup("names", fetch, key="user", schema=NAME, rate_limit=limit).sink("out", sink)
+    flow.run_local(parallelism=1)
+    assert sorted(found(sink)) == completed(50)
+    assert {type(each) for each in priced} == {list if fetch is fetch_async else dict}
+
+
+def test_a_reply_that_cannot_be_priced_ends_the_job_with_the_name_of_the_step() -> None:
+    limit = RateLimit(10, reply_cost=lambda reply: reply["usage"])
+    flow = Dataflow("job")
+    numbers(flow, 1).lookup("names", fetch_async, key="user", schema=NAME, rate_limit=limit).sink("out", CollectSink())
+    with pytest.raises(JobFailed, match=r"reply_cost=.* of a RateLimit of operator 'names'.*TypeError"):
+        flow.run_local(parallelism=1)
