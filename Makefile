@@ -9,6 +9,10 @@ KILLS ?= 0
 VENV := $(if $(NEWEST),.venv-newest,.venv)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What was the newest a day ago may no longer be.
+ifdef NEWEST
+$(shell find $(STAMP) -mtime +0 -delete 2>/dev/null)
+endif
 # After make check has passed, as in .ci/run: the unit tests that it left out, and those that draw more examples here.
 UNCHECKED := $(if $(CHECKED),-m 'spark or slow or hypothesis or draws')
 UNIT_TESTS := tests/test_house.py tests/test_spark_matrix.py tests/test_steps.py tests/test_checkout.py tests/test_published.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/test_bids.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored tests/oracle tests/field/local tests/hosts tests/soak
@@ -28,7 +32,7 @@ help:
 	@echo "make format                 let ruff put the style right"
 	@echo "make tables                 what is generated anew: docs/behaviours, options, metrics, connectors, pictures of windows and joins"
 	@echo "make docs                   the site of docs/ and the reference, with strict links: build/site"
-	@echo "make lock                   the newest versions of all dependencies, with hashes: .ci/locked.txt (make check NEWEST=1 tries them, without it)"
+	@echo "make lock                   the newest versions of all dependencies, with hashes: .ci/locked.txt (make check NEWEST=1, make test NEWEST=1 try them, without it)"
 	@echo "make wheel                  build/dist, tried in an empty environment: README's program, new, demo (PYTHONS='python3.10 …'; ALL=1: 3.10 to 3.14)"
 	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (1.5 hours; ROUNDS=1: half an hour; QUICK: 5 minutes; ALL: 8 hours)"
 	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"

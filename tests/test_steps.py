@@ -42,6 +42,15 @@ def test_steps_after_a_failed_step_run_too_and_failures_are_repeated_at_the_end(
     ]
 
 
+@pytest.mark.parametrize("chore", ["check", "test", "docs", "sim", "matrix"])
+def test_the_newest_versions_are_tried_in_an_environment_of_their_own(chore: str) -> None:
+    command = ["make", "--dry-run", chore, "NEWEST=1"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert ".venv-newest/bin/python -m" in done.stdout or ".venv-newest/bin/python tests" in done.stdout
+    assert re.findall(r"\.venv/", done.stdout) == []
+
+
 @pytest.mark.parametrize(
     ("failing", "tested"), [("none", "test CHECKED=1"), ("docs", "test CHECKED=1"), ("check", "test")]
 )
