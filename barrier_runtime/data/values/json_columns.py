@@ -225,8 +225,10 @@ def columns_of_lines(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
 def _of_line(line: bytes, at: int) -> JsonObject:
     try:
         value = _decode(line.decode())
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise LineError(at, f"it is not one JSON object ({error}): {_REMEDY}") from None
+    except RecursionError:
+        raise LineError(at, "it has too many arrays or objects inside each other: correct the file") from None
     if not isinstance(value, JsonObject):
         raise LineError(at, f"it is {_named(value)}, and each line has to be an object: correct the file")
     return value

@@ -74,6 +74,13 @@ def test_half_a_surrogate_pair_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 # Source: our own trial
+def test_a_line_of_too_many_levels_is_refused_by_its_number(tmp_path: Path) -> None:
+    path = lines(tmp_path / "in.jsonl", '{"m": {}}', '{"m": {}, "z": ' + 200_000 * "[" + 200_000 * "]" + "}")
+    with pytest.raises(REFUSED, match="line 2: it has too many arrays or objects inside each other: correct the file"):
+        read(path, schema={"m": pa.map_(pa.string(), pa.int64())})
+
+
+# Source: our own trial
 def test_a_text_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_bytes(b"a\n" * (BLOCK // 2) + b"caf\xe9\n")
     flow = Dataflow("text")
