@@ -149,7 +149,7 @@ class MessageRows:
         elif name == "headers":
             values = [_as_json(message.properties.headers) for message in messages]
         else:
-            values = [getattr(message, name) for message in messages]
+            values = [_readable(getattr(message, name)) for message in messages]
         return pa.array(values, METADATA[name])
 
 
@@ -158,9 +158,12 @@ def _id(message: ReceivedMessage, id_from: str) -> str | None:
         id = message.properties.message_id
     else:
         id = (message.properties.headers or {}).get(id_from[len(HEADER_PREFIX) :])
-    if isinstance(id, bytes):
-        return id.decode(errors="backslashreplace")
-    return None if id is None or id == "" else str(id)
+    return None if id is None or id == "" else str(_readable(id))
+
+
+def _readable(value: Any) -> Any:
+    """pika gives texts that are not UTF-8 as bytes."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def _as_json(headers: Any) -> str | None:

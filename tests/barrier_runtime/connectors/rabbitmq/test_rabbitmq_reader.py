@@ -9,7 +9,7 @@ import pika
 import pytest
 
 from barrier_runtime.connectors.rabbitmq.broker import Broker, Delivery, ReceivedMessage
-from barrier_runtime.connectors.rabbitmq.source import Columns, RabbitReader
+from barrier_runtime.connectors.rabbitmq.source import Columns, MessageRows, RabbitReader
 from examples.servers.base import free_port
 
 
@@ -118,3 +118,15 @@ def test_a_poll_decodes_a_bounded_number_of_messages_and_bytes(
         read += count
         assert world.acknowledged()[-1] == read, "a barrier passes between two polls"
     assert world.reader.poll(65_536, 1) is None
+
+
+def test_a_routing_key_that_is_not_utf_8_is_a_text_as_a_message_id_is() -> None:
+    columns = Columns(None, ("message_id", "routing_key", "redelivered"))
+    properties, key = pika.BasicProperties(), b"k\xff"
+    properties.message_id = b"m\xfe"  # as pika reads such texts
+    rows, bad = MessageRows(columns, "source 'src'").batch(
+        [ReceivedMessage(Delivery(1, 1), b"", properties, key, True)]
+    )
+    (row,) = rows.select(columns.metadata).to_pylist()
+    assert row == {"message_id": "m\\xfe", "routing_key": "k\\xff", "redelivered": True}
+    assert not bad
