@@ -1,6 +1,8 @@
 """Type hints of all public names, so that type checkers find wrong arguments before the job runs."""
 
 import ast
+import json
+import os
 import re
 import subprocess
 import sys
@@ -310,6 +312,33 @@ def test_the_program_has_every_source_and_sink() -> None:
     }
 
 
+def short_names(kinds: list[str]) -> list[str]:
+    names = [re.sub(r"\w+\.", "", kind) for kind in kinds]
+    return [re.sub(r"(?<=Source)\[dict\[str, Any\]\]$", "", name) for name in names]
+
+
+@pytest.mark.slow
+def test_pyright_knows_the_same_types_and_sees_the_same_wrong_arguments(tmp_path: Path) -> None:
+    """The first use per machine installs Pyright by npm."""
+    settings = {"include": ["program.py"], "extraPaths": [str(ROOT)], "pythonVersion": "3.10"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    (tmp_path / "program.py").write_text(PROGRAM + TYPED + WRONG)
+    checked = subprocess.run(
+        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "--project", str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert checked.stdout.startswith("{"), checked.stderr
+    found = json.loads(checked.stdout)["generalDiagnostics"]
+    revealed = [each["message"] for each in found if each["severity"] == "information"]
+    assert short_names([re.sub(r'Type of ".*" is "(.*)"', r"\1", each) for each in revealed]) == REVEALED
+    begin = (PROGRAM + TYPED).count("\n")
+    wrong = [begin + at for at, line in enumerate(WRONG.splitlines()) if line and line != "made = orders.map(total)"]
+    assert sorted({each["range"]["start"]["line"] for each in found if each["severity"] == "error"}) == wrong
+
+
 @pytest.mark.slow
 def test_mypy_knows_the_type_of_every_source_and_sink_and_sees_wrong_arguments(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
@@ -320,9 +349,7 @@ def test_mypy_knows_the_type_of_every_source_and_sink_and_sees_wrong_arguments(t
         capture_output=True,
         text=True,
     )
-    told = re.findall(r'Revealed type is "(.*)"', checked.stdout)
-    revealed = [re.sub(r"\w+\.", "", kind) for kind in told]
-    revealed = [re.sub(r"(?<=Source)\[dict\[str, Any\]\]$", "", kind) for kind in revealed]
+    revealed = short_names(re.findall(r'Revealed type is "(.*)"', checked.stdout))
     errors = [line for line in checked.stdout.splitlines() if ": error: " in line]
     assert revealed == REVEALED, checked.stdout
     assert len(errors) == len(REFUSED), checked.stdout
