@@ -94,6 +94,17 @@ def _no_time(array: pa.Array) -> InvalidJob:
     )
 
 
+def one_batch(table: pa.Table, name: str) -> pa.RecordBatch | None:
+    """None: no rows. `name`: of the function that returned the table, for messages."""
+    batches = table.combine_chunks().to_batches()
+    if len(batches) > 1:  # Arrow cannot join texts of more bytes than 32-bit offsets count
+        raise InvalidJob(
+            f"{name} returned {table.num_rows} rows at once, with more than 2 GiB of text in a column: return fewer "
+            "rows for each call (explode() makes many rows of one), or a column of large_string"
+        )
+    return batches[0] if table.num_rows else None
+
+
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
     return list(each_row(batch))
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.data.rows import one_batch
 from barrier_runtime.data.schemas import described, no_column
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.outputs.failures import Failures, in_parts
@@ -138,8 +139,7 @@ class MapBatchesOperator(Operator):
 
     def _emit(self, result: Any, batch: Batch, emit: Emit) -> None:
         if isinstance(result, pa.Table):
-            result = result.combine_chunks()
-            result = result.to_batches()[0] if result.num_rows else None
+            result = one_batch(result, f"{function_name(self._function)} of operator {self._name!r}")
         if result is None:
             if self._one_to_one:
                 raise self._not_one_to_one(0, batch)

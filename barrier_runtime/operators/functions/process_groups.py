@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.grouping import first_rows, group_rows, last_rows
+from barrier_runtime.data.rows import one_batch
 from barrier_runtime.data.schemas import described
 from barrier_runtime.data.values.casts import column_of_any
 from barrier_runtime.operators.aggregation.own import columns_of_numbers
@@ -240,8 +241,7 @@ class ProcessGroupsOperator(KeyedOperator):
             if isinstance(result, Mapping):
                 result = self._table_of(result, name)
             if isinstance(result, pa.Table):
-                result = result.combine_chunks()
-                result = result.to_batches()[0] if result.num_rows else None
+                result = one_batch(result, name)
         except (pa.ArrowException, TypeError, ValueError, KeyError) as error:
             raise InvalidJob(
                 f"{name} returned columns that are not rows ({error}): return columns of one length"

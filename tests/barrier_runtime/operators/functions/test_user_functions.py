@@ -642,3 +642,20 @@ def test_an_attribute_that_changes_is_said_to_be_no_state() -> None:
         warnings.simplefilter("error")
         ran(NUMBERS, PLAIN, keyed(HasSettings))
         ran(NUMBERS, PLAIN, keyed(CountsInAnAttribute), check_state=False)
+
+
+# ------------------------------------------------------------ more text than Arrow joins
+
+
+@pytest.mark.slow
+def test_a_table_with_more_text_than_one_batch_holds_is_refused() -> None:
+    """The texts share memory that is never written."""
+    size = 1_200 << 20
+    offsets = pa.py_buffer(np.array([0, size], np.int32))
+    text = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(np.zeros(size, np.uint8))])
+
+    def returned(batch: pa.RecordBatch) -> pa.Table:
+        return pa.table({"text": pa.chunked_array([text, text])})
+
+    with pytest.raises(JobFailed, match="returned 2 rows at once, with more than 2 GiB of text"):
+        ran(NUMBERS, PLAIN, lambda stream: stream.map_batches(returned, schema={"text": str}))
