@@ -193,7 +193,8 @@ SLOTS = (
            "of a lost slot at once", 0, 1024, field="spare_slots", where="apart"),
     _seconds("latency_target", 0.00065, 0, 10, "most that rows of a source with a schedule wait to be processed with "
              "others, while the slot rests: four times as long as its passes take, and at least half of this, so more "
-             "saves processor time; a few messages of Kafka wait as long, 1 ms at least; 0: rows never wait",
+             "saves processor time; a few messages of Kafka wait as long, 1 ms at least; rows by key for 16 slots and "
+             "more wait as long for others of a step, 20 ms at most; 0: rows never wait",
              slot=True),
     _seconds("max_drift", None, 0.001, 10 * YEAR_S, "most that event time of any split may be ahead of the one that is "
              "furthest behind, in all sources with event time: faster ones pause", none="no split waits for another",

@@ -128,7 +128,8 @@ class LocalRunOptions(TypedDict, total=False):
     latency_target: float | timedelta
     """most that rows of a source with a schedule wait to be processed with others, while the slot rests: four times as
     long as its passes take, and at least half of this, so more saves processor time; a few messages of Kafka wait as
-    long, 1 ms at least; 0: rows never wait. 0 to 10 s. Default: 0.00065 s."""
+    long, 1 ms at least; rows by key for 16 slots and more wait as long for others of a step, 20 ms at most; 0: rows
+    never wait. 0 to 10 s. Default: 0.00065 s."""
     max_drift: float | timedelta | None
     """most that event time of any split may be ahead of the one that is furthest behind, in all sources with event
     time: faster ones pause. 0.001 s to 10 years. Default: no split waits for another."""

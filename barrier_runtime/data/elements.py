@@ -77,7 +77,7 @@ class Batch:
     def schema(self) -> pa.Schema:
         if self.few is not None:
             return self.few.schema
-        return self.rows.schema if self.part is None else self.part.parted.rows.schema
+        return self.rows.schema if self.part is None else self.part.parted.schema
 
     def column(self, name: str) -> pa.Array:
         return self.rows.column(name) if self._rows is not None or self.few is None else self.few.array(name)

@@ -283,12 +283,12 @@ def values_as_stored(column: pa.Array, dtype: str) -> list[Any]:
 class PartedRows:
     """`values`: per column its bytes, and bytes per value; empty if a column has nulls or no values of a fixed size."""
 
-    __slots__ = ("row_bytes", "rows", "sizes", "values")
+    __slots__ = ("row_bytes", "rows", "schema", "sizes", "values")
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
         self.values: list[tuple[memoryview, int]] = []
-        layout = layout_of(rows.schema)
+        self.schema, layout, _ = _known(rows.schema)
         self.sizes = () if layout is None else layout.sizes
         self.row_bytes = sum(self.sizes)
         if self.sizes and not any(column.null_count for column in rows.columns):

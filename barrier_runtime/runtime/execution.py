@@ -146,6 +146,7 @@ class Execution:
                     self,
                     self._chains.sources.get(chain.id),
                     self._chains.take_in_flight(chain.id),
+                    self._res.options.latency_target,
                 )
             )
         connect_followers(self.subtasks)

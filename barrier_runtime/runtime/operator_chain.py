@@ -41,6 +41,7 @@ class OperatorChain:
         self._takes_positions = bool(operators) and operators[-1][1].takes_positions
         self._gives_back = type(self.first).take_rest is not Operator.take_rest
         self._goes_far = type(self.first).going_to_ms is not Operator.going_to_ms
+        self.wide = [output for output in outputs if output.is_wide]
         self._main = [output for output in outputs if not output.tag]
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
@@ -106,6 +107,17 @@ class OperatorChain:
         if self._told_idle:
             self._end_idleness()
         return rest
+
+    def gather(self, on: bool) -> None:
+        """Lets rows for many slots wait for other rows, until turned off or the next control element."""
+        for output in self.wide:
+            output.gathers = on
+        if not on:
+            self.send_gathered()
+
+    def send_gathered(self) -> None:
+        for output in self.wide:
+            output.send_gathered()
 
     def watch(self, position: int, seen: Callable[[Batch], None]) -> Callable[[], None]:
         """Calls `seen` with batches for operator `position` until the result is called.

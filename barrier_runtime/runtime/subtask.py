@@ -33,13 +33,15 @@ from barrier_runtime.runtime.aligner import (
 from barrier_runtime.runtime.barrier_tracker import BarrierTracker
 from barrier_runtime.runtime.in_flight import InFlightData, InFlightWriter
 from barrier_runtime.runtime.network.channels import InputChannel, ResultPartition
-from barrier_runtime.runtime.network.flow_control import SourceChunk
+from barrier_runtime.runtime.network.flow_control import CHUNK_NS, SourceChunk
 from barrier_runtime.runtime.network.input_queues import InputQueues
 from barrier_runtime.runtime.operator_chain import OperatorChain
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 _ELEMENTS_PER_STEP = 16
+_ELEMENTS_PER_WIDE_STEP = 256
+_FEW = 128  # rows of a batch after which a source is asked for no more to gather
 _STEP_NS = 2_000_000
 _HELD_UP_MS = 10  # after this time a barrier overtakes rows that wait for timers
 
@@ -77,6 +79,7 @@ class Subtask:
         host: SubtaskHost,
         source: tuple[str, SourceDriver] | None = None,
         replay: Iterable[tuple[int, Batch]] = (),
+        latency_target_s: float = 0.0,
     ) -> None:
         self.id = id
         self.token = token
@@ -104,6 +107,9 @@ class Subtask:
         self._held_up: tuple[int, float] | None = None
         self._ending = False  # event time is advancing to the end
         self.chain.first.stops = source is None
+        self._gathers_ns = min(int(latency_target_s * 1e9), CHUNK_NS) if self.chain.wide else 0
+        self._send_at_ns = 0  # when gathered rows leave
+        self._polled = 0  # rows of the last poll of the source
 
     @property
     def ended(self) -> bool:
@@ -135,11 +141,23 @@ class Subtask:
 
     def step(self) -> bool:
         """Does a bounded piece of work; returns whether there was any."""
+        if not self._gathers_ns:
+            return self._step()
+        self._send_at_ns = self._host.now_ns() + self._gathers_ns
+        self.chain.gather(True)
+        worked = self._step()
+        self.chain.gather(False)
+        return worked
+
+    def _step(self) -> bool:
         chain = self.chain
         if chain.ended:
             return False
         if self.source is not None:
-            return self._step_source(self.source[1])
+            worked = self._step_source(self.source[1])
+            while self._gathers_ns and self._polled > _FEW and self._host.now_ns() < self._send_at_ns:
+                self._step_source(self.source[1])
+            return worked
         if self.announcements:
             self.take_announcements()
         by_clock = chain.first.by_clock and not (self._ending or 0 < self._stands <= self.last_checkpoint)
@@ -155,8 +173,8 @@ class Subtask:
         if not self._replay and not self.has_input:
             return worked
         now_ns = self._host.now_ns()
-        until_ns = now_ns + _STEP_NS
-        for _ in range(_ELEMENTS_PER_STEP):
+        until_ns = now_ns + max(_STEP_NS, self._gathers_ns)
+        for _ in range(_ELEMENTS_PER_WIDE_STEP if self._gathers_ns else _ELEMENTS_PER_STEP):
             channel = None if self._replay else self.queues.next_readable()
             if channel is None and not self._replay:
                 return worked
@@ -177,6 +195,9 @@ class Subtask:
             before_ns, now_ns = now_ns, self._host.now_ns()
             if channel is not None:
                 channel.chunk.worked(now_ns - before_ns, self._host.starved_ns)
+            if self._gathers_ns and now_ns >= self._send_at_ns:
+                self._send_at_ns = now_ns + self._gathers_ns
+                self.chain.send_gathered()
             if chain.ended or now_ns >= until_ns or chain.is_under_way:
                 return True
         return worked
@@ -252,7 +273,8 @@ class Subtask:
                     self.on_trigger(self._wanted)
 
     def _step_source(self, source: SourceDriver) -> bool:
-        if not self.writable:
+        self._polled = 0
+        if not self.writable or self.chain.ended:
             return False
         if self.chain.advancing is not None:
             self._advance_further()
@@ -261,6 +283,7 @@ class Subtask:
         source.takes_more = self.chain.takes_more
         batch = self.chain.load.poll(source, now_ns, self._host.source_ns, self._chunk.rows(self._host.starved_ns))
         if batch is not None:
+            self._polled = batch.count
             batch.emit_ns += self._host.now_ns() - self._host.source_ns()  # latencies are of the wall clock
             self._batch(batch, 0)
             self.chain.took(source.reached)

@@ -75,6 +75,8 @@ class Bench:
         replay=(),
         operator=None,
         timeless=(),
+        outputs=None,
+        latency_target_s=0.0,
     ):
         self.captured = CapturedCalls()
         self.declined = []
@@ -93,10 +95,11 @@ class Bench:
             TOKEN,
             [("sum", self.operator)],
             self.inputs,
-            [ResultPartition(edge, [LocalOutput(self.out, lambda: None)], 0, 128)],
+            outputs or [ResultPartition(edge, [LocalOutput(self.out, lambda: None)], 0, 128)],
             aligner(inputs, TOKEN, aligned_only) if aligned_only else aligner(inputs, TOKEN),
             self,
             replay=replay,
+            latency_target_s=latency_target_s,
         )
 
     # SubtaskHost

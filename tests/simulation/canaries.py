@@ -607,6 +607,22 @@ def _fence_of_redis_not_checked() -> Iterator[None]:
         yield
 
 
+@canary("gathered-rows-behind-the-barrier", "rows that wait for others in a step are forgotten at a barrier")
+def _gathered_rows_behind() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def control(self: Any, element: Any) -> None:
+            if not isinstance(element, Barrier):
+                original(self, element)
+                return
+            for channel in self._channels:
+                channel.send(element)
+
+        return control
+
+    with _replaced(channels.ResultPartition, "control", make):
+        yield
+
+
 def _tampered_sides(emit: Callable[[Any, Any, Any], None], at_barrier: Callable[[Any, Any, Any], None]) -> Any:
     """Patches side outputs. Both functions get the partition, the element, and a function that sends an element."""
 

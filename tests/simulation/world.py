@@ -86,7 +86,7 @@ from barrier_runtime.operators.windows import operator as windows_module
 from barrier_runtime.runtime import in_flight
 from barrier_runtime.runtime import scheduler as scheduler_module
 from barrier_runtime.runtime import subtask as subtask_module
-from barrier_runtime.runtime.network import frames
+from barrier_runtime.runtime.network import channels, frames
 from barrier_runtime.runtime.network.control_link import ControlLink, TcpControlLink
 from barrier_runtime.runtime.sinks import pending_set
 from barrier_runtime.runtime.slot import Slot
@@ -357,6 +357,7 @@ class World(SimCluster):
             self._compaction(),
             patch.object(Combiner, "mode", self.schedule.combiner),
             patch.object(combiner_module, "FEWEST", 2),
+            patch.object(channels, "WIDE", random.Random(f"wide {self.schedule.seed}").choice([2, 2, channels.WIDE])),
         ):
             yield
 

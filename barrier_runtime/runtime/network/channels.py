@@ -14,6 +14,7 @@ from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.runtime.aligner import Announced
 from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES, Chunk, Window
 from barrier_runtime.runtime.network.frames import RowTooLarge
+from barrier_runtime.runtime.network.gathering import Gathered
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -42,6 +43,7 @@ Broken = Callable[[Route, str], None]
 _CONTROL_BYTES = 64  # per control element
 _FEW_ROWS = 256
 _MOST_ROWS = 65_536  # sent at once of a larger batch for a combiner
+WIDE = 16  # slots from which rows by key are gathered
 SMALL_ROW_BYTES = 128  # per row of a small batch
 _ANNOUNCED = frozenset({Barrier, CancelBarrier, EndOfInput})
 
@@ -270,6 +272,9 @@ class ResultPartition:
         self._combiner = None if edge.combiner is None else edge.combiner()
         self._subtask = subtask
         self._rebalancer = Rebalancer(len(channels), first=subtask)
+        is_wide = edge.partitioning == "hash" and len(channels) >= WIDE
+        self._gathered = Gathered(len(channels)) if is_wide else None
+        self.gathers = False  # within a step of the subtask
         self.rows = 0
 
     @property
@@ -292,7 +297,25 @@ class ResultPartition:
         for first in range(0, batch.count, _MOST_ROWS):
             self._send(batch.slice(first, _MOST_ROWS))
 
+    @property
+    def is_wide(self) -> bool:
+        return self._gathered is not None
+
+    def send_gathered(self) -> None:
+        if self._gathered is not None and (batch := self._gathered.take()) is not None:
+            self._send_now(batch)
+
     def _send(self, batch: Batch) -> None:
+        gathered = self._gathered
+        if gathered is None or not self.gathers or not batch.count:
+            self._send_now(batch)
+            return
+        if not gathered.takes(batch):
+            self.send_gathered()
+        if gathered.add(batch):
+            self.send_gathered()
+
+    def _send_now(self, batch: Batch) -> None:
         partitioning = self._edge.partitioning
         if partitioning == "hash":
             parts = hash_partition(batch, self._edge.keys, len(self._channels), self._max_parallelism)
@@ -311,6 +334,7 @@ class ResultPartition:
             raise InvalidJob(f"operator {self.operator!r}: {error}") from error
 
     def control(self, element: Element) -> None:
+        self.send_gathered()
         for channel in self._channels:
             channel.send(element)
 
