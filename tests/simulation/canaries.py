@@ -26,6 +26,7 @@ from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.data.elements import Barrier
 from barrier_runtime.operators.lookups import operator as lookups
 from barrier_runtime.runtime import aligner as alignment
+from barrier_runtime.runtime import operator_chain
 from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime import subtask as subtask_module
 from barrier_runtime.runtime.in_flight import InFlightWriter
@@ -607,9 +608,9 @@ def _fence_of_redis_not_checked() -> Iterator[None]:
         yield
 
 
-@canary("gathered-rows-behind-the-barrier", "rows that wait for others in a step are forgotten at a barrier")
+@canary("gathered-rows-behind-the-barrier", "rows wait for others beyond a step, and are forgotten at a barrier")
 def _gathered_rows_behind() -> Iterator[None]:
-    def make(original: Any) -> Any:
+    def make_control(original: Any) -> Any:
         def control(self: Any, element: Any) -> None:
             if not isinstance(element, Barrier):
                 original(self, element)
@@ -619,7 +620,17 @@ def _gathered_rows_behind() -> Iterator[None]:
 
         return control
 
-    with _replaced(channels.ResultPartition, "control", make):
+    def make_gather(original: Any) -> Any:
+        def gather(self: Any, on: bool) -> None:
+            if on:
+                original(self, on)
+
+        return gather
+
+    with (
+        _replaced(channels.ResultPartition, "control", make_control),
+        _replaced(operator_chain.OperatorChain, "gather", make_gather),
+    ):
         yield
 
 
