@@ -146,9 +146,9 @@ class Execution:
                     self,
                     self._chains.sources.get(chain.id),
                     self._chains.take_in_flight(chain.id),
-                    self._res.options.latency_target,
                 )
             )
+            self.subtasks[-1].gather_for(self._res.options.latency_target)
         connect_followers(self.subtasks)
         await self._wiring.all_connected()
 

@@ -79,7 +79,6 @@ class Subtask:
         host: SubtaskHost,
         source: tuple[str, SourceDriver] | None = None,
         replay: Iterable[tuple[int, Batch]] = (),
-        latency_target_s: float = 0.0,
     ) -> None:
         self.id = id
         self.token = token
@@ -107,9 +106,13 @@ class Subtask:
         self._held_up: tuple[int, float] | None = None
         self._ending = False  # event time is advancing to the end
         self.chain.first.stops = source is None
-        self._gathers_ns = min(int(latency_target_s * 1e9), CHUNK_NS) if self.chain.wide else 0
+        self._gathers_ns = 0
         self._send_at_ns = 0  # when gathered rows leave
         self._polled = 0  # rows of the last poll of the source
+
+    def gather_for(self, seconds: float) -> None:
+        """Lets rows for many slots wait for other rows within a step."""
+        self._gathers_ns = min(int(seconds * 1e9), CHUNK_NS) if self.chain.wide else 0
 
     @property
     def ended(self) -> bool:

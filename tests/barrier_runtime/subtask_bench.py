@@ -99,8 +99,8 @@ class Bench:
             aligner(inputs, TOKEN, aligned_only) if aligned_only else aligner(inputs, TOKEN),
             self,
             replay=replay,
-            latency_target_s=latency_target_s,
         )
+        self.subtask.gather_for(latency_target_s)
 
     # SubtaskHost
     def now_ms(self):
