@@ -146,7 +146,7 @@ class Subtask:
         """Does a bounded piece of work; returns whether there was any."""
         if not self._gathers_ns:
             return self._step()
-        self._send_at_ns = self._host.now_ns() + self._gathers_ns
+        self._send_at_ns = self._host.source_ns() + self._gathers_ns
         self.chain.gather(True)
         worked = self._step()
         self.chain.gather(False)
@@ -158,7 +158,9 @@ class Subtask:
             return False
         if self.source is not None:
             worked = self._step_source(self.source[1])
-            while self._gathers_ns and self._polled > _FEW and self._host.now_ns() < self._send_at_ns:
+            for _ in range(_ELEMENTS_PER_WIDE_STEP if self._gathers_ns else 0):
+                if self._polled <= _FEW or self._host.source_ns() >= self._send_at_ns:
+                    break
                 self._step_source(self.source[1])
             return worked
         if self.announcements:
@@ -175,7 +177,8 @@ class Subtask:
                 each.settle()
         if not self._replay and not self.has_input:
             return worked
-        now_ns = self._host.now_ns()
+        clock_ns = self._host.source_ns if self._gathers_ns else self._host.now_ns
+        now_ns = clock_ns()
         until_ns = now_ns + max(_STEP_NS, self._gathers_ns)
         for _ in range(_ELEMENTS_PER_WIDE_STEP if self._gathers_ns else _ELEMENTS_PER_STEP):
             channel = None if self._replay else self.queues.next_readable()
@@ -195,7 +198,7 @@ class Subtask:
             else:
                 channel.chunk.begin(self._host.starved_ns)
                 self._take(channel, ahead)
-            before_ns, now_ns = now_ns, self._host.now_ns()
+            before_ns, now_ns = now_ns, clock_ns()
             if channel is not None:
                 channel.chunk.worked(now_ns - before_ns, self._host.starved_ns)
             if self._gathers_ns and now_ns >= self._send_at_ns:

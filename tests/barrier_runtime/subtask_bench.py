@@ -77,11 +77,12 @@ class Bench:
         timeless=(),
         outputs=None,
         latency_target_s=0.0,
+        source=None,
     ):
         self.captured = CapturedCalls()
         self.declined = []
         self.ended_subtasks = []
-        self.clock_ms = 0.0
+        self.clock_ms = self.steady_ms = 0.0
         self.timers = []  # (due_ms, callback)
         self.in_flight = {}  # checkpoint -> port -> values
         self.operator = operator or Summing()
@@ -98,7 +99,8 @@ class Bench:
             outputs or [ResultPartition(edge, [LocalOutput(self.out, lambda: None)], 0, 128)],
             aligner(inputs, TOKEN, aligned_only) if aligned_only else aligner(inputs, TOKEN),
             self,
-            replay=replay,
+            source,
+            replay,
         )
         self.subtask.gather_for(latency_target_s)
 
@@ -108,6 +110,9 @@ class Bench:
 
     def now_ns(self):
         return int(self.clock_ms * 1e6)
+
+    def source_ns(self):
+        return int(self.steady_ms * 1e6)
 
     def starved_ns(self):
         return 0
@@ -138,6 +143,7 @@ class Bench:
 
     def pass_time(self, ms):
         self.clock_ms += ms
+        self.steady_ms += ms
         due = [timer for timer in self.timers if timer[0] <= self.clock_ms]
         self.timers = [timer for timer in self.timers if timer[0] > self.clock_ms]
         for _, callback in due:

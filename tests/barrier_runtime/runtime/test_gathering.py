@@ -1,5 +1,6 @@
 """Rows for many slots wait for other rows within a step, and every channel gets the same rows, in the same places."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,13 +8,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from operator_harness import World
 from subtask_bench import TOKEN, Bench, barrier
 
+from barrier_runtime.connectors.memory.rate import GeneratedRows
 from barrier_runtime.data.elements import Barrier, Batch, Element, EndOfInput, Idle, Watermark
-from barrier_runtime.graph.job_graph import Edge
+from barrier_runtime.graph.job_graph import Edge, SourceSpec
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.runtime.network.channels import WIDE, InputChannel, LocalOutput, ResultPartition
 from barrier_runtime.runtime.network.gathering import MOST_ROWS
+from barrier_runtime.runtime.sources.driver import SourceDriver
 from tests.drawn import examples
 
 EDGE = Edge(0, 0, 1, "hash", keys=("k",))
@@ -22,10 +26,10 @@ EDGE = Edge(0, 0, 1, "hash", keys=("k",))
 class Ends:
     """An edge by key to `slots` subtasks."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, key: str = "k") -> None:
         self.channels = [InputChannel(0, 0, lambda: None) for _ in range(slots)]
         outputs = [LocalOutput(channel, lambda: None) for channel in self.channels]
-        self.partition = ResultPartition(EDGE, outputs, 0, 128)
+        self.partition = ResultPartition(replace(EDGE, keys=(key,)), outputs, 0, 128)
 
     def taken(self) -> list[list[Element]]:
         received: list[list[Element]] = []
@@ -116,9 +120,13 @@ class Slow(Operator):
 
     def __init__(self, ms: float) -> None:
         self.ms = ms
+        self.set_back_ms = 0.0  # the wall clock, at each batch
+        self.calls = 0
 
     def process(self, batch: Batch, emit: Any, port: int = 0) -> None:
+        self.calls += 1
         self.bench.pass_time(self.ms)
+        self.bench.clock_ms -= self.set_back_ms
         emit(batch)
 
 
@@ -141,11 +149,30 @@ def test_rows_of_a_step_leave_together_and_before_its_end() -> None:
     assert not bench.inputs[0].readable
 
 
-def test_rows_wait_for_at_most_the_latency_target() -> None:
+@pytest.mark.parametrize("set_back_ms", [0.0, 3_600_000.0])
+def test_rows_wait_for_at_most_the_latency_target(set_back_ms: float) -> None:
     bench, ends = stepping(WIDE, 0.4, 0.001)
+    bench.operator.set_back_ms = set_back_ms
     bench.queue(*[(0, Batch(rows([1] * 200), 1))] * 5)
     bench.subtask.step()
     assert batches_in(ends) == 2  # after 1.2 ms, and at the end of the step
+
+
+@pytest.mark.parametrize("set_back_ms", [0.0, 3_600_000.0])
+def test_source_is_polled_for_at_most_the_latency_target(set_back_ms: float) -> None:
+    operator, ends = Slow(0.1), Ends(WIDE, "value")
+    source, driver = GeneratedRows("ticks", 3_000_000, None, None, 1), SourceDriver()
+    driver.open(World().context("ticks"), SourceSpec("ticks", source, tuple(source.splits(1))))
+    bench = Bench(0, operator=operator, outputs=[ends.partition], latency_target_s=0.001, source=("ticks", driver))
+    operator.bench = bench
+    while operator.calls < 30:  # 300 rows are due after each batch
+        assert bench.subtask.step()
+    operator.set_back_ms = set_back_ms
+    ends.taken()
+    before = operator.calls
+    bench.subtask.step()
+    assert batches_in(ends) == 1
+    assert operator.calls - before == 10
 
 
 @pytest.mark.parametrize(("slots", "latency_target_s"), [(WIDE - 1, 0.001), (WIDE, 0.0)], ids=["narrow", "no wait"])
