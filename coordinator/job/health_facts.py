@@ -109,8 +109,9 @@ def _open_checkpoint(job: Job) -> OpenCheckpoint | None:
     oldest = min(under_way, key=lambda checkpoint: checkpoint.id, default=None)
     if oldest is None:
         return None
-    missing = tuple(_named(job, subtask) for subtask in oldest.missing)
-    return OpenCheckpoint(oldest.id, oldest.triggered_ms, missing)
+    return OpenCheckpoint(
+        oldest.id, oldest.triggered_ms, lambda: tuple(_named(job, subtask) for subtask in oldest.missing)
+    )
 
 
 def _named(job: Job, subtask: SubtaskId) -> str:

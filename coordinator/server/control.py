@@ -50,6 +50,7 @@ log = logging.getLogger("coordinator.control")
 HANDSHAKE_TIMEOUT_S: float = DAEMON_OPTIONS["handshake_timeout"].default
 MAX_UNPROVEN = 1_280  # more than a job has slots, which must not evict each other
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
+_READ_BYTES = 64 * 1024
 _CLAIMS = msgspec.msgpack.Decoder(SlotClaims)
 
 
@@ -74,6 +75,7 @@ class ControlServer:
         self._server: asyncio.Server | TlsListener | None = None
         self._connections: dict[_Connection, None] = {}  # oldest first
         self._encoded: tuple[ToSlot, int, bytes | None] | None = None
+        self.read = memoryview(bytearray(_READ_BYTES))
 
     @property
     def address(self) -> tuple[str, int]:
@@ -137,8 +139,11 @@ class ControlServer:
         return known[2]
 
 
-class _Connection(asyncio.Protocol):
-    """Handshake, Register, then messages of a slot."""
+class _Connection(asyncio.BufferedProtocol):
+    """Handshake, Register, then messages of a slot.
+
+    All connections share a buffer: asyncio's own has 256 KiB, which the C library maps anew for each read.
+    """
 
     transport: asyncio.Transport
     _acceptor: Acceptor
@@ -165,6 +170,12 @@ class _Connection(asyncio.Protocol):
             encrypted=self._server.encrypts(self._peer),
         )
         self._timeout = asyncio.get_running_loop().call_later(self._server.timeout_s, self._too_slow)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._server.read
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._server.read[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -22,7 +22,7 @@ Once slow commits have delayed checkpoints, the state is WAITING_SINK until the 
 nothing. Time without a checkpoint is summed over generations: a job in a restart loop must not look healthy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -141,11 +141,11 @@ class Away:
 
 @dataclass(frozen=True)
 class OpenCheckpoint:
-    """`missing`: subtasks with operators."""
+    """`missing` names subtasks with operators; naming all for each look would be most of the look."""
 
     checkpoint: int
     triggered_ms: int
-    missing: tuple[str, ...]
+    missing: Callable[[], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -433,7 +433,7 @@ def _no_checkpoint(facts: Facts, idle_ms: int, now_ms: int) -> str:
         text += (
             f"; checkpoint {under_way.checkpoint}, triggered {in_seconds(now_ms - under_way.triggered_ms)} ago, waits "
         )
-        text += f"for {some_of(under_way.missing, ', ')}" if under_way.missing else "for the store"
+        text += f"for {some_of(missing, ', ')}" if (missing := under_way.missing()) else "for the store"
     return f"{text}; the last one failed: {facts.last_failure}" if facts.last_failure else text
 
 

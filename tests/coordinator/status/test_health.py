@@ -169,7 +169,7 @@ def test_slot_reports_its_blocker_afterwards_and_a_silent_slot_is_remembered():
 
 
 def test_without_a_checkpoint_for_the_timeout_it_is_not_running():
-    waits = OpenCheckpoint(7, 30_000, ("0/1 (numbers)", "1/0 (count, out)"))
+    waits = OpenCheckpoint(7, 30_000, lambda: ("0/1 (numbers)", "1/0 (count, out)"))
     stuck = facts(completed=6, checkpoint=waits, last_failure="checkpoint 5 expired: late")
     conditions = seen((0, facts(completed=6)), (TIMEOUT - 1, stuck), (TIMEOUT, stuck), (TIMEOUT + 5_000, stuck))
     assert [condition.state for condition in conditions] == ["RUNNING", "RUNNING", "NO_CHECKPOINT", "NO_CHECKPOINT"]
@@ -224,7 +224,7 @@ def test_that_nothing_is_under_way_is_said_too():
 
 
 def test_many_subtasks_are_counted_and_not_all_named():
-    waits = OpenCheckpoint(1, 0, tuple(f"0/{index} (numbers)" for index in range(1_000)))
+    waits = OpenCheckpoint(1, 0, lambda: tuple(f"0/{index} (numbers)" for index in range(1_000)))
     reason = seen((0, facts()), (TIMEOUT, facts(checkpoint=waits)))[-1].reason
     assert reason.endswith("0/7 (numbers), and 992 more")
 

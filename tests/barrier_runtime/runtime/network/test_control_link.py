@@ -16,6 +16,8 @@ from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, jo
 from barrier_runtime.coordinator.wire.messages import (
     PROTOCOL_VERSION,
     ChainSpec,
+    Heard,
+    Heartbeat,
     JobSpec,
     Register,
     Registered,
@@ -65,16 +67,17 @@ class Daemon:
 class SlotEnd:
     """A slot as seen by the link."""
 
-    def __init__(self, *addresses):
+    def __init__(self, *addresses, slot=0):
         self.heard = []
-        claims = msgspec.msgpack.encode(SlotClaims(0, "me"))
+        self.slot = slot
+        claims = msgspec.msgpack.encode(SlotClaims(slot, "me"))
         secret = job_secret(KEY, "flights", "run-1")
         self.link = TcpControlLink(addresses, secret, "flights", "run-1", claims, self.connected, self.heard.append)
         self.connections = 0
 
     def connected(self):
         self.connections += 1
-        self.link.send(Register(0, "me", 1, "h", 0, "127.0.0.1", 1, 0, "idle"))
+        self.link.send(Register(self.slot, "me", 1, "h", 0, "127.0.0.1", 1, 0, "idle"))
 
     def registered(self):
         return sum(isinstance(message, Registered) for message in self.heard)
@@ -107,6 +110,22 @@ async def test_the_link_goes_to_the_standby_when_the_leader_is_gone_and_stays_th
         assert standby.directory.run("flights", "run-1").connected_slots == 1
     await standby.close()
     await leader.close()
+
+
+async def test_long_messages_of_two_slots_arrive_whole(store):
+    daemon = Daemon(store, "a")
+    await daemon.server.start()
+    await daemon.directory.submit(msgspec.structs.replace(SPEC, parallelism=2))
+    slots = [SlotEnd(daemon.address, slot=slot) for slot in range(2)]
+    async with linked(slots[0]), linked(slots[1]):
+        await eventually(lambda: all(slot.registered() for slot in slots), "the greetings")
+        for at in range(5):
+            for slot in slots:
+                slot.link.send(Heartbeat(0, {f"{slot.slot} {at} {figure:060}": 1.0 for figure in range(4_000)}))
+        answered = lambda slot: sum(isinstance(message, Heard) for message in slot.heard)  # noqa: E731
+        await eventually(lambda: [*map(answered, slots)] == [5, 5], "answers to all heartbeats")
+        assert [slot.connections for slot in slots] == [1, 1]
+    await daemon.close()
 
 
 async def test_redirecting_standby_is_asked_with_pauses_and_does_not_count_as_coordinator(store):
