@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import Edge
-from barrier_runtime.runtime.network.channels import ChannelId, ResultPartition
+from barrier_runtime.runtime.network.channels import ChannelId, OutputChannel, ResultPartition
 from barrier_runtime.runtime.network.connection import Chunks
 from barrier_runtime.runtime.network.streams import SendingStream
 
@@ -43,7 +43,9 @@ def rows_per_s(slots: int, size: int, arguments: argparse.Namespace) -> float:
     def write(part: Chunks) -> bool:
         return True
 
-    streams = [SendingStream(ChannelId(1, 0, 0, slot), write, lambda: None) for slot in range(slots)]
+    streams: list[OutputChannel] = [
+        SendingStream(ChannelId(1, 0, 0, slot), write, lambda: None) for slot in range(slots)
+    ]
     partition = ResultPartition(_EDGE, streams, 0, max(128, slots))
     partition.gathers = arguments.latency_target > 0
     work_s, target_s = size * arguments.work / 1e9, arguments.latency_target / 1e3
