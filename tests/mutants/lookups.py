@@ -15,8 +15,8 @@ MUTANTS = (
         "late-replies-count",
         "a reply to a request that was given up is not known any more",
         _BOOK,
-        "            keys = self._open.pop(request, None)\n            if keys is not None:\n",
-        "            keys = self._open.get(request)\n            if keys is not None:\n",
+        "        return self._open.pop(request, None)\n",
+        "        return self._open.get(request)\n",
         _BOOK_TESTS,
     ),
     Mutant(
