@@ -1,4 +1,4 @@
-"""CallLimits of a user's calls in tokens, bytes or other units of cost."""
+"""Limits of a user's calls in tokens, bytes or other units of cost."""
 
 import datetime
 import operator

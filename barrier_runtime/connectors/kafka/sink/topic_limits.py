@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from barrier_runtime.connectors.kafka.clients import answered
+from barrier_runtime.connectors.kafka.errors import CURABLE, kind_of
 from barrier_runtime.connectors.kafka.sink import client as kafka_client
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster, library
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -71,10 +72,16 @@ def read_limits(cluster: KafkaCluster, topic: str, config: Mapping[str, Any]) ->
 
 def _limits(cluster: KafkaCluster, admin: Any, topic: str, config: Mapping[str, Any]) -> KafkaLimits:
     known = _metadata(cluster, admin, topic)
-    if known.topics[topic].error is not None:
+    error = known.topics[topic].error
+    if error is not None and kind_of(error) not in CURABLE:
         raise InvalidJob(
-            f"{cluster.where}: topic {topic!r} cannot be written: {known.topics[topic].error.str()}: create it, "
+            f"{cluster.where}: topic {topic!r} cannot be written: {error.str()}: create it, "
             "correct its name, or give the sink's user the right to write it"
+        )
+    if error is not None or not known.brokers:  # no broker: all are cut off from Kafka's controller
+        raise Unavailable(
+            f"{cluster.where}: no broker of Kafka at {cluster.bootstrap_servers} serves topic {topic!r} now: it is "
+            "tried again; are the brokers up, and do they reach their controller?"
         )
     of_topic = _settings(cluster, admin, "TOPIC", topic)
     of_broker = _settings(cluster, admin, "BROKER", str(min(known.brokers)))

@@ -88,6 +88,21 @@ def test_a_sink_whose_question_for_settings_never_ends_is_told_so_and_may_ask_ag
         read_limits(sink, "orders", {})
 
 
+LED_BY_NONE = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+
+
+@pytest.mark.parametrize(("error", "brokers"), [(None, {}), (LED_BY_NONE, {1: None}), (LED_BY_NONE, {})])
+def test_a_sink_waits_for_brokers_that_serve_its_topic(
+    error: KafkaError | None, brokers: dict[int, None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers that do not reach their controller name no broker, or no leader."""
+    known = SimpleNamespace(topics={"orders": SimpleNamespace(error=error)}, brokers=brokers)
+    sink = KafkaCluster("10.0.0.1:9093", {}, "sink")
+    monkeypatch.setattr(sink, "admin", lambda: SimpleNamespace(list_topics=lambda topic, timeout: known))
+    with pytest.raises(Unavailable, match=r"no broker of Kafka at .* serves topic 'orders' now: it is tried again"):
+        read_limits(sink, "orders", {})
+
+
 # ---------------------------------------------------------------- handshakes
 
 
