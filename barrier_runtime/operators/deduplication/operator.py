@@ -169,12 +169,14 @@ class DeduplicateOperator(KeyedOperator):
         now_ms = self._watermark_ms if now_ms is None else now_ms
         if self._within_ms is None or now_ms == WATERMARK_MIN:
             return False
-        return now_ms - max(seen_ms, self._first_ms) >= self._within_ms
+        return now_ms - (self._first_ms if seen_ms == WATERMARK_MIN else seen_ms) >= self._within_ms
 
     def _bucket(self, seen_ms: int, first_ms: int | None = None) -> int:
         if self._within_ms is None:
             return 0
-        return max(seen_ms, self._first_ms if first_ms is None else first_ms) // self._bucket_ms
+        if seen_ms == WATERMARK_MIN:
+            seen_ms = self._first_ms if first_ms is None else first_ms
+        return seen_ms // self._bucket_ms
 
     def _count(self, rows: int, looked_up: Mask, passes: Mask) -> None:
         lookups, duplicates = int(np.count_nonzero(looked_up)), rows - int(np.count_nonzero(passes))

@@ -111,6 +111,27 @@ def test_id_seen_before_any_watermark_is_kept_from_the_highest_first_watermark()
     assert len(slots.take()) == len(KEYS)
 
 
+def test_id_seen_in_event_time_is_forgotten_on_time_after_a_rescale() -> None:
+    """R3: another subtask's later first watermark concerns only ids seen before all watermarks."""
+    slots = Slots(once, 2)
+    slots.watermarks(100, 700)
+    slots.feed([{"k": k} for k in KEYS])
+    assert len(slots.take()) == len(KEYS)
+    behind = {
+        k
+        for subtask, part in hash_partition(Batch(pa.RecordBatch.from_pydict({"k": KEYS}), 0), ("k",), 2, 128)
+        for k in part.rows.column("k").to_pylist()
+        if subtask == 0
+    }
+    slots = slots.rescaled(1, 1)
+    slots.watermarks(1_099)
+    slots.feed([{"k": k} for k in KEYS])
+    assert slots.take() == []
+    slots.watermarks(1_100)
+    slots.feed([{"k": k} for k in KEYS])
+    assert {row["k"] for row in slots.take()} == behind
+
+
 def test_id_that_comes_while_its_subtask_is_behind_is_kept_for_the_whole_horizon() -> None:
     """R3: the event time of the id's key group was ahead of the rescaled subtask's."""
     slots = Slots(once, 2)
