@@ -181,11 +181,13 @@ class StateFilling:
             beside.append(column.to_pylist())
         return [(*key, *more) for key, *more in zip(keys, *beside, strict=True)]
 
-    def _floats(self, column: pa.Array) -> pa.Array:
+    def _kept(self, name: str, column: pa.Array, dtype: Any) -> npt.NDArray[Any]:
+        """Column as numbers of `dtype`. Refuses values that would change."""
         try:
-            return kept_cast(column, pa.float64())
+            numbers = column if pa.types.is_boolean(column.type) else kept_cast(column, pa.from_numpy_dtype(dtype))
         except ValueError as error:
-            raise InvalidJob(f"{self._where}: column 'value': {error}: cast it to float64 as you want it") from error
+            raise InvalidJob(f"{self._where}: column {name!r}: {error}: cast it to {dtype} as you want it") from error
+        return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype)
 
     def _values(self, rows: pa.RecordBatch) -> list[Any]:
         column = self._beside(rows, "value", f"of a {self._what.kind} state")
@@ -198,7 +200,7 @@ class StateFilling:
             if not _FITS[kind.kind](column.type):
                 raise InvalidJob(f"{self._where}: column 'value' is {column.type}, and the state holds {kind}: cast it")
             if kind.kind == "float":
-                column = self._floats(column)
+                column = pa.array(self._kept("value", column, np.dtype(np.float64)))
         values: list[Any] = column.to_pylist()
         if pa.types.is_nested(column.type):
             values = [_with_dicts(value, column.type) for value in values]
@@ -229,7 +231,7 @@ class StateFilling:
         if column.null_count:
             raise InvalidJob(f"{self._where}: column {name!r} has nulls: give each entry a time")
         if pa.types.is_integer(column.type):
-            return np.asarray(column.to_numpy(), np.int64)
+            return self._kept(name, column, np.dtype(np.int64))
         if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
             raise InvalidJob(
                 f"{self._where}: column {name!r} is {column.type}: give a timestamp, a date or whole milliseconds"
@@ -250,7 +252,7 @@ class StateFilling:
                     raise InvalidJob(
                         f"{self._where}: column {name!r} is {column.type}, and the state has {values.dtype}: cast it"
                     )
-                values[row_ids] = numbers
+                values[row_ids] = self._kept(name, column, values.dtype)
         table.mark_dirty(row_ids)
 
 
