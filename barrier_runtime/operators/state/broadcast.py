@@ -154,9 +154,9 @@ class BroadcastState(KeyedState, Generic[K, V]):
         return ((key, cast(V, self._copy.get(key))) for key in self)
 
     def __iter__(self) -> Iterator[K]:
-        """Iterates over the current keys if the handler may change the state."""
+        """Iterates over the current keys if the handler may change the state, without keys removed meanwhile."""
         keys = self._copy.keys()
-        return iter(list(keys)) if self._access is not None and self._access.changes else keys
+        return filter(self._copy.has, list(keys)) if self._access is not None and self._access.changes else keys
 
     def __len__(self) -> int:
         return self._copy.size()

@@ -536,6 +536,28 @@ WRITES: list[Callable[[Any, ProcessContext], Any]] = [
 ]
 
 
+def test_a_walk_over_broadcast_state_omits_entries_removed_ahead_of_it() -> None:
+    class Halves:
+        rules = BroadcastState(int, int)
+
+        def on_told(self, row: Row, ctx: ProcessContext) -> Iterator[Row]:
+            self.rules.update({1: 2, 2: 3, 3: 4, 4: 5})
+            for key, value in self.rules.items():
+                yield {"key": key, "value": value}
+                self.rules.pop(value, None)
+            self.rules.update({1: 2, 2: 3})
+            for value in self.rules.values():
+                yield {"key": 0, "value": value}
+                self.rules.clear()
+
+        def on_asked(self, key: int, row: Row, ctx: ProcessContext) -> None: ...
+
+    rows = {"told": {"n": int}, "asked": {"k": int}}
+    with ConnectedHarness(Halves, keys={"asked": "k"}, broadcast=["told"], rows=rows) as harness:
+        found = [(row["key"], row["value"]) for row in harness.push("told", {"n": 1})]
+    assert found == [(1, 2), (3, 4), (0, 2)]
+
+
 @pytest.mark.parametrize("write", WRITES)
 def test_broadcast_state_is_not_written_where_there_is_a_key(write: Callable[[Any, ProcessContext], Any]) -> None:
     said = misused(by_key=write)
