@@ -143,11 +143,11 @@ def restored_progress(
 
 
 def _begun_again(progress: Progress) -> Progress:
-    """Drops ends of input: later rows may follow."""
-    if progress.watermark_ms != WATERMARK_MAX:
+    """Drops ends of input, also those that event time had still to reach: later rows may follow."""
+    if WATERMARK_MAX not in (progress.watermark_ms, progress.going_to_ms):
         return progress
     floors = tuple(floor for floor in progress.floors if floor.watermark_ms != WATERMARK_MAX)
-    return msgspec.structs.replace(progress, watermark_ms=WATERMARK_MIN, floors=floors)
+    return msgspec.structs.replace(progress, watermark_ms=WATERMARK_MIN, floors=floors, going_to_ms=None)
 
 
 def _going_to_ms(found: Sequence[Progress]) -> int | None:

@@ -2,6 +2,7 @@
 least-once checkpoints.
 """
 
+import dataclasses
 import datetime
 from typing import Any
 
@@ -10,13 +11,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_harness import Driven, Slots
+from operator_harness import Driven, Slots, World
 from window_operators import aggregating
 
-from barrier_runtime.data.elements import WATERMARK_MIN, Batch
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.keys import hash_partition
 from barrier_runtime.operators.aggregation.functions import count
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
+from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.keyed.progress import VALUE
 from barrier_runtime.operators.windows.assigners import Tumbling
 from barrier_runtime.operators.windows.operator import WindowOperator
@@ -174,3 +176,36 @@ def test_equal_watermarks_leave_no_floors(parallelism: int) -> None:
     slots.watermarks(20, 20)
     slots = slots.rescaled(1, parallelism)
     assert all(driven.operator._floors is None for driven in slots.driven)  # type: ignore[attr-defined]
+
+
+def test_a_run_that_reads_on_amid_the_last_timers_fires_none_early() -> None:
+    """R7: a checkpoint between two slices of the timers that fire at the end of a drained job."""
+
+    class Alarm:
+        def process(self, key: int, row: dict[str, Any], ctx: Any) -> None:
+            ctx.timers.register(row["at"])
+
+        def on_timer(self, key: int, at_ms: int, ctx: Any) -> dict[str, Any]:
+            return {"k": key, "at": at_ms}
+
+    schema = pa.schema([("k", pa.int64()), ("at", pa.int64())])
+
+    def alarm() -> ProcessOperator:
+        return ProcessOperator("op", ["k"], Alarm, output=schema, schema=schema)
+
+    world = World()
+    driven = Driven(alarm(), world)
+    driven.feed([{"k": 1, "at": at} for at in range(100, 1_600)], schema)
+    driven.operator.toward(WATERMARK_MAX, driven._emit)
+    fired = [row["at"] for row in driven.take()]
+    assert 0 < len(fired) < 1_500
+    snapshot = driven.snapshot(1)
+    driven.operator.close()
+    context = dataclasses.replace(world.context("op", (snapshot,)), reopened=True)
+    world.context = lambda name, restored=(): context  # type: ignore[method-assign]
+    again = Driven(alarm(), world, (snapshot,))
+    assert again.operator.going_to_ms is None
+    again.feed([{"k": 2, "at": 5_000}], schema)
+    assert again.take() == []
+    again.watermark(5_000)
+    assert [row["at"] for row in again.take()] == [*range(100 + len(fired), 1_600), 5_000]
