@@ -27,6 +27,13 @@ NOT_ALLOWED = frozenset(
 NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"})
 _WRONG_SETTINGS = frozenset({"ParamValidationError", "InvalidRegionError", "ProfileNotFound"})
 _PASSES = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})  # retryable, although the status is 400
+_HELPED = {  # retryable, although the status is 400 or 403, once a person has helped
+    "RequestTimeTooSkewed": "the clocks of this machine and of the store differ too much: set them",
+    **dict.fromkeys(
+        ("QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull"),
+        "the store has no room: delete objects, or raise the quota",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,8 @@ def s3_trouble(url: str, bucket: str, failure: S3Failure) -> BarrierRuntimeError
         return ObjectChanged(f"{place} was replaced")
     if code == "InvalidRange" or status == 416:
         return RangeBehindEnd(f"the requested part of {place} is behind its end")
+    if code in _HELPED:
+        return Unavailable(f"{operation} of {place} failed ({code}): {_HELPED[code]}; it is tried again")
     if code in NOT_ALLOWED or status in (401, 403):
         return InvalidJob(
             f"{operation} of {place} is not allowed ({code}): give the credentials of this process the permissions "

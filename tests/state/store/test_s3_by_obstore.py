@@ -177,6 +177,29 @@ def test_credentials_that_stay_expired_are_for_a_person(script: Script, operatio
     assert len(script.requests) == 4
 
 
+@pytest.mark.parametrize("client", ["obstore", "boto3"])
+@pytest.mark.parametrize(
+    ("status", "code", "remedy"),
+    [
+        (403, "RequestTimeTooSkewed", "clocks of this machine and of the store differ too much: set them"),
+        (403, "QuotaExceeded", "the store has no room: delete objects, or raise the quota"),
+        (400, "XMinioAdminBucketQuotaExceeded", "the store has no room: delete objects, or raise the quota"),
+    ],
+)
+def test_wrong_clock_and_full_store_are_waited_for(
+    script: Script, client: str, status: int, code: str, remedy: str
+) -> None:
+    """A clock jumps, or a quota is used up: permissions are right, and the job goes on once a person has helped."""
+    make = ObstoreS3Store if client == "obstore" else S3Store
+    store = make("bucket", f"jobs-{code}", script.endpoint, QUICK)
+    script.answers = [(status, code), (200, "")]
+    store.put("a", b"x")
+    script.answers = [(status, code)]
+    assert store.put_if_absent("b", b"x") is PutOutcome.UNKNOWN
+    with pytest.raises(Unavailable, match=rf"\({code}\): .*{remedy}; it is tried again"):
+        store.put("c", b"x")
+
+
 def test_credentials_that_are_away_for_a_moment_are_waited_for(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """The renewal fails because the role's service does not answer."""
     store = ObstoreS3Store("bucket", "away", script.endpoint, QUICK)
