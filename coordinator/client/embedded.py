@@ -36,6 +36,8 @@ _START_TIMEOUT_S = 20.0
 _QUICK_DEATH_S = 2.0
 _MAX_QUICK_DEATHS = 5
 _SUBMIT_TIMEOUT_S = 60.0
+_AGAIN_S = 1.0
+_PASSES = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT}  # of a new process
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,8 @@ class EmbeddedCoordinator:
         self._web_options = web
         self._tls = tls
         self._private = PrivateDirectory()
-        self._directory = self._private.path
         self._token = secrets.token_hex(32)
-        self._token_file = self._directory / "driver.token"
-        self._log_path = log_file or self._directory / "coordinator.log"
+        self._log_given = log_file
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._proven = False
@@ -87,15 +87,13 @@ class EmbeddedCoordinator:
         self._error: str | None = None
         self.restarts = 0
         try:
-            write_private(self._token_file, self._token)
             self._control = _listen(host, ports, "coordinator_ports")
             self._web = _listen("127.0.0.1", web.ports, "http_ports")
             self._control_address = _address(self._control)
-            self._log_file = self._log_path.open("ab")
             url = f"{'https' if web.https else 'http'}://127.0.0.1:{self._web.getsockname()[1]}"
-            certificate = given_certificate(web.https)
-            self.client = CoordinatorClient(url, self._token, trust=Trust(certificate=str(certificate or "")))
-            self._private.announce(url, self._token_file, certificate)
+            self._certificate = given_certificate(web.https)
+            self.client = CoordinatorClient(url, self._token, trust=Trust(certificate=str(self._certificate or "")))
+            self._write_files()
             self._process = self._spawn()
         except BaseException:
             self._private.remove()
@@ -170,6 +168,41 @@ class EmbeddedCoordinator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _write_files(self) -> None:
+        self._directory = self._private.path
+        self._token_file = self._directory / "driver.token"
+        self._log_path = self._log_given or self._directory / "coordinator.log"
+        write_private(self._token_file, self._token)
+        self._log_file = self._log_path.open("ab")
+        self._private.announce(self.url, self._token_file, self._certificate)
+
+    def _has_token(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self._token_file.read_text() == self._token
+        return False
+
+    def _spawn_again(self) -> bool:
+        """False: closed, or given up."""
+        while True:
+            try:
+                with self._lock:
+                    if self._closing.is_set():
+                        return False
+                    if not self._has_token():  # a cleaner of temporary folders deletes old files
+                        self._log_file.close()
+                        self._private.remove()
+                        self._private = PrivateDirectory()
+                        self._write_files()
+                    self._process = self._spawn()
+                    return True
+            except (OSError, InvalidJob) as error:
+                why = f"no new coordinator process can be started: {error}"
+                if not isinstance(error, OSError) or error.errno not in _PASSES:
+                    self._give_up(why)
+                    return False
+            log.warning("%s; it is tried again", why)
+            self._closing.wait(_AGAIN_S)
+
     def _spawn(self) -> "subprocess.Popen[bytes]":
         for package in ("uvicorn", "starlette", "prometheus_client"):
             if importlib.util.find_spec(package) is None:
@@ -230,17 +263,12 @@ class EmbeddedCoordinator:
                 self._give_up(f"it {how_it_ended(code)}; last log lines:\n{self.log_tail()}")
                 return
             log.warning("the coordinator process %s; starting it again", how_it_ended(code))
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            if not self._spawn_again():
+                return
+            self.restarts += 1
             with self._lock:
-                if self._closing.is_set():
-                    return
-                if self._process.stdin is not None:
-                    self._process.stdin.close()
-                try:
-                    self._process = self._spawn()
-                except OSError as error:
-                    self._give_up(f"no new process can be started: {error}")
-                    return
-                self.restarts += 1
                 specs = tuple(self._specs.values())
             # On another thread: the submit waits for an answer, and the child may die before that.
             threading.Thread(target=self._resubmit, args=(specs,), name="coordinator-submit", daemon=True).start()

@@ -1,7 +1,10 @@
 """The real process: ports, tokens, kill -9, SIGSTOP, and slots that speak the real protocol over TCP."""
 
 import asyncio
+import errno
+import importlib.util
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +21,7 @@ from tcp_slot import TcpSlot
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.coordinator.client.private_directory import coordinators_here
 from barrier_runtime.coordinator.server import daemon
 from barrier_runtime.coordinator.wire import handshake
 from barrier_runtime.coordinator.wire.codec import encode
@@ -183,6 +187,54 @@ def test_child_that_dies_before_its_answer_is_replaced_though_a_client_waits(emb
 def asked(port):
     connections = psutil.Process().net_connections("tcp")
     return any(c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED for c in connections)
+
+
+def killed_and_back(embedded):
+    embedded.wait_ready()
+    first = embedded.pid
+    os.kill(first, signal.SIGKILL)
+    until(lambda: embedded.restarts == 1, "a second child")
+    embedded.wait_ready()
+    return first
+
+
+@pytest.mark.slow
+def test_a_child_is_replaced_though_its_temporary_files_were_deleted(embedded):
+    """As by systemd-tmpfiles or tmpreaper, which delete old files, and so the token of a job that runs for long."""
+    embedded.wait_ready()
+    shutil.rmtree(embedded._directory)
+    killed_and_back(embedded)
+    assert embedded.client.health().pid == embedded.pid
+    assert embedded.url in [each.url for each in coordinators_here()]
+    assert (embedded._directory / "driver.token").stat().st_mode & 0o777 == 0o600
+    assert "REST at" in embedded.log_tail()
+
+
+@pytest.mark.slow
+def test_a_child_is_replaced_once_the_machine_has_processes_again(embedded, monkeypatch):
+    start, refused = subprocess.Popen, []
+
+    def popen(*arguments, **options):
+        if not refused:
+            refused.append(arguments)
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return start(*arguments, **options)
+
+    embedded.wait_ready()
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    killed_and_back(embedded)
+    assert refused
+    embedded.ensure_alive()
+
+
+def test_a_child_that_can_not_be_replaced_is_reported(embedded, monkeypatch):
+    """A package was uninstalled meanwhile: nobody waits for a coordinator in vain."""
+    embedded.wait_ready()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    os.kill(embedded.pid, signal.SIGKILL)
+    until(lambda: embedded.error is not None, "the error")
+    with pytest.raises(Unavailable, match="no new coordinator process can be started"):
+        embedded.ensure_alive()
 
 
 @pytest.mark.slow
