@@ -316,9 +316,12 @@ class AllSlots:
         until = time.monotonic() + timeout_s
         return all(each.join(max(0.0, until - time.monotonic())) for each in self._all)
 
-    def cancel(self) -> None:
+    def give_up(self) -> None:
         for each in self._all:
             each.give_up()
+
+    def cancel(self) -> None:
+        self.give_up()
         for each in self._all:
             each.cancel()
 

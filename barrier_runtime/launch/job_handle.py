@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Literal
 
@@ -217,38 +218,53 @@ class JobHandle(Steered):
             return
         self._closed = True
         self._forget()
-        if not self._ended.is_set() or self._trouble is not None or self._functions.trouble is not None:
-            # The coordinator may be gone; the lines below end the slots anyway.
-            with contextlib.suppress(BarrierRuntimeError):
-                self.stop("now", wait=False)
-        self._ended.set()
+        with ExitStack() as last_first:  # another Ctrl-C interrupts one wait, and the other calls follow
+            last_first.callback(self._when_closed)
+            last_first.callback(shutil.rmtree, local_root(self._spec.run_id), ignore_errors=True)
+            last_first.callback(self._unstage_if_finished)
+            last_first.callback(self._carrier.close)
+            last_first.callback(self._coordinator.close)
+            last_first.callback(self._functions.close)
+            last_first.callback(self._watching.join, 5)
+            last_first.callback(self._end_slots)
+            last_first.callback(self._ended.set)
+            if not self._ended.is_set() or self._trouble is not None or self._functions.trouble is not None:
+                # The coordinator may be gone; the calls above end the slots anyway.
+                with contextlib.suppress(BarrierRuntimeError):
+                    self.stop("now", wait=False)
+
+    def _end_slots(self) -> None:
         try:
-            if not self._slots.join(_LEAVE_S):
-                self._slots.cancel()
-            self._watching.join(5)
-            self._functions.close()
-        finally:
-            self._coordinator.close()
-        self._carrier.close()
+            left = self._slots.join(_LEAVE_S)
+        except BaseException:
+            self._slots.give_up()
+            raise
+        if not left:
+            self._slots.cancel()
+
+    def _unstage_if_finished(self) -> None:
         if self._last is not None and self._last.outcome == "finished":
             assert self._options.checkpoints is not None
             self._job.unstage(self._options.checkpoints)
-        shutil.rmtree(local_root(self._spec.run_id), ignore_errors=True)
-        self._when_closed()
 
     def __enter__(self) -> "JobHandle":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Stops a running job: after a last checkpoint, or at once after an exception."""
-        if kind is None:
-            self._end()
-        self.close()
+        try:
+            if kind is None:
+                self._end()
+        finally:
+            self.close()
 
     def _end(self) -> None:
-        if not self._closed:
+        if self._closed:
+            return
+        try:
             with contextlib.suppress(BarrierRuntimeError):
                 end_in_time(self._spec.job, partial(self.stop, wait=False), self._ended.wait)
+        finally:
             self.close()
 
     def _function_failed(self) -> None:

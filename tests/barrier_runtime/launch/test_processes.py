@@ -187,6 +187,22 @@ def test_processes_of_a_killed_program_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ctrl_c_while_a_job_is_being_closed_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook, which goes on: a slot hangs, so closing takes long, and the user presses Ctrl-C again."""
+    job = start(tmp_path, 1)
+    coordinator, slot = job.coordinator_pid, until_status(job, lambda status: status.phase == "running").slots[0].pid
+    assert coordinator is not None
+    os.kill(slot, signal.SIGSTOP)
+    try:
+        monkeypatch.setattr(job._slots, "join", lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt), job:
+            raise KeyboardInterrupt
+        until_within(lambda: is_gone(slot) and is_gone(coordinator), patience_s=60)
+    finally:
+        job._carrier.close()
+
+
+@pytest.mark.slow
 def test_another_program_adds_slots_and_replaces_them(tmp_path: Path) -> None:
     with start(tmp_path, 1, parallelism=2) as job:
         until_status(job, lambda status: status.missing_slots == (1,))
