@@ -53,19 +53,30 @@ def make_savepoint(
     """Objects may be in several stores. `parts`: store, key there -> key in the folder."""
     target = open_store(url)
     known = _found(target, url)
-    if known is not None and known != wanted:
-        if known.id != wanted.id:
-            raise InvalidJob(_occupied(url, known))
-        delete_savepoint(url)  # an earlier attempt to stop with it; the job continued
-        known = None
-    if known is None:
+    if known != wanted:
+        if known is not None:
+            _check_replaces(known, wanted, url)
         _check_unclaimed(target, url, wanted.taken.job, {store.url for store, _ in parts})
+        if known is not None:  # another leader may be copying, so only these files
+            target.delete([SAVEPOINT_FILE])
+            target.delete(sorted(object_sizes(known.taken)))
         files = files_by_object(wanted.taken)
         for store, objects in parts:
             held = {key: files.get(to, ()) for key, to in objects.items()}
             copy_objects(store, target, objects, held, beside_work=beside_work)
         _create(target, url, wanted)
     return sum(object_sizes(wanted.taken).values()) + len(encode_savepoint(wanted))
+
+
+def _check_replaces(known: Savepoint, wanted: Savepoint, url: str) -> None:
+    """Accepts an earlier attempt to stop with the savepoint, after which the job continued."""
+    if known.id != wanted.id:
+        raise InvalidJob(_occupied(url, known))
+    if known.taken.checkpoint > wanted.taken.checkpoint:  # this process stalled and was deposed
+        raise InvalidJob(
+            f"{shown(url)} has the savepoint of checkpoint {known.taken.checkpoint}, by a later leader of the job: that "
+            f"of checkpoint {wanted.taken.checkpoint} is not needed"
+        )
 
 
 def find_savepoint(url: str) -> Savepoint | None:

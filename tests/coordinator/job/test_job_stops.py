@@ -11,7 +11,7 @@ from coordinator_world import Coordinator, FakeSlot, kinds, log_of, spec, starte
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.effects import Append, CopySavepoint, Effect, WriteManifest
-from barrier_runtime.coordinator.job.events import SlotRegistered
+from barrier_runtime.coordinator.job.events import SavepointNotCopied, SlotRegistered
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Finish, Stop, decode_record, encode_record
 from barrier_runtime.coordinator.savepoint_files import find_savepoint, missing_objects, read_savepoint
@@ -150,6 +150,20 @@ def test_coordinator_and_slots_die_and_the_next_generation_is_stopped(point: str
     if point != "the end is written":
         after.later(after.protocol.spec.resume_timeout_ms + 1)
     go_on(after, *slots)
+    check_it_ended_with(after, asked, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_leader_that_stalls_before_the_copy_leaves_the_successors_savepoint(mode: str) -> None:
+    store, asked = MemoryStore(), wish()
+    before, _, _ = died("the savepoint is to be copied", store, asked, mode)
+    copying = before.todo.popleft()
+    after = successor(before)
+    slots = [after.slot(index, attempt=1).connect() for index in (0, 1)]
+    after.later(after.protocol.spec.resume_timeout_ms + 1)
+    go_on(after, *slots)
+    check_it_ended_with(after, asked, mode)
+    assert isinstance(before.answer(copying), SavepointNotCopied)
     check_it_ended_with(after, asked, mode)
 
 
