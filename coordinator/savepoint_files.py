@@ -74,8 +74,8 @@ def _check_replaces(known: Savepoint, wanted: Savepoint, url: str) -> None:
         raise InvalidJob(_occupied(url, known))
     if known.taken.checkpoint > wanted.taken.checkpoint:  # this process stalled and was deposed
         raise InvalidJob(
-            f"{shown(url)} has the savepoint of checkpoint {known.taken.checkpoint}, by a later leader of the job: that "
-            f"of checkpoint {wanted.taken.checkpoint} is not needed"
+            f"{shown(url)} has the savepoint of checkpoint {known.taken.checkpoint}, by a later leader of the job: "
+            f"that of checkpoint {wanted.taken.checkpoint} is not needed"
         )
 
 
@@ -209,7 +209,8 @@ def _create(target: ObjectStore, url: str, savepoint: Savepoint) -> None:
         if known == savepoint:
             return
         if known is not None:
-            raise InvalidJob(_occupied(url, known))
+            _check_replaces(known, savepoint, url)
+            raise Unavailable(f"an earlier leader of the job has just completed the savepoint {shown(url)}: try again")
     raise Unavailable(f"whether {shown(url)}/{SAVEPOINT_FILE} was written is not known: take the savepoint again")
 
 

@@ -4,14 +4,17 @@ The request is not repeated. Afterwards the job runs, or has ended with that sav
 
 import uuid
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 from coordinator_world import Coordinator, FakeSlot, kinds, log_of, spec, started
 
+from barrier_runtime.coordinator import savepoint_files
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.effects import Append, CopySavepoint, Effect, WriteManifest
-from barrier_runtime.coordinator.job.events import SavepointNotCopied, SlotRegistered
+from barrier_runtime.coordinator.job.events import SavepointCopied, SavepointNotCopied, SlotRegistered
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Finish, Stop, decode_record, encode_record
 from barrier_runtime.coordinator.savepoint_files import find_savepoint, missing_objects, read_savepoint
@@ -25,6 +28,7 @@ from barrier_runtime.coordinator.wire.messages import (
     SubtaskId,
     Trigger,
 )
+from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 
 MODES = ["checkpoint", "drain"]
@@ -165,6 +169,27 @@ def test_leader_that_stalls_before_the_copy_leaves_the_successors_savepoint(mode
     check_it_ended_with(after, asked, mode)
     assert isinstance(before.answer(copying), SavepointNotCopied)
     check_it_ended_with(after, asked, mode)
+
+
+def test_savepoint_that_a_deposed_leader_completes_meanwhile_is_replaced() -> None:
+    """Both leaders copy, the deposed leader is faster."""
+    store, asked = MemoryStore(), wish()
+    before, a, b = died("the savepoint is to be copied", store, asked, "checkpoint")
+    deposed = before.todo.popleft()
+    after = successor(before, a, b)
+    assert go_on(after, a, b, until=the(CopySavepoint))
+    copying, copy_all = after.todo[0], savepoint_files.copy_objects
+    assert isinstance(copying, CopySavepoint)
+
+    def copied(*objects: Any, **how: Any) -> None:
+        copy_all(*objects, **how)
+        with patch.object(savepoint_files, "copy_objects", copy_all):
+            assert isinstance(before.answer(deposed), SavepointCopied)
+
+    with patch.object(savepoint_files, "copy_objects", copied), pytest.raises(Unavailable, match="earlier leader"):
+        savepoint_files.write_savepoint(store, copying.url, copying.copy)
+    go_on(after, a, b)  # as the coordinator's thread does: it copies again
+    check_it_ended_with(after, asked, "checkpoint")
 
 
 def test_successor_that_finds_all_ended_marks_the_last_checkpoint_as_drained() -> None:
