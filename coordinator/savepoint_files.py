@@ -3,7 +3,7 @@
 Files are written before savepoint.json; another attempt has other names.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -34,13 +34,18 @@ COPIES_AT_ONCE = 8
 _CREATE_ATTEMPTS = 5
 
 
-def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
-    """Copies the objects, and completes the savepoint; returns the size in bytes.
+def _never() -> bool:
+    return False
+
+
+def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy, ended: Callable[[], bool] = _never) -> int:
+    """Copies the objects, and completes the savepoint; returns the size in bytes. `ended`: as in `copy_objects`.
 
     Repeating the same savepoint is no error. Raises `InvalidJob` if the folder has another savepoint, `ObjectNotFound`
     if a file is gone.
     """
-    return make_savepoint(url, copy.savepoint, [(store, copy.objects)], beside_work=not copy.savepoint.final)
+    parts = [(store, copy.objects)]
+    return make_savepoint(url, copy.savepoint, parts, beside_work=not copy.savepoint.final, ended=ended)
 
 
 def make_savepoint(
@@ -49,6 +54,7 @@ def make_savepoint(
     parts: Sequence[tuple[ObjectStore, Mapping[str, str]]],
     *,
     beside_work: bool = False,
+    ended: Callable[[], bool] = _never,
 ) -> int:
     """Objects may be in several stores. `parts`: store, key there -> key in the folder."""
     target = open_store(url)
@@ -63,7 +69,7 @@ def make_savepoint(
         files = files_by_object(wanted.taken)
         for store, objects in parts:
             held = {key: files.get(to, ()) for key, to in objects.items()}
-            copy_objects(store, target, objects, held, beside_work=beside_work)
+            copy_objects(store, target, objects, held, beside_work=beside_work, ended=ended)
         _create(target, url, wanted)
     return sum(object_sizes(wanted.taken).values()) + len(encode_savepoint(wanted))
 
@@ -170,14 +176,17 @@ def copy_objects(
     files: Mapping[str, Collection[FileRef]],
     *,
     beside_work: bool = False,
+    ended: Callable[[], bool] = _never,
 ) -> None:
     """`objects`: key of `source` -> key of `target`. Raises `Corrupt` for damaged objects.
 
     `files`: required content of an object of `source`. Bytes that pass through this process are checked before the
-    write.
+    write. `ended`: asked before each object; if true, `Unavailable` is raised.
     """
 
     def copy(key: str) -> None:
+        if ended():
+            raise Unavailable("the process ends: nothing more is copied")
         check = partial(verify_parts, source, files.get(key, ()))
         copy_object(source, key, target, objects[key], check, beside_work=beside_work)
 

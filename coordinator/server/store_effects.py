@@ -92,7 +92,7 @@ class StoreThreads:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def copy(self, call: Callable[[], Result]) -> Result:
-        """Runs a call that may take minutes, one at a time."""
+        """As `compact`, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._copies, call)
 
     async def compact(self, call: Callable[[], Result]) -> Result:
@@ -268,10 +268,10 @@ class StoreEffects:
         attempt = 0
         while True:
             try:
-                return write_savepoint(self._store, effect.url, effect.copy)
+                return write_savepoint(self._store, effect.url, effect.copy, lambda: self._threads.closed)
             except (Unavailable, OSError):
                 attempt += 1
-                if attempt >= _COPY_ATTEMPTS:
+                if attempt >= _COPY_ATTEMPTS or self._threads.closed:
                     raise
                 self._sleep(backoff_s(attempt))
 

@@ -10,12 +10,14 @@ from unittest.mock import patch
 import pytest
 from coordinator_world import Coordinator, keys_of, spec, started
 
-from barrier_runtime.coordinator.job.effects import Append, Compact
-from barrier_runtime.coordinator.job.events import AppendResult, Deleted, Event
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
+from barrier_runtime.coordinator.job.effects import Append, Compact, CopySavepoint
+from barrier_runtime.coordinator.job.events import AppendResult, Deleted, Event, SavepointNotCopied
 from barrier_runtime.coordinator.log import records
 from barrier_runtime.coordinator.server.store_effects import StoreEffects, StoreThreads
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
+from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.versioned import sha256_hex
 from tests.waiting import PATIENCE_S, eventually
@@ -112,6 +114,33 @@ def test_closed_threads_end_a_compaction_before_its_next_records() -> None:
     long_log(store, 1_000)
     asyncio.run(story())
     assert 1_000 - 128 <= len(positions(store)) < 1_000
+
+
+def test_closed_threads_end_a_copy_of_a_savepoint_before_its_next_files() -> None:
+    """A terminated daemon, or a program that ends, waits for its threads."""
+    store, names = SlowStore(), " ".join(f"f{number}" for number in range(40))
+    coordinator, *slots = started(store)
+    asked = SavepointRequest("asked", "memory://interrupted-savepoint")
+    coordinator.savepoint(asked)
+    for slot in slots:
+        for name in names.split():
+            slot.upload(name)
+        slot.ack(1, files=names)
+    coordinator.settle()
+    for slot in slots:
+        slot.commit(1)
+    copying = coordinator.run_until(CopySavepoint)
+    assert isinstance(copying, CopySavepoint)
+
+    async def story() -> Event:
+        async with effects_on(store) as (effects, threads):
+            store.before_get = threads.close
+            return await effects.carry_out(copying)
+
+    answer = asyncio.run(story())
+    assert isinstance(answer, SavepointNotCopied)
+    assert "the process ends" in answer.error
+    assert len(keys_of(open_store(asked.url))) < 40
 
 
 @pytest.mark.slow
