@@ -155,18 +155,26 @@ def missing_objects(url: str, savepoint: Savepoint) -> tuple[str, ...]:
     return tuple(key for key, size in sorted(object_sizes(savepoint.taken).items()) if found.get(key, -1) < size)
 
 
-def delete_savepoint(url: str, *, keep_claim: bool = False) -> int:
-    """Deletes savepoint.json first, so that an interrupted deletion leaves no savepoint.
-
-    Other objects in the folder stay; with `keep_claim` the claim, too.
-    """
+def delete_savepoint(url: str) -> int:
+    """Deletes savepoint.json first, so that an interrupted deletion leaves no savepoint. Other objects stay."""
     store = open_existing_store(url)
     store.delete([SAVEPOINT_FILE])
-    keys = [info.key for info in store.list(DATA_PREFIX) if in_savepoint(info.key)]
-    store.delete(keys)
-    if not keep_claim:
-        store.delete([CLAIM_FILE])
+    keys = _data_in(store)
+    store.delete([*keys, CLAIM_FILE])
     return len(keys)
+
+
+def delete_claimed(url: str, savepoint: Savepoint) -> None:
+    """As `delete_savepoint`, but keeps the claim, and another savepoint: this process may have stalled since."""
+    store = open_existing_store(url)
+    keys = _data_in(store)  # before the check, after which another savepoint could begin
+    if _found(store, url) == savepoint:
+        store.delete([SAVEPOINT_FILE])
+        store.delete(keys)
+
+
+def _data_in(store: ObjectStore) -> list[str]:
+    return [info.key for info in store.list(DATA_PREFIX) if in_savepoint(info.key)]
 
 
 def copy_objects(

@@ -46,7 +46,7 @@ from barrier_runtime.coordinator.savepoint_files import (
     claim,
     claimed_by,
     copy_objects,
-    delete_savepoint,
+    delete_claimed,
     find_savepoint,
     named,
     no_savepoint,
@@ -94,7 +94,7 @@ def begin_with_savepoint(
     importing = _Importing(store, spec, savepoint, bring, now_ms, sleep)
     done = importing.done(_Found(wanted.view, wanted.choice))
     if mode == "claim":
-        delete_savepoint(url, keep_claim=True)
+        delete_claimed(url, savepoint)
     return f"{wanted.what}: {done}"
 
 

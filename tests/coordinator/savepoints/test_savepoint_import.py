@@ -5,11 +5,14 @@ A process that dies at any call of the store leaves the choice to the next start
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 from coordinator_world import FILE, Coordinator, checkpoint, kinds, log_of, spec, started
 
+from barrier_runtime.coordinator import savepoint_import
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.log.manifest import decode_manifest
 from barrier_runtime.coordinator.log.records import Complete, Fence
@@ -253,6 +256,32 @@ def test_where_another_job_claimed_a_savepoint_no_other_is_written():
     assert "claimed the savepoint" in begin(store, url, mode="claim"), "the same command again"
     open_store(url).put("claimed-by", b"flights")
     assert again().state == "done", "its own folder"
+
+
+def test_program_that_stalls_before_it_deletes_leaves_the_jobs_next_savepoint() -> None:
+    """Another start of the job claimed and deleted the first savepoint, and the job stopped with one in its place."""
+    url, _, _ = taken()
+    store, delete, later = MemoryStore(), savepoint_import.delete_claimed, []
+
+    def stalls(*of: Any) -> None:
+        delete(*of)
+        coordinator, *slots = started(store, other(), leader=uuid.uuid4().hex)
+        coordinator.savepoint(SavepointRequest(uuid.uuid4().hex, url))
+        number = coordinator.status.checkpoints.in_progress[-1]
+        for slot in slots:
+            slot.upload("h")
+            slot.ack(number, files="h")
+        coordinator.settle()
+        for slot in slots:
+            slot.commit(number)
+        coordinator.settle()
+        later.append(read_savepoint(url))
+        delete(*of)
+
+    with patch.object(savepoint_import, "delete_claimed", stalls):
+        begin(store, url, mode="claim")
+    assert read_savepoint(url) == later[0]
+    assert missing_objects(url, later[0]) == ()
 
 
 # ---------------------------------------------------------------- dying at any call
