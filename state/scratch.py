@@ -29,11 +29,24 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
         held = flocked(folder / LOCK)
         place = folder / "work"
         place.mkdir()
-        yield place
+        with kept_from_cleaners(folder):
+            yield place
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if held is not None:
             os.close(held)
+
+
+@contextmanager
+def kept_from_cleaners(folder: Path) -> Iterator[None]:
+    """systemd-tmpfiles deletes old files of temporary folders, but nothing below a locked folder."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(held)
 
 
 def remove_left(parent: Path, prefix: str) -> None:

@@ -53,6 +53,7 @@ from barrier_runtime.state.hosts import is_every_interface
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.kv.rocksdb_files import remove_all
+from barrier_runtime.state.scratch import kept_from_cleaners
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.sockets import PortRange, address_of, own_address_towards, port_range
 from barrier_runtime.state.store.open import open_store
@@ -143,7 +144,8 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     pa.array([0])  # the first conversion imports pandas, for seconds on a busy machine: not in the loop
     PROCESS_HEAP.begin()
     directory.mkdir(mode=0o700, parents=True)
-    with lent_environment(settings.environment), living_in(directory), OWN_LOG.kept():
+    kept = kept_from_cleaners(directory)
+    with lent_environment(settings.environment), living_in(directory), kept, OWN_LOG.kept():
         try:
             shutdown = _run_on_new_loop(_run(slot, task_attempt, slot_uuid, directory, sockets, settings))
         finally:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from barrier_runtime.coordinator.client.trust import Trust
+from barrier_runtime.state.scratch import kept_from_cleaners
 
 PREFIX = "barrier-runtime-coordinator-"
 _LIFE, _ADDRESS = "life.lock", "address"
@@ -32,6 +33,8 @@ class PrivateDirectory:
         self._life = new.open("w")
         fcntl.flock(self._life, fcntl.LOCK_EX)
         new.rename(self.path / _LIFE)
+        self._kept = contextlib.ExitStack()
+        self._kept.enter_context(kept_from_cleaners(self.path))
 
     def announce(self, url: str, token_file: Path, certificate: Path | None = None) -> None:
         """Commands of this user find the coordinator at `url`, ready now or soon.
@@ -45,6 +48,7 @@ class PrivateDirectory:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        self._kept.close()
         self._life.close()
 
 

@@ -1,14 +1,19 @@
 """Scratch folders of processes: a living process keeps its folder, a killed process's folder is removed."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from barrier_runtime.coordinator.client.private_directory import PrivateDirectory
+from barrier_runtime.launch.options import JobOptions, StorageOfRun
 from barrier_runtime.state import scratch
 from barrier_runtime.state.scratch import scratch_folder
 
@@ -47,6 +52,39 @@ def test_what_a_killed_process_leaves_goes_when_another_begins_and_what_lives_st
     with scratch_folder(PREFIX):
         assert not theirs.exists()
     assert [*parent.iterdir()] == []
+
+
+@contextmanager
+def of_coordinator() -> Iterator[Path]:
+    directory = PrivateDirectory(PREFIX)
+    yield directory.path
+    directory.remove()
+
+
+@contextmanager
+def of_checkpoints() -> Iterator[Path]:
+    with StorageOfRun(JobOptions.for_local_run({})) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def of_process() -> Iterator[Path]:
+    with scratch_folder(PREFIX) as folder:
+        yield folder.parent
+
+
+@pytest.mark.parametrize("made", [of_coordinator, of_checkpoints, of_process])
+def test_systemd_tmpfiles_leaves_folders_of_long_jobs_alone(
+    parent: Path, made: Callable[[], AbstractContextManager[Path]]
+) -> None:
+    """It deletes files that nobody has touched for ten days, except where it cannot lock a folder above."""
+    with made() as folder:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+    assert not folder.exists()
 
 
 def test_only_folders_are_taken_for_what_somebody_left_and_no_link_is_followed(
