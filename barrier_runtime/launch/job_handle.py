@@ -38,6 +38,7 @@ from barrier_runtime.launch.requests import (
     Programs,
     SavepointFailed,
     SavepointTaken,
+    ended_before,
     new_program,
     own_flow,
     savepoint_asked,
@@ -171,17 +172,23 @@ class JobHandle(Steered):
         """
         how = how_to_stop(mode, drain, savepoint)
         asked = None if savepoint is None else savepoint_asked(savepoint)
-        self._stop_told = self._last.leader if self._last is not None else ""
-        self._coordinator.client.stop(self._spec.job, how, self._spec.run_id, asked)
-        self._stop_mode, self._stop_asked = how, asked
+        if not self._closed:
+            self._request_stop(how, asked)
+        elif asked is not None and self._last is not None:
+            raise SavepointFailed(ended_before(self._last, "the savepoint was taken"))
         if asked is not None:
             return self._stopped_with(asked)
         if wait:
             self._wait_for_end(timeout)
             self._raise_trouble()
-            if self._last is not None:
+            if self._last is not None and self._last.outcome is not None:  # else closed before
                 raise_unless_ended_well(self._last)
         return None
+
+    def _request_stop(self, how: Literal["checkpoint", "drain", "now"], asked: SavepointAsked | None = None) -> None:
+        self._stop_told = self._last.leader if self._last is not None else ""
+        self._coordinator.client.stop(self._spec.job, how, self._spec.run_id, asked)
+        self._stop_mode, self._stop_asked = how, asked
 
     def _wait_for_end(self, timeout: float | None) -> None:
         if not self._ended.wait(timeout):
@@ -231,7 +238,7 @@ class JobHandle(Steered):
             if not self._ended.is_set() or self._trouble is not None or self._functions.trouble is not None:
                 # The coordinator may be gone; the calls above end the slots anyway.
                 with contextlib.suppress(BarrierRuntimeError):
-                    self.stop("now", wait=False)
+                    self._request_stop("now")
 
     def _end_slots(self) -> None:
         try:

@@ -16,6 +16,7 @@ from barrier_runtime import Dataflow, InvalidJob, JsonlSink, committed_files
 from barrier_runtime.connectors.files.sink.commit_log import jobs_and_sinks
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.launch.job_handle import JobHandle
+from barrier_runtime.launch.requests import SavepointFailed
 from barrier_runtime.state.store.open import open_store
 from tests.waiting import until as until_within
 
@@ -146,6 +147,18 @@ def test_a_run_in_processes_ends_with_its_input(tmp_path: Path) -> None:
     result = flow.run_local(processes=2, ui=False, **PATIENT)
     assert (result.status.outcome, result.records) == ("finished", 1_000)
     assert values_in(tmp_path) == list(range(1_000))
+
+
+@pytest.mark.slow
+def test_a_job_that_has_ended_is_stopped_again_without_an_error(tmp_path: Path) -> None:
+    flow = Dataflow("bounded")
+    flow.rate("ticks", 1_000_000, 10).sink("out", JsonlSink(str(tmp_path / "out")))
+    with flow.start_local(processes=1, ui=False, **PATIENT) as job:
+        job.wait()
+        job.stop()
+        job.stop("now", wait=False)
+        with pytest.raises(SavepointFailed, match=r"job bounded ended \(finished\) before the savepoint was taken"):
+            job.stop(savepoint=str(tmp_path / "last"))
 
 
 @pytest.mark.slow
