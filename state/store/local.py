@@ -129,10 +129,16 @@ class LocalStore:
         target = self._target(key)
         if path.exists():
             raise FileExistsError(f"{path} is there already: download to a fresh file")
-        with self._named_trouble("get", key), _open_object(target) as source, path.open("xb") as copy:
-            while chunk := source.read(_CHUNK):
+        with self._named_trouble("get", key):
+            source = _open_object(target)
+        with source, _writing(path) as copy:
+            while chunk := self._next_chunk(key, source):
                 copy.write(chunk)
         self._read(path.stat().st_size)
+
+    def _next_chunk(self, key: str, source: BinaryIO) -> bytes:
+        with self._named_trouble("get", key):
+            return source.read(_CHUNK)
 
     def link_file(self, key: str, path: Path) -> bool:
         target = self._target(key)
@@ -141,9 +147,9 @@ class LocalStore:
                 pass  # exists, and is no link to elsewhere
             try:
                 os.link(target, path, follow_symlinks=False)
-            except FileNotFoundError:
-                raise
-            except OSError:  # another disk, or a folder without hard links
+            except OSError as error:  # another disk, a folder without hard links, or no folder of `path`
+                if isinstance(error, FileNotFoundError) and not target.exists():
+                    raise
                 return False
         self._read(path.stat().st_size)
         return True
@@ -344,6 +350,16 @@ class LocalStore:
 
 def _open_object(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[BinaryIO]:
+    """A new file of the caller, whose disk is not the store's."""
+    try:
+        with path.open("xb") as file:
+            yield file
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be written: {error.strerror or error}; it is tried again") from error
 
 
 def _write_durably(path: Path, data: bytes) -> None:

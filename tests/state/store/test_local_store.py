@@ -168,3 +168,17 @@ def test_object_gets_another_name_where_possible_and_keeps_its_bytes_on_deletion
     store.delete(["object"])
     assert (tmp_path / "here").read_bytes() == b"bytes"
     assert not (tmp_path / "there").exists()
+
+
+def test_trouble_with_the_callers_file_is_not_taken_for_a_missing_object(tmp_path: Path) -> None:
+    """As when somebody empties the temporary folder of a slot: the object is there, and the slot begins again."""
+    store = LocalStore(tmp_path / "store")
+    store.put("a", b"x")
+    gone = tmp_path / "gone" / "copy"
+    assert not store.link_file("a", gone)
+    with pytest.raises(Unavailable, match="gone/copy cannot be written: No such file or directory"):
+        store.get_file("a", gone)
+    with pytest.raises(ObjectNotFound):
+        store.get_file("b", gone)
+    with pytest.raises(ObjectNotFound):
+        store.link_file("b", gone)
