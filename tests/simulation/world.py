@@ -942,9 +942,9 @@ class World(SimCluster):
     def _savepoints(self) -> Iterator[None]:
         """Savepoints go to stores of their own without faults; checkers hear of each written savepoint."""
 
-        def watched(store: Any, url: str, copy: SavepointCopy) -> int:
+        def watched(store: Any, url: str, copy: SavepointCopy, *more: Any) -> int:
             try:
-                size = savepoint_files.write_savepoint(store, url, copy)
+                size = savepoint_files.write_savepoint(store, url, copy, *more)
             except (BarrierRuntimeError, OSError):
                 self.near_misses["savepoints not copied"] += 1
                 raise

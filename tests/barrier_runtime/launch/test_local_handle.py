@@ -1,9 +1,9 @@
 """A job that runs in parallel to the program: stop, status, wait, and display in a notebook."""
 
-import re
 import asyncio
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -106,7 +106,7 @@ def test_reports_older_than_the_last_checkpoint_do_not_hide_records_read_after(t
         assert result.records >= covered
         beyond = result.records - covered
         assert result.records_after_checkpoint == (beyond or None), "no report after the checkpoint: unknown"
-            assert re.search(rf"\b{result.records:,} records? read", str(result))
+        assert re.search(rf"\b{result.records:,} records? read", str(result))
         assert f"{result.records:,} rows read" in repr(job)
         assert ("after the last checkpoint" in str(result)) == bool(beyond)
 
