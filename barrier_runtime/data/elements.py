@@ -1,7 +1,7 @@
 """Elements of a channel: batches of rows, and control elements."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -132,6 +132,16 @@ def within(batch: Batch, most_ms: int, known_ms: int = WATERMARK_MIN) -> Batch:
     if min(last_ms, most_ms) <= known_ms:
         return batch.reaching(None)
     return batch if last_ms <= most_ms else batch.reaching(np.minimum(batch.reached, most_ms))
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Batches of the same columns, all with or all without `reached`, which never decreases from one to the next."""
+    if len(batches) == 1:
+        return batches[0]
+    few = [batch.few for batch in batches if batch.few is not None]
+    rows = FewRows.joined(few) if len(few) == len(batches) else pa.concat_batches([batch.rows for batch in batches])
+    reached = [batch.reached for batch in batches if batch.reached is not None]
+    return Batch(rows, min(batch.emit_ns for batch in batches), np.concatenate(reached) if reached else None)
 
 
 @dataclass(frozen=True, slots=True)

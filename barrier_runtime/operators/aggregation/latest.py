@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.data.elements import Batch, joined
 from barrier_runtime.data.grouping import group_rows, last_of_groups, last_rows
 from barrier_runtime.operators.aggregation.partial_schema import is_partial, whole_schema
 from barrier_runtime.operators.aggregation.partials import merge_different, merge_partial_rows
@@ -60,7 +59,7 @@ class LatestRows:
     def _last_of(self, run: list[Batch]) -> Batch:
         if len(run) == 1:
             return run[0]
-        batch = _joined(run)
+        batch = joined(run)
         return chosen(batch, self._last_rows(batch))
 
     def _append(self, batch: Batch) -> None:
@@ -83,13 +82,6 @@ def _may_join(batch: Batch, later: Batch) -> bool:
     else:
         in_time = bool(batch.reached[-1] <= later.reached[0])
     return in_time and (batch.schema is later.schema or batch.schema.equals(later.schema))
-
-
-def _joined(run: list[Batch]) -> Batch:
-    reached = [batch.reached for batch in run if batch.reached is not None]
-    few = [batch.few for batch in run if batch.few is not None and batch.few.schema is run[0].schema]
-    rows = FewRows.joined(few) if len(few) == len(run) else pa.concat_batches([batch.rows for batch in run])
-    return Batch(rows, min(batch.emit_ns for batch in run), np.concatenate(reached) if reached else None)
 
 
 class LatestAggregateOperator(RunningAggregateOperator):

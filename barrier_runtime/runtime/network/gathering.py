@@ -2,11 +2,9 @@
 Design: docs/design/wide-jobs.md.
 """
 
-import numpy as np
 import pyarrow as pa
 
-from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.data.elements import Batch, joined
 
 MOST_ROWS = 65_536
 _ROWS_EACH = 1_024  # for a slot: more save nothing
@@ -42,13 +40,3 @@ class Gathered:
         batches, self.batches = self.batches, []
         self._rows = self._bytes = 0
         return joined(batches) if batches else None
-
-
-def joined(batches: list[Batch]) -> Batch:
-    """Batches of the same columns, all with or all without `reached`."""
-    if len(batches) == 1:
-        return batches[0]
-    few = [batch.few for batch in batches if batch.few is not None]
-    rows = FewRows.joined(few) if len(few) == len(batches) else pa.concat_batches([batch.rows for batch in batches])
-    reached = [batch.reached for batch in batches if batch.reached is not None]
-    return Batch(rows, min(batch.emit_ns for batch in batches), np.concatenate(reached) if reached else None)

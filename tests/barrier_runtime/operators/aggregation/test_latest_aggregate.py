@@ -16,7 +16,8 @@ from subtask_bench import Bench, barrier
 from subtask_bench import rows as numbers
 
 from barrier_runtime import CollectSink, Dataflow, count, first, max_, sum_
-from barrier_runtime.data.elements import WATERMARK_MAX, EndOfInput, Idle, Watermark
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch, EndOfInput, Idle, Watermark
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.operators.aggregation import latest
 from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
@@ -134,7 +135,7 @@ def test_a_batch_of_lists_stays_lists() -> None:
     driven = Latest(n=count())
     few = pa.RecordBatch.from_pylist(rows("abab"), schema=SCHEMA)
     for _ in range(2):
-        driven.operator.process(latest.Batch(latest.FewRows.of(few), 7), driven._emit)
+        driven.operator.process(Batch(FewRows.of(few), 7), driven._emit)
     driven.barrier()
     (batch,) = driven.batches
     assert batch.few is not None
