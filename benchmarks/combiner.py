@@ -15,6 +15,7 @@ had). Shown are rows per second, processor nanoseconds of both slots per row, ra
 
 import argparse
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -82,7 +83,7 @@ def _measured(kind: str, skew: str, pairs: int, before: Path | None, folder: Pat
     }
     spent: dict[str, list[float]] = {name: [] for name in jobs}
     for pair in range(_WARM + pairs):
-        for name in sorted(jobs, reverse=bool(pair % 2)):
+        for name in random.Random(pair).sample(sorted(jobs), len(jobs)):
             took = jobs[name].ns_per_row()
             if pair >= _WARM:
                 spent[name].append(took)
@@ -149,7 +150,7 @@ def _show_skews(
         took: dict[str, list[float]] = {name: [] for name in settings}  # ns by the clock per row
         spent: dict[str, list[float]] = {name: [] for name in settings}
         for pair in range(1 + options.pairs):
-            for name in sorted(settings, reverse=bool(pair % 2)):
+            for name in random.Random(pair).sample(sorted(settings), len(settings)):
                 jobs, of, mode = settings[name]
                 rate, cores = jobs.run(of, mode, 0, options.rows, keys)
                 if pair > 0:

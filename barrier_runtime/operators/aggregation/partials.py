@@ -255,8 +255,8 @@ def refuse_partial_rows(schema: pa.Schema, where: str) -> None:
 
 FEWEST = 512  # rows of a batch from which combining pays
 _SAMPLE = 16_384
-_ON, _OFF = 0.25, 0.35  # shares of different keys at which combining begins and ends
-_TRIED, _TRY = 0.32, 0.55  # a larger batch, if a sample has at most the second share: at most the first begins
+_ON, _OFF = 0.25, 0.28  # shares of different keys at which combining begins and ends
+_TRIED, _TRY = 0.24, 0.55  # a larger batch, if a sample has at most the second share: at most the first begins
 _PAUSE = 64  # batches between two samples
 _LONG_PAUSE = 512  # after a larger batch in vain
 _MORE = 4  # a batch with so many times the rows of the last sample is sampled at once

@@ -159,8 +159,8 @@ def test_the_share_of_different_keys_decides_with_hysteresis() -> None:
     assert not combines(300)
     assert not any(combines(10) for _ in range(partials._PAUSE))  # no sample yet
     assert combines(10)
-    assert combines(300)  # stays on
-    assert not combines(400)
+    assert combines(270)  # stays on
+    assert not combines(300)
     assert not combines(10)
 
 
@@ -188,9 +188,9 @@ def test_a_larger_batch_is_tried_if_a_sample_has_fewer_than_most_keys() -> None:
     assert not takes_more(sample // 2, sample)  # the source has no larger batch
     assert not any(takes_more(sample // 2, sample) for _ in range(partials._LONG_PAUSE))
     assert takes_more(sample // 2, sample)
-    assert is_partial(chosen.combined(keys(sample // 2, 2 * sample)).schema)
+    assert is_partial(chosen.combined(keys(sample // 2, 3 * sample)).schema)
     assert chosen.takes_more
-    assert is_partial(chosen.combined(keys(sample // 3, sample)).schema)  # stays on
+    assert is_partial(chosen.combined(keys(sample // 4, sample)).schema)  # stays on
 
 
 def test_larger_batches_are_requested_while_narrow_rows_are_combined() -> None:
