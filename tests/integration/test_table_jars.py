@@ -15,6 +15,7 @@ from pyiceberg.catalog import load_catalog
 
 from examples.older_spark import VERSION, older_spark
 from examples.servers.maven import machine_cache
+from tests import spark_jvm
 from tests.integration.test_pages import placed, programs_of
 from tests.test_documents import ROOT
 
@@ -86,8 +87,9 @@ def test_the_jars_of_iceberg_and_delta_write_each_row_once_through_a_kill(tmp_pa
     )
     (tmp_path / "app.py").write_text(program, encoding="utf-8")
     path = f"{older_spark()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    home = f"-Duser.home={tmp_path}"  # Maven's folder in the true home may describe jars that it does not hold
-    environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": home}
+    # Maven's folder in the true home may describe jars that it does not hold.
+    jvm = f"{spark_jvm.LIGHT} -Duser.home={tmp_path}"
+    environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": jvm}
 
     def run(code: int) -> str:
         with (tmp_path / "told").open("w") as told:
