@@ -293,6 +293,23 @@ def test_the_log_is_asked_for_our_transactions_only_when_somebody_else_wrote(
     assert 2 <= len(asked) <= 4
 
 
+@pytest.mark.parametrize("others", [0, 1, 5])
+def test_a_table_that_is_made_anew_while_the_sink_runs_gets_all_later_rows(url: str, others: int) -> None:
+    """Also with fewer, or more, versions than the old table."""
+    sink = opened(DeltaSink(url))
+    for checkpoint in (1, 2):
+        committed(sink, checkpoint, [checkpoint])
+    until(lambda: outside_the_log(url) == [], "the sink deletes nothing more")
+    store_of(url).delete([info.key for info in store_of(url).list("")])
+    other = opened(DeltaSink(url), job="other")
+    for checkpoint in range(1, others + 1):
+        committed(other, checkpoint, [100 + checkpoint])
+    for checkpoint in (3, 4):
+        committed(sink, checkpoint, [checkpoint])
+    assert numbers(url) == [3, 4, *range(101, 101 + others)]
+    assert table(url).version() == 2 + others
+
+
 def test_checkpoint_ids_of_another_start_begin_again_and_nothing_is_skipped(url: str) -> None:
     """T14"""
     committed(opened(DeltaSink(url), lineage="first"), 100, [1])

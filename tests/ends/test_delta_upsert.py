@@ -123,6 +123,21 @@ def test_the_last_row_of_a_key_stays_and_a_deletion_removes_it(world: World) -> 
     assert world.table().transaction_version("job/out/lineage") == 2
 
 
+@pytest.mark.parametrize("others", [0, 1, 4])
+def test_a_table_that_is_made_anew_while_the_sink_runs_gets_later_rows(world: World, others: int) -> None:
+    sink = world.open()
+    for checkpoint in (1, 2):
+        sink.commit_globally(checkpoint, [staged(sink, checkpoint, [(checkpoint, "old")])])
+    store = world.store(world.url)
+    store.delete([info.key for info in store.list("")])
+    for number in range(others):
+        rows = pa.table({"k": pa.array([100 + number], pa.int64()), "v": ["other"]})
+        write_deltalake(store.url, rows, mode="append", storage_options=HTTP)
+    for checkpoint in (3, 4):
+        sink.commit_globally(checkpoint, [staged(sink, checkpoint, [(checkpoint, "new")])])
+    assert world.rows() == {3: "new", 4: "new", **dict.fromkeys(range(100, 100 + others), "other")}
+
+
 def test_rows_of_all_subtasks_are_merged_at_once_and_what_is_repeated_does_nothing(world: World) -> None:
     """Also by a successor whose staged rows are gone, and by a successor with more checkpoints to commit."""
     sinks = [world.open(subtask=subtask, parallelism=2) for subtask in range(2)]

@@ -8,6 +8,8 @@ a put-if-absent of the first log record.
 """
 
 import contextlib
+import hashlib
+import logging
 import os
 import time
 from collections import Counter
@@ -33,6 +35,8 @@ from barrier_runtime.connectors.delta.log_records import append_record, create_r
 from barrier_runtime.connectors.delta.schema import DeltaTableFacts, DeltaType
 from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
+
+log = logging.getLogger("barrier_runtime.sinks")
 
 _ATTEMPTS = 6  # at a version
 _RACES = 200  # at all versions
@@ -62,9 +66,11 @@ class DeltaLog:
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delta-log")
         self._reading: Future[None] | None = None
         self._head: _OwnCommit | None = None  # own last commit, if none is known to follow
+        self._put = b""  # digest of the last record put
         self._last_own = -1
         self._compacted: set[int] = set()  # versions since the own last commit
         self._seen: DeltaTableFacts | None = None  # that the running commit had to fit
+        self._mark: tuple[int, bytes] = (-1, b"")  # version last read, and its `_mark_of`
 
     def existing(self) -> DeltaTableFacts | None:
         """Facts of the table, or None. Raises `InvalidJob` if appends would break the table."""
@@ -122,6 +128,8 @@ class DeltaLog:
             head.facts.check(each.fields, each.partition_by, self._where)
         files = [each for committable in new for each in committable.files]
         if new:
+            if self._is_anew(head.version, head.mark):
+                return False
             if shown is None:
                 self._check_there(files)
             added = shown(new) if shown else files
@@ -203,6 +211,8 @@ class DeltaLog:
         return self._newest_now()
 
     def _newest_now(self) -> Any:
+        if self._table is not None:
+            self._is_anew(*self._mark)
         try:
             if self._table is None:
                 self._table = self._load()
@@ -213,7 +223,26 @@ class DeltaLog:
         except Exception as error:
             self._forget()
             raise self._unreadable(error) from error
+        if self._table is not None and self._table.version() != self._mark[0]:
+            self._mark = self._table.version(), self._mark_of(self._table.version())
         return self._table
+
+    def _is_anew(self, version: int, mark: bytes) -> bool:
+        """Forgets the table if `version` has another record: delta-rs would add new versions to the old table."""
+        if self._mark_of(version) == mark:
+            return False
+        what = f"version {version} of the table {self._store.url}"
+        log.warning("%s: %s is another, or gone: the table is read anew", self._where, what)
+        self._forget()
+        self._synced = self._last_own = -1
+        self._compacted.clear()
+        return True
+
+    def _mark_of(self, version: int) -> bytes:
+        try:
+            return _digest(self._store.get(log_key(version)))
+        except ObjectNotFound:
+            return b""
 
     def _load(self) -> Any:
         return self._library.DeltaTable(library_url(self._store), storage_options=self._options)
@@ -240,7 +269,7 @@ class DeltaLog:
 
     def _appended(self, version: int, facts: DeltaTableFacts, known: Mapping[str, int]) -> None:
         self._sync(version, data=False)
-        self._head = _OwnCommit(version, facts, dict(known))
+        self._head = _OwnCommit(version, facts, dict(known), self._put)
         for behind in [each for each in tuple(self._compacted) if each < version]:
             self._compacted.discard(behind)
         last, self._last_own = self._last_own, version
@@ -262,7 +291,7 @@ class DeltaLog:
         self._threads.shutdown(wait=False)
 
     def _forget(self) -> None:
-        self._table, self._known = None, _NOTHING_KNOWN
+        self._table, self._known, self._mark = None, _NOTHING_KNOWN, (-1, b"")
 
     def _committed(self, table: Any, application: str) -> int:
         """Highest checkpoint, cached: delta-rs reads the whole log."""
@@ -310,6 +339,7 @@ class DeltaLog:
     ) -> None:
         """Puts a record if the version is free. delta-rs would need more requests."""
         record = append_record(files, checkpoints, facts.partition_by, time.time_ns() // 1_000_000)
+        self._put = _digest(record)
         outcome = self._store.put_if_absent(log_key(version), record)
         if outcome is PutOutcome.EXISTS:
             raise Unavailable(f"somebody else has written version {version}")
@@ -379,11 +409,16 @@ def _synced(path: Path) -> None:
 
 @dataclass(frozen=True)
 class _OwnCommit:
-    """`known`: highest checkpoint of each application."""
+    """`known`: highest checkpoint of each application. `mark`: digest of the record."""
 
     version: int
     facts: DeltaTableFacts
     known: dict[str, int]
+    mark: bytes
+
+
+def _digest(record: bytes) -> bytes:
+    return hashlib.blake2b(record, digest_size=16).digest()
 
 
 class Merging(Protocol):
