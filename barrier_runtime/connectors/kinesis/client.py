@@ -5,9 +5,11 @@ botocore's retries are off: the caller decides how long to retry.
 
 import datetime
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any, TypeVar
 
@@ -137,8 +139,19 @@ class KinesisClient:
         return sorted(found)
 
     def retention_ms(self) -> int:
-        summary = self._asked(lambda client: client.describe_stream_summary(StreamName=self.stream))
-        return int(summary["StreamDescriptionSummary"]["RetentionPeriodHours"]) * 3_600_000
+        return int(self._summary()["StreamDescriptionSummary"]["RetentionPeriodHours"]) * 3_600_000
+
+    def now_ms(self) -> tuple[int, int]:
+        """Least and greatest possible time of the service, whose clock dates the records.
+        The own clock counts if both clocks show the same second.
+        """
+        own = time.time_ns() // 1_000_000
+        date = self._summary().get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+        second = own if date is None else round(parsedate_to_datetime(date).timestamp()) * 1000
+        return (own, own) if date is None or second <= own <= second + 999 else (second, second + 999)
+
+    def _summary(self) -> Any:
+        return self._asked(lambda client: client.describe_stream_summary(StreamName=self.stream))
 
     def iterator(self, split: KinesisSplit, after: str | None) -> str:
         place: dict[str, Any] = {"ShardIteratorType": "TRIM_HORIZON"}

@@ -197,13 +197,14 @@ class KinesisStream:
         return f"Kinesis stream {self.client.stream}, from {start}{', until what is there now' if self.bounded else ''}"
 
     def splits(self, parallelism: int) -> Sequence[Split]:
-        now_ms = time.time_ns() // 1_000_000
         from_ms: int | None = None
+        until_ms: int | None = None
         if isinstance(self.start, datetime.datetime):
             from_ms = start_ms(self.start)
-        elif self.start == "latest":
-            from_ms = now_ms
-        until_ms = now_ms if self.bounded else None
+        if self.start == "latest" or self.bounded:
+            least_ms, most_ms = self.client.now_ms()
+            from_ms = least_ms if self.start == "latest" else from_ms
+            until_ms = most_ms if self.bounded else None
         return [KinesisSplit(shard, from_ms, until_ms).split() for shard in self.client.shards()]
 
     def reader(self, split: Split) -> KinesisReader:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from kinesis_world import KinesisWorld, refusal, taken
 from barrier_runtime import Dataflow, JsonlSink, KinesisSource
 from barrier_runtime.connectors.kinesis import client as kinesis_client
 from barrier_runtime.connectors.kinesis import reader as shard_reader
-from barrier_runtime.connectors.kinesis.client import POSITION, KinesisClient, KinesisPosition
+from barrier_runtime.connectors.kinesis.client import POSITION, SPLIT, KinesisClient, KinesisPosition
 from barrier_runtime.connectors.source import SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from tests.state.store.s3_script import Script
@@ -148,6 +149,23 @@ def test_a_stream_is_read_from_a_time_or_from_now_on(make_kinesis: Make) -> None
         reader = stream.reader(split)
         assert [int(row["value"]) for row in taken(reader, 3)] == [15, 16, 17]
         reader.close()
+
+
+@pytest.mark.parametrize("minutes", [-5, 0, 5])
+def test_the_start_is_now_by_the_clock_of_the_service(
+    make_kinesis: Make, monkeypatch: pytest.MonkeyPatch, minutes: int
+) -> None:
+    world = make_kinesis()
+    world.put(numbers(0, 3))
+    wrong = SimpleNamespace(time_ns=lambda: time.time_ns() + minutes * 60_000_000_000)
+    monkeypatch.setattr(kinesis_client, "time", wrong)
+    reader = reader_of(world, value="string", until="latest")
+    assert [row["value"] for row in taken(reader, 100)] == ["0", "1", "2"]
+    before_ms = time.time_ns() // 1_000_000
+    (split,) = world.stream(start="latest").splits(1)
+    from_ms = SPLIT.decode(split.payload).from_ms
+    assert from_ms is not None
+    assert before_ms // 1000 * 1000 <= from_ms <= time.time_ns() // 1_000_000
 
 
 @pytest.mark.slow
