@@ -131,6 +131,16 @@ DAY, NOON = datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1, 12)
         (19723, "date32", f"{KAFKA}Date", DAY),
         (19723, "date32", "", DAY),
         ("2024-01-01Z", "date32", f"{TIME}IsoDate", DAY),
+        (2932896, "date32", f"{TIME}Date", datetime.date.max),
+        (-719162, "date32", "", datetime.date.min),
+        (2932897, "date32", f"{TIME}Date", "refused"),
+        (-719163, "date32", "", "refused"),
+        (169560311, "date32", f"{TIME}Date", "refused"),
+        ("10000-01-01Z", "date32", f"{TIME}IsoDate", "refused"),
+        ("0000-12-31", "date64", "", "refused"),
+        (9223372036825200000, "timestamp[us]", f"{TIME}MicroTimestamp", "refused"),
+        (-9223372036832400000, "timestamp[us]", "", "refused"),
+        (9223372036825200000, "timestamp[ms]", f"{TIME}Timestamp", "refused"),
         (1704110400000, "date32", f"{TIME}Timestamp", "refused"),
         (19723, int, f"{TIME}Date", "refused"),
         (1704110400000, "timestamp[us]", f"{TIME}Timestamp", NOON),
@@ -179,6 +189,24 @@ def test_a_time_is_kept_or_refused(value: Any, kind: Any, name: str, result: Any
         told["name"] = name
     found = read(value, kind, told)
     _check(found.value if hasattr(found, "value") else found, result)
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("value", "kind", "told", "doubt"),
+    [
+        (1704110400000, "timestamp[us]", None, "1704110400000 in column 'v' is taken as us, and looks like ms"),
+        (1704110400000000, "timestamp[ns]", None, "is taken as ns, and looks like us"),
+        (1704110400000000, "timestamp[us]", None, ""),
+        (1704110400000, "timestamp[us]", {"type": "int64", "name": f"{TIME}Timestamp"}, ""),
+        ("2024-01-01T12:00:00Z", "timestamp[us]", None, ""),
+    ],
+)
+def test_a_time_that_looks_like_another_unit_is_doubted_in_the_log(
+    value: Any, kind: Any, told: Any, doubt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    read(value, kind, told)
+    assert (doubt in caplog.text) if doubt else not caplog.records
 
 
 def event_rows(event: dict[str, Any], form: Any) -> Any:

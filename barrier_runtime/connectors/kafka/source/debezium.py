@@ -7,6 +7,7 @@ type of the column, gives values their meaning (docs/changes.md). An omitted lar
 
 import datetime
 import decimal
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -72,6 +73,8 @@ _EVENT = msgspec.json.Decoder(_Event, float_hook=_fraction)
 _SCHEMA = msgspec.json.Decoder(ConnectType)
 _Columns: TypeAlias = Sequence[tuple[str, Convert | None, ConvertMany | None]]
 _OPS = frozenset("rcudt")
+_TODAY = {unit: range(10**power, 5 * 10**power) for unit, power in (("ms", 12), ("us", 15), ("ns", 18))}
+log = logging.getLogger("barrier_runtime.kafka")
 
 
 def debezium_schema(form: Debezium, columns: pa.Schema, absent: Absent, where: str) -> pa.Schema:
@@ -119,6 +122,8 @@ class DebeziumRows(Decoder):
         self._envelopes = Envelopes(lambda payload: bytes(_EVENT.decode(payload).schema))
         self._placeholder = Placeholder(placeholder)
         self._plain = self._columns_told({})
+        self._doubted = {at: field for at, field in enumerate(columns) if pa.types.is_timestamp(field.type)}
+        self._where = where
         self._told: dict[bytes, tuple[_Columns, Sequence[str]]] = {}  # by the schema's bytes
 
     def arrays(self, payloads: Sequence[bytes | None], messages: Sequence[Any]) -> list[pa.Array]:
@@ -153,6 +158,8 @@ class DebeziumRows(Decoder):
         """As `rows` and `columns`. Raises for an unusual or bad event."""
         if not _OPS.issuperset(events.ops):
             raise UnusualEvent("another op")
+        if columns is self._plain and self._doubted:
+            self._warn_of_units(events)
         at = changed_at(events)
         if self._form == "changes":
             unchanged: list[list[str]] = [[] for _ in events.ops]
@@ -179,6 +186,21 @@ class DebeziumRows(Decoder):
         if any(of_after) or _no_key(arrays, deleted):
             raise UnusualEvent("no upsert")
         return [*arrays, pa.array(deleted, pa.bool_()), at]
+
+    def _warn_of_units(self, events: Events) -> None:
+        """Numbers without Connect's schema count in the column's unit; warns if they look like times in another."""
+        for at, field in list(self._doubted.items()):
+            numbers = [value for value in events.cells(events.afters, at) if type(value) is int]
+            for unit, range_ in _TODAY.items():
+                found = next((number for number in numbers if number in range_), None)
+                if found is not None and unit != field.type.unit:
+                    log.warning(
+                        "%s: the time %d in column %r is taken as %s, and looks like %s: if the connector writes that "
+                        "unit, declare the column as timestamp[%s] in schema=",
+                        *(self._where, found, field.name, field.type.unit, unit, unit),
+                    )
+            if numbers:
+                del self._doubted[at]
 
     def _structs(
         self, rows: Sequence[Any], events: Events, columns: _Columns, unchanged: list[list[str]] | None

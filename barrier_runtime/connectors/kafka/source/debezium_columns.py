@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.source.debezium_values import (
+    DAYS,
+    INFINITE,
     ConnectType,
     Convert,
     number_unit,
@@ -234,9 +236,18 @@ def _times(kind: pa.DataType, told: ConnectType | None, one_by_one: ConvertMany)
             day = _DAY_NS // unit_ns(kind)
             if not all(number is None or 0 <= number < day for number in numbers):
                 raise UnusualEvent("no time of a day")
-        return pa.array(numbers, width).view(kind)
+        array = pa.array(numbers, width)
+        if pa.types.is_date(kind) and any(day is not None and day not in DAYS for day in _least_and_most(array)):
+            raise UnusualEvent("no date of these years")
+        if pa.types.is_timestamp(kind) and not INFINITE.isdisjoint(values):
+            raise UnusualEvent("infinity")
+        return array.view(kind)
 
     return convert
+
+
+def _least_and_most(numbers: pa.Array) -> list[int | None]:
+    return list(pa.compute.min_max(numbers).as_py().values())
 
 
 def _floats(one_by_one: ConvertMany) -> ConvertMany:

@@ -45,6 +45,8 @@ _TIMES = {  # by name in Connect's schema: kind of time, and unit of the number;
     "io.debezium.time.Interval": ("duration", None),
 }
 _NS = {**NS, "days": 86_400_000_000_000}
+DAYS = range(-719_162, 2_932_897)  # since 1970, of the years 1 to 9999
+INFINITE = frozenset({9_223_372_036_825_200_000, -9_223_372_036_832_400_000})  # PostgreSQL's timestamps, in any unit
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,4})?", re.ASCII)
 _NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _ROOM = decimal.Context(prec=1_000)
@@ -207,18 +209,26 @@ def number_unit(kind: pa.DataType, told: ConnectType | None) -> int:
 def _time_converter(kind: pa.DataType, told: ConnectType | None) -> Convert:
     name = told.name if told is not None else None
     ns = number_unit(kind, told)
+    per_day = _NS["days"] // unit_ns(kind) if pa.types.is_date(kind) else 0
+
+    def dated(number: int, value: Any) -> int:
+        if per_day and number // per_day not in DAYS:
+            raise ValueError(f"{value!r} is no date of the years 1 to 9999: correct the row in the table")
+        return number
 
     def convert(value: Any) -> Any:
         if isinstance(value, bool):
             raise ValueError(f"{value!r} for a column of {kind}")
         if isinstance(value, int):
+            if value in INFINITE and pa.types.is_timestamp(kind):
+                raise ValueError(f"{value!r} means infinity, which {kind} does not have: correct the row in the table")
             number, why, remedy = fits_unit(value * ns, kind)
             if why:
                 shown = f"{value!r} ({name})" if name else repr(value)
                 raise ValueError(f"{shown} is not kept as {kind}, {why}{': ' if remedy else ''}{remedy}")
-            return number
+            return dated(number, value)
         if isinstance(value, str):
-            return stored_of_text(_plain_text(value, kind), kind)
+            return dated(stored_of_text(_plain_text(value, kind), kind), value)
         return value
 
     return convert
