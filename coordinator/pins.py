@@ -20,6 +20,7 @@ from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths
 
 PIN_S = 600
+MOST_WAITING = 100_000  # keys; the hourly sweep finds the others again
 _NAME = re.compile(r"(\d{1,19})-(\d{1,6})-([0-9a-f]{32})")
 
 
@@ -103,6 +104,8 @@ class PinnedDeletions:
             left = {id(each) for each in self._waiting}  # not taken by another call
             taken = {id(each): each[1] for each in waiting if each[0] < lowest and id(each) in left}
             self._waiting = [each for each in self._waiting if id(each) not in taken]
+            while sum(len(each) for _, each in self._waiting) > MOST_WAITING:
+                self._waiting.pop()
         return list(taken.values())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from barrier_runtime.coordinator.pins import CheckpointPin, PinnedDeletions, pins_of
+from barrier_runtime.coordinator.pins import MOST_WAITING, CheckpointPin, PinnedDeletions, pins_of
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.object_store import ObjectInfo
 from barrier_runtime.state.store.paths import Paths
@@ -86,6 +86,16 @@ def test_pins_that_cannot_be_listed_hold_everything() -> None:
     else:
         raise AssertionError("nothing may be deleted then")
     assert world.dropped(3) == [keys_of(4), keys_of(3)]
+
+
+def test_a_pin_holds_back_a_bounded_number_of_keys_and_the_sweep_names_the_others_again() -> None:
+    world = World()
+    pin = CheckpointPin(world.store, PATHS, 1)
+    many = [tuple(PATHS.data_file(1, "slot", f"{part}-{n}") for n in range(MOST_WAITING // 2)) for part in range(3)]
+    assert [world.held_back.free(keys) for keys in many] == [[], [], []]
+    pin.release()
+    assert world.held_back.free(many[2]) == many
+    assert world.held_back.free(()) == []
 
 
 def test_objects_a_reader_finds_after_its_pin_are_never_deleted_at_any_moment() -> None:
