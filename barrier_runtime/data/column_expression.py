@@ -161,8 +161,9 @@ def _text(value: Any) -> str:
         return f"'{escaped}'"
     if isinstance(value, decimal.Decimal) and value.is_finite():
         digits = value.as_tuple()
-        scale = max(0, -int(digits.exponent))
-        return f"CAST('{value:f}' AS DECIMAL({max(len(digits.digits), scale + 1)}, {scale}))"
+        exponent = int(digits.exponent)
+        scale, whole = max(0, -exponent), max(0, exponent)
+        return f"CAST('{value:f}' AS DECIMAL({max(len(digits.digits) + whole, scale + 1)}, {scale}))"
     if isinstance(value, datetime.datetime):
         return f"TIMESTAMP '{value.isoformat(sep=' ')}'"
     if isinstance(value, datetime.date):

@@ -70,7 +70,7 @@ def _element_kernel(first: int, missing: str) -> None:
         lengths = pc.list_value_length(arrays).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         known = pc.and_(arrays.is_valid(), places.is_valid()).to_numpy(zero_copy_only=False)
         wanted = places.fill_null(first).to_numpy(zero_copy_only=False)
-        if first and missing == "fail" and (known & (wanted == 0)).any():
+        if first and (known & (wanted == 0)).any():
             raise pa.ArrowInvalid("positions are numbered from 1 on, or from the end, where the last is -1")
         at = np.where(wanted < 0, lengths + wanted, wanted - first) if first else wanted
         outside = (at < 0) | (at >= lengths)

@@ -13,6 +13,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.parsers.spark import SparkParser
+from sqlglot.tokens import TokenType
 
 from barrier_runtime.data.sql.compiler import Compiler, plain_name
 from barrier_runtime.data.sql.functions import FUNCTIONS
@@ -31,6 +32,15 @@ _SPARK_NAMES |= {
     "time_to_str": "date_format",
 }
 _KNOWN = (exp.Case, exp.If, exp.Coalesce, exp.Cast, exp.And, exp.Or, exp.TsOrDsToDate, exp.Interval, exp.Struct)
+_LEVELS: tuple[dict[TokenType, Any], ...] = (  # Spark's operators, from strong to weak; sqlglot has another order
+    {**SparkParser.TERM, TokenType.DPIPE: exp.DPipe},
+    {TokenType.LT: exp.BitwiseLeftShift, TokenType.GT: exp.BitwiseRightShift},  # each twice
+    {TokenType.AMP: exp.BitwiseAnd},
+    {TokenType.CARET: exp.BitwiseXor},
+    {TokenType.PIPE: exp.BitwiseOr},
+)
+_SHIFTS = _LEVELS[1]
+_SINGLE = {kind: made for level in _LEVELS if level is not _SHIFTS for kind, made in level.items()}
 
 
 def _as_written(name: str, arguments: list[Any]) -> exp.Anonymous:
@@ -55,6 +65,28 @@ class _Spark(Spark):
             for name, parser in SparkParser.FUNCTION_PARSERS.items()
             if name.lower() not in NAMED.keys() | OTHER_NAMES.keys()
         }
+
+        def _parse_bitwise(self) -> Any:
+            operands, operators = [self._parse_factor()], list[Any]()
+            while (operator := self._operator()) is not None:
+                operators.append(operator)
+                operands.append(self._parse_factor())
+            for level in _LEVELS if operators else ():
+                first, *rest = operands
+                operands, weaker = [first], list[Any]()
+                for operator, operand in zip(operators, rest, strict=True):
+                    if operator in level.values():
+                        operands[-1] = self.expression(operator(this=operands[-1], expression=operand))
+                    else:
+                        operands.append(operand)
+                        weaker.append(operator)
+                operators = weaker
+            return operands[0]
+
+        def _operator(self) -> Any:
+            if self._match_set(_SINGLE):
+                return _SINGLE[self._prev.token_type]
+            return next((made for kind, made in _SHIFTS.items() if self._match_pair(kind, kind)), None)
 
 
 class SqlExpression:

@@ -45,6 +45,7 @@ def rows_in(flow: Dataflow) -> Stream:
         (col("at") + datetime.timedelta(seconds=1) > AT, True),
         (col("at").call("to_date") == datetime.date(2026, 1, 31), True),
         (col("n") == Decimal("7.00"), True),
+        (col("n") < Decimal("1.5E+3"), True),
         (col("n").is_null(), False),
         (col("n").is_not_null(), True),
         (col("n").is_in([1, 7]), True),

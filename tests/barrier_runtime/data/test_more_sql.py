@@ -264,6 +264,10 @@ EXPRESSIONS = [
     "shiftright(i, 2)",
     "i >> 2",
     "small << 2",
+    "i | 3 & small",
+    "i ^ 5 & 3 | 8",
+    "i & 6 << 1",
+    "7 - small << 1 & i",
     "isnull(s)",
     "isnotnull(s)",
     "isnan(x)",
@@ -305,6 +309,7 @@ def test_the_values_are_those_of_spark_sql(spark: Any) -> None:  # noqa: F811
     [
         ("numbers[7]", r"an array of 4 elements has no position 7"),
         ("element_at(numbers, 0)", "positions are numbered from 1 on"),
+        ("try_element_at(numbers, 0)", "positions are numbered from 1 on"),
         ("size(i)", "it takes an array, and this is int64"),
         ("map_keys(numbers)", "it takes a map, and this is list"),
         ("m[i]", "int64 and string do not go together: CAST one"),
