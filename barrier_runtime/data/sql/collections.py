@@ -189,8 +189,22 @@ def _with_element(name: str, result: Callable[[pa.DataType], pa.DataType]) -> Ca
     return made
 
 
+_NAN = float("nan")
+
+
+def _alike_nans(values: list[Any]) -> list[Any]:
+    """Makes all NaN the same object, which `in` and `index` find."""
+    return [_NAN if each != each else each for each in values]
+
+
 def _contains(values: list[Any], sought: Any) -> bool | None:
-    return True if sought in values else None if None in values else False
+    *known, wanted = _alike_nans([*values, sought])
+    return True if wanted in known else None if None in known else False
+
+
+def _position(values: list[Any], sought: Any) -> int:
+    *known, wanted = _alike_nans([*values, sought])
+    return known.index(wanted) + 1 if wanted in known else 0
 
 
 def _joined(values: list[str | None], separator: str, *nulls: str) -> str:
@@ -216,7 +230,7 @@ def _sorted(values: list[Any], ascending: bool = True) -> list[Any]:
 
 def _distinct(values: list[Any]) -> list[Any]:
     found: list[Any] = []
-    for each in values:
+    for each in _alike_nans(values):
         if each not in found:
             found.append(each)
     return found
@@ -230,7 +244,7 @@ def _slice(values: list[Any], start: int, length: int) -> list[Any]:
 
 
 value_kernel("array_contains", _contains)
-value_kernel("array_position", lambda values, sought: values.index(sought) + 1 if sought in values else 0)
+value_kernel("array_position", _position)
 value_kernel("array_join", _joined)
 value_kernel("array_max", _extreme(max))
 value_kernel("array_min", _extreme(min))

@@ -13,6 +13,7 @@ from decimal import Context, Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
@@ -126,7 +127,7 @@ class _Reader:
 _STEP = re.compile(r"\.([^.\[\]'\"*]+)|\['([^']+)'\]|\[(\d+)\]")
 _UTC = datetime.timezone.utc
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=_UTC)
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)(Z|[+-]\d\d:?\d\d)?)?")
+_TIME = re.compile(r"(\d{4})-(\d\d?)-(\d\d?)(?:[T ](\d\d?):(\d\d?)(?::(\d\d?)(?:\.(\d{1,6}))?)?(Z|[+-]\d\d:?\d\d)?)?")
 _DIGITS = Context(prec=76)
 _NO_VALUE = object()
 _UNREAD = (ValueError, RecursionError)  # of parts too deep inside each other
@@ -204,12 +205,14 @@ def _quoted(value: Any) -> str:
 
 def read_as(kind: pa.DataType) -> Callable[[str], Any]:
     nothing = dict.fromkeys(field.name for field in kind.fields) if pa.types.is_struct(kind) else None
+    one_of_many = pa.types.is_list(kind) and pa.types.is_struct(kind.value_type)
 
     def read(text: str) -> Any:
         if not text.strip():
             return None
         try:
-            value = _value(parsed(text), kind)
+            found = parsed(text)
+            value = _value([found] if one_of_many and isinstance(found, dict) else found, kind)
         except _UNREAD:
             return nothing
         return nothing if value is None or value is _NO_VALUE else value
@@ -255,7 +258,7 @@ def _plain_value(value: Any, kind: pa.DataType) -> Any:
     if types.is_decimal(kind):
         return _decimal(value, kind)
     if isinstance(value, _Number):
-        return _NO_VALUE
+        return _seconds_since_1970(value) if types.is_timestamp(kind) and kind.tz else _NO_VALUE
     if types.is_timestamp(kind):
         return _time(value, kind)
     if types.is_date(kind):
@@ -291,15 +294,22 @@ def _time(value: str, kind: pa.DataType) -> Any:
     found = _TIME.fullmatch(value)
     if found is None:
         return _NO_VALUE
-    day, time, zone = found.groups()
+    *numbers, fraction, zone = found.groups()
     zone = "+00:00" if zone in (None, "Z") else zone if ":" in zone else f"{zone[:3]}:{zone[3:]}"
-    hours, _, fraction = (time or "00:00").partition(".")
-    seconds = hours if hours.count(":") > 1 else f"{hours}:00"
+    year, month, day, hour, minute, second = (int(each or 0) for each in numbers)
+    written = f"{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{fraction or '':0<6}{zone}"
     try:
-        moment = datetime.datetime.fromisoformat(f"{day}T{seconds}.{fraction:0<6}{zone}").astimezone(_UTC)
+        moment = datetime.datetime.fromisoformat(written).astimezone(_UTC)
     except ValueError:
         return _NO_VALUE
     return moment if kind.tz else moment.replace(tzinfo=None)
+
+
+def _seconds_since_1970(value: str) -> Any:
+    try:
+        return _EPOCH + datetime.timedelta(seconds=int(value))
+    except (OverflowError, ValueError):  # a year beyond 9999, or a fraction
+        return _NO_VALUE
 
 
 def _bytes(value: str) -> Any:
@@ -335,6 +345,7 @@ def _plain_json(value: Any, kind: pa.DataType) -> str:
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_string(kind):
         return _quoted(value)
     if types.is_floating(kind):
+        value = float(str(np.float32(value))) if types.is_float32(kind) else value
         return java_double(value) if math.isfinite(value) else _quoted(java_double(value))
     if types.is_decimal(kind):
         return f"{value:f}"

@@ -105,7 +105,7 @@ NUMBERS: dict[str, tuple[int, int | None, Callable[..., Made]]] = {
     "acos": (1, 1, _double(pc.acos)),
     "asin": (1, 1, _double(pc.asin)),
     "atan": (1, 1, _double(pc.atan)),
-    "atan2": (2, 2, _double(pc.atan2)),
+    "atan2": (2, 2, _double(lambda *sides: pc.atan2(*(pc.add(side, pc.scalar(0.0)) for side in sides)))),  # no -0.0
     "bround": (1, 2, _bround),
     "cbrt": (1, 1, _cbrt),
     "cos": (1, 1, _double(pc.cos)),

@@ -444,6 +444,30 @@ def test_anchors_match_the_begin_of_the_text_alone() -> None:
     assert of("split(s, '\\\\bb|^a', 2)") == [["", "ab"], ["", "b ab"], [""], None]
 
 
+def test_edges_of_json_and_floats_give_what_spark_gives() -> None:
+    nan = float("nan")
+    columns = {"xa": [[nan, 1.0, nan], [None, nan], [0.0]], "x": [0.0, -0.0, 1.0], "f": [0.1, 1e10, nan]}
+    kinds = [pa.list_(pa.float64()), pa.float64(), pa.float32()]
+    rows = pa.record_batch([pa.array(each, kind) for each, kind in zip(columns.values(), kinds, strict=True)], [*columns])
+    second, day = datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC), datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
+    expected: dict[str, Any] = {
+        "array_contains(xa, CAST('NaN' AS DOUBLE))": [True, True, False],
+        "array_position(xa, CAST('NaN' AS DOUBLE))": [1, 2, 0],
+        "size(array_distinct(xa))": [2, 2, 1],
+        "atan2(x, -0.0e0)": [0.0, 0.0, 1.570796326795],
+        "to_json(struct(f))": ['{"f":0.1}', '{"f":1.0E10}', '{"f":"NaN"}'],
+        "from_json('{\"a\": 1700000000}', 'a TIMESTAMP').a": [second] * 3,
+        "from_json('{\"a\": 1.5}', 'a TIMESTAMP').a": [None] * 3,
+        "from_json('{\"a\": 1700000000000}', 'a TIMESTAMP').a": [None] * 3,
+        "from_json('{\"a\": \"2024-1-2 3:4:5\"}', 'a TIMESTAMP').a": [day] * 3,
+        "from_json('{\"a\": \"2024-1-2\"}', 'a DATE').a": [day.date()] * 3,
+        "from_json('{\"a\": 1}', 'ARRAY<STRUCT<a: INT>>')": [[{"a": 1}]] * 3,
+    }
+    made = [SqlExpression(text, "select").compiled(rows.schema) for text in expected]
+    found = [plain(column.to_pylist()) for column in evaluated(rows, *made)]
+    assert dict(zip(expected, found, strict=True)) == {text: plain(values) for text, values in expected.items()}
+
+
 def test_logarithm_of_nan_is_nan() -> None:
     numbers = pa.record_batch([pa.array([float("nan"), 0.0, -1.0, None])], ["x"])
     for function in ("ln", "log", "log2", "log10", "log1p"):
