@@ -448,8 +448,12 @@ def test_edges_of_json_and_floats_give_what_spark_gives() -> None:
     nan = float("nan")
     columns = {"xa": [[nan, 1.0, nan], [None, nan], [0.0]], "x": [0.0, -0.0, 1.0], "f": [0.1, 1e10, nan]}
     kinds = [pa.list_(pa.float64()), pa.float64(), pa.float32()]
-    rows = pa.record_batch([pa.array(each, kind) for each, kind in zip(columns.values(), kinds, strict=True)], [*columns])
-    second, day = datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC), datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
+    arrays = [pa.array(each, kind) for each, kind in zip(columns.values(), kinds, strict=True)]
+    rows = pa.record_batch(arrays, [*columns])
+    second, day = (
+        datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC),
+        datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC),
+    )
     expected: dict[str, Any] = {
         "array_contains(xa, CAST('NaN' AS DOUBLE))": [True, True, False],
         "array_position(xa, CAST('NaN' AS DOUBLE))": [1, 2, 0],
