@@ -88,7 +88,7 @@ def test_pins_that_cannot_be_listed_hold_everything() -> None:
     assert world.dropped(3) == [keys_of(4), keys_of(3)]
 
 
-def test_a_pin_holds_back_a_bounded_number_of_keys_and_the_sweep_names_the_others_again() -> None:
+def test_a_pin_holds_back_a_bounded_number_of_keys() -> None:
     world = World()
     pin = CheckpointPin(world.store, PATHS, 1)
     many = [tuple(PATHS.data_file(1, "slot", f"{part}-{n}") for n in range(MOST_WAITING // 2)) for part in range(3)]

@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlglot
-from sqlglot import exp
+from sqlglot import TokenType, exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.parsers.spark import SparkParser
-from sqlglot.tokens import TokenType
 
 from barrier_runtime.data.sql.compiler import Compiler, plain_name
 from barrier_runtime.data.sql.functions import FUNCTIONS
