@@ -87,7 +87,7 @@ class PinnedDeletions:
     def free(self, keys: Sequence[str], newest: int = 0) -> list[tuple[str, ...]]:
         """Returns the keys that may be deleted now, in order, with keys of earlier calls.
 
-        `newest`: the newest checkpoint dropped with `keys`; 0: the names show that. Keys that arrive during the listing
+        `newest`: the newest checkpoint dropped with `keys`; 0: unknown. Keys that arrive during the listing
         may be younger than the pins found.
         """
         with self._lock:
@@ -110,9 +110,10 @@ class PinnedDeletions:
 
 
 def highest_of(paths: Paths, keys: Sequence[str]) -> float:
-    """Returns the highest checkpoint with a manifest among the keys; files alone may belong to any."""
-    checkpoints = [found[0] for key in keys if (found := paths.checkpoint_of(key)) is not None]
-    return float(max(checkpoints)) if checkpoints else _ANY
+    """Returns the highest checkpoint of manifests; a file may belong to any."""
+    found = [paths.checkpoint_of(key) for key in keys]
+    checkpoints = [each[0] for each in found if each is not None]
+    return float(max(checkpoints)) if len(checkpoints) == len(found) else _ANY
 
 
 _ANY = float(1 << 63)  # above every checkpoint, below "no pin"

@@ -106,10 +106,14 @@ class Retention:
         """
         kept = kept_after_restore(tuple(reversed(self.kept)), restored, self.retained)
         following = Retention(self.retained, kept)
-        following._dropped = [
-            _Dropped(each.kept, each.horizon, frozenset()) for each in self._dropped if each.kept.checkpoint in held
-        ]
+        following.hold((each.kept for each in self._dropped), held)
         return following
+
+    def hold(self, decided: Iterable[Kept], held: Collection[int]) -> None:
+        """Keeps those of `decided`, from earlier generations, that are in `held`."""
+        kept = {each.manifest_key for each in self.kept}
+        found = (each for each in decided if each.checkpoint in held and each.manifest_key not in kept)
+        self._dropped += [_Dropped(each, each.checkpoint, frozenset()) for each in found]
 
     def completed(
         self, kept: Kept, open_ids: Collection[int], highest_triggered: int, held: Collection[int] = ()

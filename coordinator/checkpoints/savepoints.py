@@ -66,6 +66,13 @@ class Savepoints:
     def __init__(self, sinks: frozenset[str]) -> None:
         self._sinks = sinks
         self._entries: OrderedDict[str, SavepointEntry] = OrderedDict()
+        self._done_before: frozenset[str] = frozenset()
+
+    def remember(self, done: frozenset[str]) -> None:
+        """`done`: ids of savepoints that predecessors completed: another copy would replace them."""
+        self._done_before = done
+        for id in done & self._entries.keys():
+            del self._entries[id]
 
     def of_sinks(self, sinks: frozenset[str]) -> None:
         self._sinks = sinks
@@ -83,7 +90,7 @@ class Savepoints:
         return ""
 
     def ask(self, request: SavepointRequest, first_checkpoint: int, now_ms: int) -> bool:
-        if request.id in self._entries or self.refusal(request):
+        if request.id in self._entries or request.id in self._done_before or self.refusal(request):
             return False
         self._entries[request.id] = SavepointEntry(request, now_ms, first_checkpoint)
         over = [id for id, entry in self._entries.items() if entry.state.over]

@@ -185,6 +185,8 @@ class Job:
             self.slots.admit_any(self.spec.max_parallelism)
             for slot in self.slots:  # registered before the log was read
                 self.reconcile_commits(slot.register)
+        elif fence.spec.outdated != self.spec.outdated:  # the submitted description has none
+            self.know_outdated(fence.spec.outdated)
 
     def remember(self, read: LogRead, now_ms: int) -> None:
         """Damage of the history is only reported."""
@@ -205,6 +207,7 @@ class Job:
         if head is not None and isinstance(head.record, Finish):
             others = with_last_savepoint(others, head.record)
         self.record.savepoints = others
+        self.savepoints.remember(frozenset(each.id for each in others if same_run and not each.error))
         if known is not None and same_run:
             self.commits.remember(_failing_commits(known.commits))
             for slot in known.slots:

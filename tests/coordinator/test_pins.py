@@ -21,7 +21,7 @@ class World:
         self.held_back = PinnedDeletions(self.store, PATHS, lambda: self.now_ms)
 
     def dropped(self, checkpoint: int) -> list[tuple[str, ...]]:
-        return self.held_back.free(keys_of(checkpoint))
+        return self.held_back.free(keys_of(checkpoint), checkpoint)
 
 
 def keys_of(checkpoint: int) -> tuple[str, ...]:
@@ -51,6 +51,16 @@ def test_files_whose_checkpoint_nobody_can_tell_wait_for_every_pin() -> None:
     with CheckpointPin(world.store, PATHS, 900):
         assert world.held_back.free(files) == []
     assert world.held_back.free(()) == [files]
+
+
+def test_an_undecided_manifest_tells_nothing_of_the_files_that_a_sweep_deletes_too() -> None:
+    """The manifest of pinned checkpoint 6 is in a log record, so that of checkpoint 4 is the only object."""
+    world = World()
+    swept = (PATHS.manifest(4, 1), PATHS.data_file(1, "slot", "file-6"))
+    with CheckpointPin(world.store, PATHS, 5):
+        assert world.held_back.free(swept) == []
+        assert world.held_back.free(swept[:1]) == [swept[:1]]
+    assert world.held_back.free(()) == [swept]
 
 
 def test_the_lowest_of_several_pins_counts() -> None:
@@ -162,8 +172,8 @@ def test_what_two_calls_may_both_free_goes_once() -> None:
     store, deletions = interrupted()
     CheckpointPin(store, PATHS, 5).release()
     other: list[tuple[str, ...]] = []
-    store.once(lambda: other.extend(deletions.free(keys_of(2))))
-    assert deletions.free(keys_of(1)) == []
+    store.once(lambda: other.extend(deletions.free(keys_of(2), 2)))
+    assert deletions.free(keys_of(1), 1) == []
     assert other == [keys_of(1), keys_of(2)]
     assert deletions.free(()) == []
 
@@ -176,11 +186,11 @@ def test_what_comes_to_wait_while_pins_are_listed_is_not_freed_by_that_list() ->
 
     def meanwhile() -> None:
         pins.append(CheckpointPin(store, PATHS, 7))
-        assert deletions.free(keys_of(7)) == []
+        assert deletions.free(keys_of(7), 7) == []
 
     store.once(meanwhile)
     assert deletions.free(()) == []
-    assert deletions.free(keys_of(6)) == [keys_of(6)]
+    assert deletions.free(keys_of(6), 6) == [keys_of(6)]
     pins[0].release()
     assert deletions.free(()) == [keys_of(7)]
 
@@ -201,7 +211,7 @@ def test_many_concurrent_deletions_run_once_each_and_never_before_an_earlier_pin
         if checkpoint is not None:
             bound_by[checkpoint] = [pin for pinned, pin in held if pinned <= checkpoint]
         try:
-            taken = deletions.free(() if checkpoint is None else keys_of(checkpoint))
+            taken = deletions.free(()) if checkpoint is None else deletions.free(keys_of(checkpoint), checkpoint)
         except Exception as error:
             assert "failed" in str(error)  # noqa: PT017
             return

@@ -30,7 +30,9 @@ def restored_retention(job: Job) -> Retention | Unsorted:
     if isinstance(job.retention, Retention):
         return job.retention.after_restore(restored, job.held)
     if len(job.log.kept) == (restored is not None):  # only the restored checkpoint is kept
-        return Retention(retained, kept_after_restore((), restored, retained))
+        retention = Retention(retained, kept_after_restore((), restored, retained))
+        retention.hold(job.retention.decided, job.held)
+        return retention
     return job.retention
 
 
@@ -111,6 +113,7 @@ def _retention_from(job: Job, unsorted: Unsorted, listed: Listed) -> Retention |
     earlier = [decided for decided in unsorted.decided if not _of_this_generation(job, decided)]
     retained = job.spec.checkpoints.retained
     retention = Retention(retained, kept_after_restore((*reversed(earlier), *kept), restored, retained))
+    retention.hold(earlier, job.held)
     pending = generation.checkpoints
     open_ids, triggered = [checkpoint.id for checkpoint in pending.open], pending.next_id - 1
     for decided in unsorted.decided[len(earlier) :]:

@@ -7,9 +7,10 @@ import pytest
 from coordinator_world import Coordinator, checkpoint, keys_of, log_of, new_generation, options, spec, started
 from test_job_runner import JOB, LocalSlot, lead
 
-from barrier_runtime.coordinator.job.effects import Delete, DeleteAll, ListForSweep
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
+from barrier_runtime.coordinator.job.effects import CopySavepoint, Delete, DeleteAll, ListForSweep
 from barrier_runtime.coordinator.server.runner import JobRunner
-from barrier_runtime.coordinator.wire.messages import Deploy
+from barrier_runtime.coordinator.wire.messages import Deploy, Trigger
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from tests.waiting import eventually
 
@@ -259,3 +260,55 @@ def test_the_runner_deletes_what_nobody_needs(store):
     outcome, *_ = lead(store, check, checkpoints=1_000_000)
     assert outcome.outcome == "cancelled"
     assert set(decided()[-2:]) <= set(keys_of(store))
+
+
+# ---------------------------------------------------------------- savepoints
+
+
+def all_but(coordinator, *hanging):
+    """Executes effects, and returns those of the kinds `hanging`, which stay without an answer."""
+    found = []
+    while coordinator.todo:
+        effect = coordinator.todo.popleft()
+        if isinstance(effect, hanging):
+            found.append(effect)
+        else:
+            coordinator.post(coordinator.answer(effect))
+    return found
+
+
+def test_a_savepoint_under_way_keeps_its_files_although_a_list_of_objects_hangs(store, tmp_path):
+    """A restarted coordinator does not know what is kept before the list comes; meanwhile a generation begins."""
+    job = spec(checkpoints=options(retained=1))
+    before, a, b = started(store, job)
+    checkpoint(before, a, b, files="f1")
+    coordinator = Coordinator(store, job, leader="leader-b", now_ms=5_000_000).begin().settle()
+    for slot in (a, b):
+        slot.coordinator = coordinator
+        slot.connect()
+    assert all_but(coordinator, ListForSweep)
+    coordinator.savepoint(SavepointRequest("sp", (tmp_path / "sp").as_uri()))
+    covering = decided(coordinator, a, b, "f2")
+    for slot in (a, b):
+        slot.commit(covering)
+    (copy,) = all_but(coordinator, CopySavepoint)
+    files = {slot.data_key("f2") for slot in (a, b)}
+    coordinator.trigger()
+    decided(coordinator, a, b, "f3")
+    new_generation(coordinator, a, b)
+    for name in ("f4", "f5"):
+        checkpoint(coordinator, a, b, files=name)
+    assert files <= set(keys_of(store))
+    coordinator.post(coordinator.answer(copy))
+    assert coordinator.status.savepoints[-1].state == "done"
+    checkpoint(coordinator, a, b, files="f6")
+    assert not files & set(keys_of(store))
+
+
+def decided(coordinator, a, b, name):
+    number = a.last(Trigger).checkpoint
+    for slot in (a, b):
+        slot.upload(name)
+        slot.ack(number, files=name)
+    all_but(coordinator, ListForSweep)
+    return number

@@ -9,6 +9,7 @@ from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.effects import CopySavepoint
 from barrier_runtime.coordinator.log.savepoint import encode_savepoint
 from barrier_runtime.coordinator.savepoint_files import missing_objects, read_savepoint
+from barrier_runtime.coordinator.status.history import encode_history
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, RestartOptions, Shutdown, Trigger
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
@@ -406,3 +407,28 @@ def test_a_wish_that_comes_before_the_job_runs_is_kept():
     committed(acked(coordinator, a, b), a, b)
     coordinator.settle()
     assert state(coordinator, asked) == "done"
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the history is read", "later"])
+def test_a_completed_savepoint_is_not_replaced_when_the_request_comes_again(early):
+    """The coordinator died before the client heard that the savepoint is done; others may be reading it."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    asked = wish()
+    coordinator.savepoint(asked)
+    committed(acked(coordinator, a, b), a, b)
+    coordinator.settle()
+    assert state(coordinator, asked) == "done"
+    store.put(coordinator.paths.history, encode_history(coordinator.protocol.history()))
+    after = Coordinator(store, leader="leader-b", now_ms=2_000_000).begin()
+    if early:
+        after.savepoint(asked)
+    after.settle()
+    for slot in (a, b):
+        slot.coordinator = after
+        slot.connect()
+    after.settle()
+    if not early:
+        after.savepoint(asked)
+    assert (after.phase, state(after, asked)) == ("running", "done")
+    assert after.protocol.facts.savepoints.open == ()
