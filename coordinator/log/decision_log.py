@@ -49,6 +49,7 @@ class LogView:
     earlier_runs: tuple[LogEntry, ...] = ()  # last FENCE of each earlier run, newest first
     other_kept: tuple[LogEntry, ...] = ()  # kept decisions besides `completes`, if requested
     first_sha256: str = ""  # empty: not read
+    visible: int = NO_RECORD  # position of the newest decision, if later records show that all rows are visible
 
     @property
     def kept(self) -> tuple[int, ...] | None:
@@ -120,6 +121,7 @@ class DecisionLog:
         self._kept_at_start = view.kept_entries
         self._kept = tuple(entry.position for entry in self._kept_at_start) if view.kept is None else view.kept
         self._first_sha256 = view.first_sha256
+        self._visible = view.visible
         self._decisions = {_checkpoint_of(each): each.position for each in (*self._kept_at_start, *view.completes)}
         self._in_flight: _InFlight | None = None
         self._asked_back = False
@@ -157,6 +159,15 @@ class DecisionLog:
         if last is not None and fence is not None and last.position > fence.position:
             return last
         return self._restored
+
+    @property
+    def is_visible(self) -> bool:
+        """Returns whether all rows of the restore point are known to be visible."""
+        return self.restore_point is not None and self.restore_point.position == self._visible
+
+    def note_visible(self) -> None:
+        """All rows of the restore point are visible."""
+        self._visible = NO_RECORD if self.restore_point is None else self.restore_point.position
 
     @property
     def completed(self) -> int:

@@ -21,6 +21,7 @@ from barrier_runtime.coordinator.log.records import (
     NO_RECORD,
     Complete,
     Fence,
+    Finish,
     base_of,
     decode_record,
     milestone_after,
@@ -35,6 +36,7 @@ MAX_RUNS_BACK = 64  # a run taken over longer ago counts as unknown
 EVERY = 8  # records between two writes of the hint
 READ_AHEAD = EVERY + 1  # positions read in parallel, from the hint on
 _READINGS = 4  # attempts, if records in reach are deleted between two reads
+_FOLLOWING = 16  # records after the newest decision, read after a failure
 
 
 class Hint(msgspec.Struct, frozen=True):
@@ -234,7 +236,9 @@ def _facts(reader: "_Reading", head_position: int, wanted: _Wanted, run_id: str,
         restored = reader.complete(restored_position)
     if is_discarded(head.record):
         return LogView(head, fence, (), None, reader.earlier_runs(fence, run_id))
-    view = LogView(head, fence, reader.completes(head, fence, wanted), restored, reader.earlier_runs(fence, run_id))
+    completes = reader.completes(head, fence, wanted)
+    view = LogView(head, fence, completes, restored, reader.earlier_runs(fence, run_id))
+    view = dataclasses.replace(view, visible=reader.visible(head, fence, completes))
     if not all_kept:
         return view
     read = {entry.position for entry in view.completes}
@@ -254,6 +258,10 @@ def _earlier(fence: LogEntry, run_id: str) -> tuple[int, ...]:
 def _listed(fence: LogEntry, newest: LogEntry) -> tuple[int, ...] | None:
     listing = max(fence, newest, key=lambda each: each.position)
     return kept_after(listing.position, listing.record)
+
+
+def _replaces(record: Fence, before: Fence) -> bool:
+    return record.spec.run_id == before.spec.run_id and record.spec.program != before.spec.program
 
 
 class _Reading:
@@ -367,6 +375,26 @@ class _Reading:
             if NO_RECORD < position < base:
                 kept = _listed(fence, newest) or ()
                 position = max((each for each in kept if each < entry.position), default=NO_RECORD)
+
+    def visible(self, head: LogEntry, fence: LogEntry, completes: tuple[LogEntry, ...]) -> int:
+        """Position of the newest decision, if a later record shows that all rows are visible.
+
+        FINISH may say so, and a replace of the program begins so; a crash before the next decision would lose the fact.
+        """
+        now = fence.record
+        if not completes or not isinstance(now, Fence) or now.restored_position != completes[0].position:
+            return NO_RECORD
+        newest, decided = completes[0], complete_of(completes[0])
+        following = range(newest.position + 1, min(newest.position + _FOLLOWING, head.position) + 1)
+        self.fetch((decided.token, *following))
+        with contextlib.suppress(Corrupt):  # `fsck` reports the damage
+            before = self.entry(decided.token).record
+            for position in following:
+                record = self.entry(position).record
+                ends = isinstance(record, Finish) and record.shows(decided.checkpoint)
+                if ends or (isinstance(record, Fence) and isinstance(before, Fence) and _replaces(record, before)):
+                    return newest.position
+        return NO_RECORD
 
     def earlier_runs(self, fence: LogEntry, run_id: str) -> tuple[LogEntry, ...]:
         found: list[LogEntry] = []

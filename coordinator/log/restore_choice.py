@@ -65,7 +65,7 @@ class RestoreFrom:
 
 
 def continue_run(log: DecisionLog) -> RestoreFrom:
-    return RestoreFrom(log.restore_point, Lineage.SAME)
+    return RestoreFrom(log.restore_point, Lineage.SAME, log.is_visible)
 
 
 def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
@@ -149,10 +149,11 @@ def outdated_after(before: JobSpec, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _is_settled(view: LogView) -> bool:
-    head = None if view.head is None else view.head.record
-    if not isinstance(head, Finish) or not view.completes:
+    if not view.completes:
         return False
-    return head.shows(complete_of(view.completes[0]).checkpoint)
+    newest, head = view.completes[0], None if view.head is None else view.head.record
+    shown = isinstance(head, Finish) and head.shows(complete_of(newest).checkpoint)
+    return shown or newest.position == view.visible
 
 
 def check_manifest(

@@ -229,6 +229,7 @@ class Resuming(Phase):
         for checkpoint in range(max(job.last_completed + 1, highest - _MAX_ABORTS + 1), highest + 1):
             job.outbox.broadcast(AbortCheckpoint(job.led.token, checkpoint, "the coordinator restarted"))
         for slot in job.slots:
+            job.acknowledge_registration(slot, job.led.token)  # of slots that connected during the append
             slot.state = SlotState.RUNNING
             job.mark_ended(slot, slot.register.ended)
         job.probe()  # the answers died with the predecessor
@@ -298,6 +299,7 @@ class Fencing(Phase):
             self._move(job, self._spec, now_ms)
         job.give_to_successors(now_ms)
         if self._choice is not None and self._choice.settled:
+            job.log.note_visible()
             job.commits.settled(self._choice.checkpoint)
         job.record.recovery_began(job.led.token, self.reason, self._began_ms, self._kind)
         return Gather(self.reason, now_ms + self._wait_ms)
@@ -308,8 +310,10 @@ class Fencing(Phase):
         if job.rescales.fallback_spec is not None:
             job.rescales.fail(self.reason, now_ms)
             job.record.revision += 1
+        job.fail_rescale(f"the job {self.reason}", now_ms)  # requested since the decision for this generation
         job.go_on_as(spec, keep=self._keep)
         if self._visible:
+            job.log.note_visible()
             job.commits.settled(job.log.completed)
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:

@@ -561,3 +561,16 @@ def test_start_is_sent_once_all_restored_even_if_the_manifest_is_read_slowly(sto
     assert c.got(Deploy) == []
     second.run_with(c, d)
     assert c.got(Start) == [Start(3)]
+
+
+def test_a_slot_that_connects_again_while_LEAD_is_on_its_way_is_answered(store):
+    """The slot repeats a failure, which may have found no connection, with that answer only."""
+    _old, a, b = started(store)
+    new = successor(store, a, b)
+    answers = len(a.got(Registered))
+    a.cut()
+    a.connect()
+    assert isinstance(new.todo[0], Append)
+    new.settle()
+    assert new.phase == "running"
+    assert len(a.got(Registered)) == answers + 1

@@ -468,3 +468,70 @@ def test_a_program_that_was_replaced_does_not_come_back_by_accident() -> None:
     assert back.ended.outcome == "cancelled"
     assert ended_job(store, spec(run_id="run-6", fingerprint="old")).ended.outcome == "cancelled", "that was wanted"
     assert ended_job(store, spec(run_id="run-7")).ended.outcome == "cancelled", "of an unknown program nothing is known"
+
+
+def test_restarted_coordinator_still_knows_the_programs_replaced_in_an_earlier_run() -> None:
+    """The driver submits the description again, which names no replaced program."""
+    store = MemoryStore()
+    coordinator, a, b = started(store, spec(fingerprint="old"))
+    request = ask(coordinator)
+    c, d = new_slots(coordinator, request)
+    paused_at(coordinator, a, b)
+    coordinator.settle()
+    coordinator.run_with(c, d)
+    newer = spec(run_id="run-2", fingerprint="new", chains=NEW_CHAINS)
+    second = Coordinator(store, newer, "leader-b", now_ms=5_000_000).begin()
+    e, f = second.slot(0, "e"), second.slot(1, "f")
+    second.run_with(e, f)
+    restarted = Coordinator(store, newer, "leader-c", now_ms=6_000_000).begin().settle()
+    e.coordinator = restarted
+    e.connect()
+    restarted.later(3_000)
+    restarted.settle()
+    assert restarted.phase == "waiting", "slot 1 died, too"
+    again = ended_job(store, spec(run_id="run-3", fingerprint="old"))
+    assert again.ended.outcome == "failed"
+    assert "allow_outdated" in again.ended.reason
+
+
+FILES = (CHAINS[0], msgspec.structs.replace(CHAINS[1], global_sinks=("out",), kinds={"out": "sink: files"}))
+TABLE = (CHAINS[0], msgspec.structs.replace(CHAINS[1], kinds={"out": "sink: delta"}))
+
+
+def test_successor_knows_that_nothing_of_the_replaced_sink_is_left_to_commit() -> None:
+    """Both die before the first checkpoint of the new program, which cannot commit what the old sink began."""
+    store = MemoryStore()
+    coordinator, a, b = started(store, spec(chains=FILES))
+    request = ask(coordinator, wish(TABLE))
+    new_slots(coordinator, request)
+    number = paused_at(coordinator, a, b)
+    a.commit_globally(number)
+    coordinator.settle()
+    assert fences(store)[-1] == (request.id, number)
+    successor = Coordinator(store, spec(chains=FILES), "leader-b", now_ms=5_000_000).begin().settle()
+    again = new_slots(successor, request)
+    successor.run_with(*again)
+    assert again[0].last(Deploy).settled
+    other = Coordinator(store, spec(run_id="run-2", chains=TABLE), "leader-c", now_ms=6_000_000).begin()
+    other.run_with(other.slot(0, "e"), other.slot(1, "f"))
+
+
+def test_successor_knows_that_the_run_before_ended_with_all_rows_visible() -> None:
+    """The stopped job goes on with another sink of that name, and both die before its first checkpoint."""
+    store = MemoryStore()
+    coordinator, a, b = started(store, spec(chains=FILES))
+    coordinator.stop("checkpoint")
+    number = a.last(Trigger).checkpoint
+    for slot in (a, b):
+        slot.ack(number)
+    coordinator.settle()
+    for slot in (a, b):
+        slot.commit(number)
+    a.commit_globally(number)
+    coordinator.settle()
+    assert coordinator.ended is not None
+    for leader, run_id in (("leader-b", "run-2"), ("leader-c", "run-2"), ("leader-d", "run-3")):
+        second = Coordinator(store, spec(run_id=run_id, chains=TABLE), leader, now_ms=5_000_000).begin()
+        slots = [second.slot(index, f"{leader}-{index}") for index in (0, 1)]
+        second.run_with(*slots)
+        assert slots[0].last(Deploy).settled
