@@ -391,9 +391,9 @@ class JobProtocol:
                 job.outbox.put(CloseLink(registration.old_link))
         elif registration.replaced is not None and registration.replaced.link is not None:
             reason = f"slot {register.slot} is held by task attempt {register.task_attempt} now"
-            # Spark must not restart the task of a slot that moves, or that two Spark jobs carry after a return to full
-            # width: the processes would replace each other for ever.
-            moved = job.slots.was_to_move(registration.replaced) or job.spec.at_least is not None
+            # Spark must not restart the task of a slot that moves, or that two Spark jobs carry after a return to more
+            # slots: the processes would replace each other for ever.
+            moved = job.slots.is_carried_twice(registration.replaced) or job.spec.at_least is not None
             job.outbox.put(SendTo(registration.replaced.link, Shutdown("left" if moved else "replaced", reason)))
             job.outbox.put(CloseLink(registration.replaced.link))
         if job.slots.stands_by(registration.slot):

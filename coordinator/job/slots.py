@@ -49,6 +49,7 @@ class SlotTable:
         self._program = spec.program
         self._heartbeat_ms = heartbeat_ms
         self._parallelism = spec.parallelism
+        self._left_from = float("inf")  # lowest number that has left the job, perhaps to return
         self._spare_slots = spec.spare_slots  # standbys of the job's program from `parallelism` on
         self._seats = Seats()  # of the job's program
         self._slots: dict[int, RegisteredSlot] = {}
@@ -150,6 +151,7 @@ class SlotTable:
                 self._standbys.update({_place(slot.register): slot for slot in before if slot.connected})
             else:
                 leaving = before
+        self._left_from = min(self._left_from, parallelism) if parallelism < self._parallelism else self._left_from
         self._program, self._parallelism, self._awaited, self._admitted = program, parallelism, awaited, admitted
         for place in [place for place in self._standbys if place[0] == program and place[1] < parallelism]:
             self._slots[place[1]] = self._standbys.pop(place)
@@ -399,9 +401,9 @@ class SlotTable:
     def stay(self) -> None:
         self._moves.clear()
 
-    def was_to_move(self, slot: RegisteredSlot) -> bool:
-        """The replacement may come when the request was withdrawn."""
-        return slot.uuid in self._asked_away
+    def is_carried_twice(self, slot: RegisteredSlot) -> bool:
+        """Returns whether two Spark jobs may carry the slot: it was to move, or had left and came back."""
+        return slot.uuid in self._asked_away or slot.index >= self._left_from
 
     def want_killed(self, slot: RegisteredSlot) -> KillSlotTask:
         kill = KillSlotTask(slot.started_as, slot.register.task_attempt, slot.uuid)
@@ -473,8 +475,8 @@ class SlotTable:
         return own and self._parallelism <= slot.index < self._parallelism + self._spare_slots
 
     def _adopt(self, started_as: int, register: Register) -> None:
-        """After a restart of the coordinator: the number of a process that was deployed under another number."""
-        seat = register.seat
+        """After a restart of the coordinator: the number of a process that runs under another number."""
+        seat = -1 if register.phase == "idle" else register.seat
         if register.program != self._program or not self._may_change_places(seat, started_as):
             return
         occupant = self._present((self._program, seat))
@@ -524,7 +526,7 @@ class SlotTable:
             return Refused(
                 f"slot {register.slot} of job {self._job} was replaced by task attempt "
                 f"{existing.register.task_attempt} on {existing.register.host}",
-                unneeded=register.uuid in self._asked_away,
+                unneeded=register.uuid in self._asked_away or register.slot >= self._left_from,
             )
         return None
 

@@ -140,6 +140,26 @@ def spare_leaves(schedule: Schedule) -> LeavingSpareWorld:
     )
 
 
+class FormerSpareDiesWorld(LeavingSpareWorld):
+    """A spare takes a slot; later its process and the coordinator die together, and the history is lost.
+
+    The process starts again under the spare's number, and the spare has the number of the slot.
+    """
+
+    struck = False
+
+    def _notice(self, program: Program, leaver: SlotTask) -> None:
+        self.struck = True
+        self._lose_slot(program, leaver, kill=True)
+        self._crash_coordinator(Action(0, "crash coordinator", 0, 0, 0))
+        self.store.delete([self.paths.history])
+
+
+def former_spare_dies(schedule: Schedule) -> FormerSpareDiesWorld:
+    steady = replace(schedule, slot_timeout_ms=10_000, chaos_ms=30_000, bounded=False, timeout_ms=600_000)
+    return FormerSpareDiesWorld(steady)
+
+
 _LATE_S = 6.0  # less than `slot_timeout_ms`
 
 

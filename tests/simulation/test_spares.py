@@ -3,7 +3,7 @@
 import pytest
 from hosts import calm_seeds
 from planting import planted
-from spares import LeavingSpareWorld, SparesWorld, history_lost, spare_leaves, spares_taken
+from spares import LeavingSpareWorld, SparesWorld, former_spare_dies, history_lost, spare_leaves, spares_taken
 from test_hosts import light
 
 SEEDS = calm_seeds(4, light)
@@ -38,6 +38,13 @@ def test_coordinator_without_history_gives_no_spare_the_number_of_a_living_slot(
     world = history_lost(schedule)
     assert violations(world) == []
     assert (world.struck, world.taken) == (True, 0)
+
+
+@pytest.mark.parametrize("schedule", SEEDS[:3], ids=lambda schedule: f"seed{schedule.seed}")
+def test_former_spare_dies_with_coordinator_and_history_and_rows_are_exact(schedule):
+    world = former_spare_dies(schedule)
+    assert violations(world) == []
+    assert world.struck
 
 
 def found(*schedules) -> list[str]:

@@ -1,7 +1,7 @@
 """Spare slots: states, and the interleavings of docs/design/spare-slots.md."""
 
 import pytest
-from coordinator_world import Coordinator, FakeSlot, commit, pause, spec, started, successor
+from coordinator_world import Coordinator, FakeSlot, commit, kinds, pause, spec, started, successor
 from rich.console import Console
 
 from barrier_runtime.coordinator.job.effects import KillSlotTask
@@ -333,3 +333,64 @@ def test_new_coordinator_gives_a_spare_the_number_of_a_process_that_never_connec
         spare.say(Heartbeat(spare.token))
     other.later(0)
     assert spare.last(Deploy).slot == 1
+
+
+def test_spare_that_hangs_is_closed_and_not_killed(store: MemoryStore) -> None:
+    coordinator, (first, second, spare) = with_spares(store)
+    for _ in range(coordinator.protocol.spec.slot_timeout_ms // 1_000):
+        assert not spare.closed
+        coordinator.later(1_000)
+        first.beat()
+        second.beat()
+    coordinator.later(0)
+    assert spare.closed
+    assert (coordinator.phase, spares(coordinator)) == ("running", (0, (2,)))
+    assert (coordinator.kills, coordinator.status.kill, spare.got(Shutdown)) == ([], (), [])
+    spare.connect()  # it has woken up
+    assert spares(coordinator) == (1, ())
+    lose(coordinator, first)
+    assert spare.last(Deploy).slot == 0
+
+
+@pytest.mark.parametrize("order", ["replacement first", "spare first"])
+def test_replacement_of_a_former_spare_is_a_spare_to_a_coordinator_without_history(
+    store: MemoryStore, order: str
+) -> None:
+    """The coordinator and the process of slot 0 die together; the driver starts the process as spare 2 again."""
+    _, old, second, spare = taken(store)
+    token, number = old.token, second.last(Trigger).checkpoint
+    after = Coordinator(store, spec(spare_slots=1)).begin()
+    new = after.slot(2, attempt=11)
+    second.coordinator = spare.coordinator = after
+    for slot in (new, spare, second) if order == "replacement first" else (spare, new, second):
+        slot.connect()
+    after.settle()
+    after.later(0)
+    assert second.last(Deploy).token > token, "a slot came without its state"
+    assert (spare.last(Deploy).slot, spare.last(Deploy).checkpoint) == (-1, number)
+    assert (new.got(Deploy), new.got(Shutdown), spare.got(Shutdown)) == ([], [], [])
+    run(after, spare, second)
+    assert spares(after) == (1, ())
+    assert after.checkpoint(spare, second) == number + 1
+    lose(after, second)
+    assert (new.last(Deploy).slot, new.last(Deploy).checkpoint) == (1, number + 1)
+
+
+def test_spare_that_was_a_slot_before_a_rescale_claims_no_number(store: MemoryStore) -> None:
+    """It repeats the number of its last deployment, which another process has now."""
+    coordinator, (first, second, old, _) = with_spares(store, 2)
+    lose(coordinator, first)
+    run(coordinator, old, second)
+    new = dies_and_returns(coordinator, 0, attempt=9)
+    coordinator.checkpoint(old, second)
+    coordinator.post(UserRescale(RescaleRequest("down", 1, 60_000)))
+    moves(coordinator, old, second)
+    coordinator.later(0)
+    run(coordinator, new)
+    old.token = second.token = new.token  # of the order to drop the generation before
+    after = Coordinator(store, spec(spare_slots=2)).begin().settle()
+    for slot in (old, second, new):
+        slot.coordinator = after
+        slot.connect()
+    after.settle()
+    assert (after.phase, kinds(store)[-1], spares(after)) == ("running", "LEAD", (2, ()))
