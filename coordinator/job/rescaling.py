@@ -89,6 +89,7 @@ class RescaleRequest:
     flow: str = ""  # "app.py:flow"
     allow_non_restored: bool = False  # of a replace: drop state that the new program lacks
     leaves: tuple[int, ...] = ()  # slots that go to registered successors; the number of slots stays
+    start_timeout_ms: int = 0  # instead of `timeout_ms` for new slots; 0: the same
 
     @property
     def replaces(self) -> bool:
@@ -149,9 +150,11 @@ class Rescale:
         return bool(self.request.returns or self.request.leaves) and self.state is RescaleState.STARTING
 
     def wait_for_slots(self, now_ms: int) -> None:
-        """While new slots are missing, checkpoints go on, and the timeout begins anew."""
-        if self.yields:
-            self.waits_since_ms, self.ahead = now_ms, FetchingAhead()
+        """While new slots are missing, checkpoints go on; the timeout of a request that yields begins anew."""
+        if self.state is RescaleState.STARTING:
+            self.ahead = FetchingAhead()
+            if self.yields:
+                self.waits_since_ms = now_ms
 
     @property
     def is_fulfilled(self) -> bool:
@@ -178,7 +181,7 @@ class Rescale:
     def deadline_ms(self) -> int | None:
         if self.state in (RescaleState.LOADING, RescaleState.STARTING):
             since_ms = self.asked_ms if self.waits_since_ms is None else self.waits_since_ms
-            return since_ms + self.request.timeout_ms
+            return since_ms + (self.request.start_timeout_ms or self.request.timeout_ms)
         if self.state is RescaleState.STOPPING and self.paused_ms is not None:
             return self.paused_ms + self.request.timeout_ms
         if self.state is RescaleState.COMMITTING:
@@ -218,13 +221,15 @@ class Rescales:
     def __init__(self) -> None:
         self._entries: OrderedDict[str, Rescale] = OrderedDict()
         self._earlier: tuple[RescaleStatus, ...] = ()
+        self._ended_before: frozenset[str] = frozenset()  # ids of this run's requests that ended under predecessors
         self.fallback_spec: JobSpec | None = None  # previous program, until the present has run
 
     def remember(self, earlier: tuple[RescaleStatus, ...], *, same_run: bool) -> None:
         """Takes predecessors' rescales: no ended request of this run is repeated."""
         self._earlier = earlier
         found = self.open
-        if same_run and found is not None and any(each.id == found.request.id for each in earlier):
+        self._ended_before = frozenset(each.id for each in earlier) if same_run else frozenset()
+        if found is not None and found.request.id in self._ended_before:
             del self._entries[found.request.id]
 
     @property
@@ -286,7 +291,8 @@ class Rescales:
         return ""
 
     def ask(self, request: RescaleRequest, spec: JobSpec, now_ms: int) -> bool:
-        if request.id in self._entries or self.refusal(request, spec.max_parallelism):
+        known = request.id in self._entries or request.id in self._ended_before
+        if known or self.refusal(request, spec.max_parallelism):
             return False
         self.fail("another change was requested", now_ms)  # an open return yields
         entry = self._entries[request.id] = Rescale(request, spec, now_ms)
@@ -300,6 +306,12 @@ class Rescales:
     @property
     def ends_of_returns_ms(self) -> tuple[int, ...]:
         return tuple(each.ended_ms for each in self.statuses if each.id.startswith(RETURN) and each.ended_ms)
+
+    @property
+    def failed_returns(self) -> int:
+        """Number of the latest returns in a row that failed."""
+        ended = [each for each in self.statuses if each.id.startswith(RETURN) and each.ended_ms]
+        return next((count for count, each in enumerate(reversed(ended)) if not each.error), len(ended))
 
     def know_description(self, spec: JobSpec) -> None:
         found = self.open
@@ -377,7 +389,7 @@ def unlike(program: JobSpec | None, spec: JobSpec) -> str:
 # States and moves: docs/design/rescaling-events.md.
 
 _TIMEOUT_MS = 60_000  # of a return, once all new slots are registered
-_RECENT, _LONGEST = 60, 16  # times `degrade_after`
+_RECENT, _LONGEST = 60, 16  # times `degrade_after`; new slots have up to 16 times `_TIMEOUT_MS`
 
 
 def full_width(spec: JobSpec) -> int:
@@ -408,11 +420,12 @@ def _by_host(absences: Sequence[AbsentSlot]) -> str:
     return some_of(texts, ", ")
 
 
-def widening(spec: JobSpec, token: int, ends_ms: Sequence[int], now_ms: int) -> RescaleRequest | None:
-    """Request for full width, if due. `ends_ms`: of earlier returns."""
+def widening(spec: JobSpec, token: int, ends_ms: Sequence[int], now_ms: int, failed: int = 0) -> RescaleRequest | None:
+    """Request for full width, if due. `ends_ms`: of earlier returns; the last `failed` of them failed."""
     if not is_narrow(spec) or now_ms < _due_ms(spec.degrade_after_ms, ends_ms, now_ms):
         return None
-    return RescaleRequest(f"{RETURN}{token}-{now_ms}", full_width(spec), _TIMEOUT_MS)
+    start_ms = _TIMEOUT_MS * min(1 << failed, _LONGEST)  # sources stop for the usual time at most
+    return RescaleRequest(f"{RETURN}{token}-{now_ms}", full_width(spec), _TIMEOUT_MS, start_timeout_ms=start_ms)
 
 
 def _due_ms(degrade_after_ms: int, ends_ms: Sequence[int], now_ms: int) -> int:

@@ -424,6 +424,7 @@ class JobRunner:
         if link is not None:
             self._numbers.pop(id(link), None)
             link.close()
+            self.questions.lost(number)
 
     def _end(self, effect: JobEnded) -> None:
         if self.outcome is not None:

@@ -11,7 +11,7 @@ from barrier_runtime.coordinator.job.health_facts import what_opens
 from barrier_runtime.coordinator.job.links import slot_to_move
 from barrier_runtime.coordinator.job.phases.checkpointing import checkpoint_aborted
 from barrier_runtime.coordinator.job.phases.phase import Decision, HandOver, Restart
-from barrier_runtime.coordinator.job.rescaling import Next, Rescale, RescaleRequest, RescaleState, widening
+from barrier_runtime.coordinator.job.rescaling import Next, Rescale, RescaleRequest, RescaleState, is_narrow, widening
 from barrier_runtime.coordinator.job.slot import GATHER_MS, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import begin_at_zero, check_fits
@@ -32,8 +32,9 @@ def deadline_ms(job: Job) -> int | None:
 
 
 def request_full_width(job: Job, now_ms: int) -> None:
-    if job.rescales.open is None and not _ends(job):
-        request = widening(job.spec, job.led.token, job.rescales.ends_of_returns_ms, now_ms)
+    if is_narrow(job.spec) and job.rescales.open is None and not _ends(job):
+        ends_ms, failed = job.rescales.ends_of_returns_ms, job.rescales.failed_returns
+        request = widening(job.spec, job.led.token, ends_ms, now_ms, failed)
         if request is not None and job.rescales.ask(request, job.spec, now_ms):
             job.admit(f"job {job.spec.job} has no such slot")
 
@@ -220,7 +221,7 @@ def _why_not_loaded(rescale: Rescale) -> str:
 
 def _why_not_started(rescale: Rescale, missing: tuple[int, ...], slow: Sequence[int]) -> str:
     """`slow`: slots that still fetch key groups, or compact databases."""
-    within = f"within {rescale.request.timeout_ms / 1000:g} s"
+    within = f"within {(rescale.request.start_timeout_ms or rescale.request.timeout_ms) / 1000:g} s"
     if not missing and rescale.checked == "" and rescale.request.replaces:
         return f"no checkpoint was completed {within}, so nothing tells whether the program fits its state"
     if not missing:

@@ -242,6 +242,8 @@ def test_a_wish_that_is_over_is_not_carried_out_again(same_run: bool) -> None:
     if same_run:
         assert coordinator.status.rescales == before.status.rescales
         assert coordinator.status.standbys is None
+        asked(coordinator, rescale(3))  # the history is known now
+        assert coordinator.status.rescales == before.status.rescales
     else:
         assert (states(coordinator), coordinator.status.standbys is None) == (["starting"], False)
 

@@ -12,7 +12,7 @@ from barrier_runtime.coordinator.status.figure_table import FIGURES
 from barrier_runtime.coordinator.status.history import encode_history
 from barrier_runtime.coordinator.status.status import JobStatus, StandbysWanted
 from barrier_runtime.coordinator.status.why.job import answer
-from barrier_runtime.coordinator.wire.messages import Deploy, Shutdown, Start, Trigger
+from barrier_runtime.coordinator.wire.messages import Deploy, Prefetch, Shutdown, Start, Trigger
 from barrier_runtime.state.store.memory import MemoryStore
 
 AWAY_MS = 20_000  # `degrade_after`
@@ -342,3 +342,46 @@ def test_the_decision_counts_what_is_present():
     assert widening(fewer, 1, (10_000,), 10_000 + AWAY_MS).parallelism == 4
     assert widening(fewer, 1, (9_000, 10_000), 10_000 + 2 * AWAY_MS - 1) is None
     assert widening(fewer, 1, (10_000,) * 20, 10_000 + 16 * AWAY_MS).parallelism == 4, "the longest wait"
+
+
+def test_a_return_after_one_that_failed_has_more_time_to_fetch_state():
+    coordinator, first, _ = narrowed_job(MemoryStore())
+    coordinator.checkpoint(first)
+    for attempt, states in ((9, ["failed"]), (10, ["failed", "starting"])):
+        second = coordinator.slot(1, attempt=attempt)
+        second.prefetches = False
+        second.connect()
+        pass_time(coordinator, 65_000, first, second)
+        assert [each.state for each in coordinator.status.rescales] == states
+        pass_time(coordinator, AWAY_MS, first, second)
+    second.prefetches = True
+    second.fetched(second.last(Prefetch).checkpoint)
+    for _ in range(4):
+        coordinator.acknowledge(first)
+        coordinator.later(1_000)
+    assert first.last(Trigger).pause
+    assert widening(coordinator.protocol.spec, 1, (), 0, 9).start_timeout_ms == 16 * 60_000
+    assert widening(coordinator.protocol.spec, 1, (), 0, 9).timeout_ms == 60_000, "sources stop for no longer"
+
+
+def test_a_rescale_requested_while_the_log_gets_fewer_slots_fails_at_once():
+    """Its slots would be asked for by the number that the job had."""
+    store = MemoryStore()
+    coordinator, first, second = started(store, narrowing())
+    coordinator.checkpoint(first, second)
+    second.cut()
+    while not any(isinstance(each, Append) for each in coordinator.todo) or len(fences(store)) < 2:
+        first.beat()
+        coordinator.later(1_000)
+        if len(fences(store)) < 2:
+            coordinator.settle()
+    coordinator.run_until(Append)
+    assert coordinator.protocol.refuses_rescale(RescaleRequest("mine", 3)) == ""
+    coordinator.post(UserRescale(RescaleRequest("mine", 3)))
+    coordinator.settle()
+    (mine,) = coordinator.status.rescales
+    assert (mine.state, "goes on with 1 of 2 slots" in mine.error) == ("failed", True)
+    coordinator.later(0)
+    first.restored()
+    assert (coordinator.phase, coordinator.status.parallelism) == ("running", 1)
+    assert coordinator.protocol.refuses_rescale(RescaleRequest("again", 3)) == ""

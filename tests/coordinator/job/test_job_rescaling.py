@@ -3,7 +3,7 @@
 import uuid
 
 import pytest
-from coordinator_world import Coordinator, FakeSlot, kinds, log_of, options, spec, started
+from coordinator_world import Coordinator, FakeSlot, kinds, log_of, options, pause, spec, started
 
 from barrier_runtime.coordinator.client.rest_types import RescaleAsked
 from barrier_runtime.coordinator.job.effects import Append, WriteManifest
@@ -690,3 +690,77 @@ def test_a_decision_that_is_on_its_way_is_not_given_up() -> None:
     commit(number, a, b)
     coordinator.settle()
     assert fences(store) == [(2, 0), (1, number)]
+
+
+def test_checkpoints_go_on_while_a_new_slot_of_the_last_round_is_missing() -> None:
+    coordinator, a, b = started(MemoryStore())
+    coordinator.checkpoint(a, b)
+    ask(coordinator, 3, timeout_ms=600_000)
+    (c,) = standbys(coordinator, 2)
+    coordinator.later(0)
+    c.prefetches = False
+    coordinator.acknowledge(a, b)
+    seconds(coordinator, 2, a, b, c)
+    assert not coordinator.status.checkpoints.in_progress, "only that with which the sources stop may follow"
+    c.cut()
+    seconds(coordinator, 2, a, b)
+    assert coordinator.status.checkpoints.in_progress
+    coordinator.acknowledge(a, b)
+    assert told(coordinator).state == "starting"
+    (again,) = standbys(coordinator, 2)
+    commit(pause(coordinator, a, b), a, b)
+    coordinator.settle()
+    coordinator.run_with(a, b, again)
+
+
+def seconds(coordinator: Coordinator, count: int, *living: FakeSlot) -> None:
+    for _ in range(count):
+        coordinator.later(1_000)
+        for slot in living:
+            slot.beat()
+        coordinator.settle()
+
+
+def returned(coordinator: Coordinator, a: FakeSlot, b: FakeSlot) -> FakeSlot:
+    """Rescales to a single slot while `b` is out of reach, and back; returns the new slot."""
+    ask(coordinator, 1)
+    commit(last_checkpoint(coordinator, a, b), a, b)
+    coordinator.run_until(Append)
+    b.cut()
+    coordinator.run_with(a)
+    ask(coordinator, 2)
+    (new,) = standbys(coordinator, 1)
+    commit(last_checkpoint(coordinator, a), a)
+    coordinator.run_with(a, new)
+    return new
+
+
+def test_surplus_slot_that_hears_of_a_rescale_after_the_next_ends_its_task_well() -> None:
+    """Another Spark job carries the slot now: a task that fails would start again, and replace that slot."""
+    coordinator, a, b = started(MemoryStore())
+    returned(coordinator, a, b)
+    b.connect()
+    assert b.last(Shutdown).outcome == "left"
+    assert coordinator.phase == "running"
+
+
+def test_two_spark_jobs_of_a_slot_do_not_replace_each_other_for_ever() -> None:
+    coordinator, a, b = started(MemoryStore())
+    new = returned(coordinator, a, b)
+    again = coordinator.slot(1, attempt=99).connect()  # the task of `b`, whose executor was lost
+    assert new.last(Shutdown).outcome == "left"
+    coordinator.run_with(a, again)
+
+
+def test_surplus_slot_that_hangs_is_closed_and_not_killed() -> None:
+    coordinator, a, b = started(MemoryStore())
+    ask(coordinator, 1)
+    commit(last_checkpoint(coordinator, a, b), a, b)
+    coordinator.run_until(Append)
+    for _ in range(4):
+        coordinator.later(1_000)
+        a.beat()
+    coordinator.run_with(a)
+    assert b.closed
+    assert b.last(Shutdown).outcome == "left", "its task ends as soon as it wakes up"
+    assert (coordinator.kills, coordinator.status.kill) == ([], ())

@@ -27,10 +27,11 @@ LOG = "/jobs/flights/slots/0/log"
 class PlayedSlot:
     """A connection of slot `index`, which the test answers."""
 
-    def __init__(self, runner: JobRunner, index: int, *, answers: bool = True) -> None:
+    def __init__(self, runner: JobRunner, index: int, *, answers: bool = True, attempt: int = 0) -> None:
         self.runner = runner
         self.asked: list[AskSlot] = []
-        register = Register(index, f"process-{index}", 4_711, "worker-1", 0, "", 0, 0, "idle", answers=answers)
+        uuid = f"process-{index}-{attempt}"
+        register = Register(index, uuid, 4_711, "worker-1", attempt, "", 0, 0, "idle", answers=answers)
         runner.slot_connected(self, register)
 
     def send(self, message: ToSlot) -> None:
@@ -100,6 +101,15 @@ async def test_a_connection_that_breaks_ends_its_questions() -> None:
         )
         again = await http.get(LOG, headers=GOOD)
         assert "slot 0 of job flights is not connected now: `barrier-runtime why flights`" in again.json()["error"]
+
+
+async def test_a_process_that_another_replaces_ends_its_questions() -> None:
+    async with served() as (http, runner):
+        slot = PlayedSlot(runner, 0)
+        asking = asyncio.create_task(http.get(LOG, headers=GOOD))
+        await eventually(lambda: slot.asked)
+        PlayedSlot(runner, 0, attempt=1)
+        assert (await asking).json()["error"] == "the connection to the slot broke: ask again in a moment"
 
 
 async def test_a_slot_of_an_earlier_build_is_never_asked() -> None:
