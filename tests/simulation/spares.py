@@ -141,7 +141,7 @@ def spare_leaves(schedule: Schedule) -> LeavingSpareWorld:
 
 
 class FormerSpareDiesWorld(LeavingSpareWorld):
-    """A spare takes a slot; later its process and the coordinator die together, and the history is lost.
+    """A spare takes a slot; later the process and the coordinator die together, and the history is lost.
 
     The process starts again under the spare's number, and the spare has the number of the slot.
     """

@@ -278,7 +278,7 @@ def all_but(coordinator, *hanging):
 
 
 def test_a_savepoint_under_way_keeps_its_files_although_a_list_of_objects_hangs(store, tmp_path):
-    """A restarted coordinator does not know what is kept before the list comes; meanwhile a generation begins."""
+    """A restarted coordinator learns the kept checkpoints from the list; a generation begins before the answer."""
     job = spec(checkpoints=options(retained=1))
     before, a, b = started(store, job)
     checkpoint(before, a, b, files="f1")

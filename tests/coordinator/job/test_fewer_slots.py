@@ -365,7 +365,7 @@ def test_a_return_after_one_that_failed_has_more_time_to_fetch_state():
 
 
 def test_a_rescale_requested_while_the_log_gets_fewer_slots_fails_at_once():
-    """Its slots would be asked for by the number that the job had."""
+    """The driver would start slots for the number that the job had."""
     store = MemoryStore()
     coordinator, first, second = started(store, narrowing())
     coordinator.checkpoint(first, second)

@@ -499,7 +499,7 @@ TABLE = (CHAINS[0], msgspec.structs.replace(CHAINS[1], kinds={"out": "sink: delt
 
 
 def test_successor_knows_that_nothing_of_the_replaced_sink_is_left_to_commit() -> None:
-    """Both die before the first checkpoint of the new program, which cannot commit what the old sink began."""
+    """Both die before the first checkpoint of the new program, which cannot commit for the old sink."""
     store = MemoryStore()
     coordinator, a, b = started(store, spec(chains=FILES))
     request = ask(coordinator, wish(TABLE))
@@ -517,7 +517,7 @@ def test_successor_knows_that_nothing_of_the_replaced_sink_is_left_to_commit() -
 
 
 def test_successor_knows_that_the_run_before_ended_with_all_rows_visible() -> None:
-    """The stopped job goes on with another sink of that name, and both die before its first checkpoint."""
+    """The stopped job goes on with another sink of that name, and both die before the first checkpoint."""
     store = MemoryStore()
     coordinator, a, b = started(store, spec(chains=FILES))
     coordinator.stop("checkpoint")

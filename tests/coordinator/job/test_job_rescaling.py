@@ -762,5 +762,5 @@ def test_surplus_slot_that_hangs_is_closed_and_not_killed() -> None:
         a.beat()
     coordinator.run_with(a)
     assert b.closed
-    assert b.last(Shutdown).outcome == "left", "its task ends as soon as it wakes up"
+    assert b.last(Shutdown).outcome == "left", "the task ends as soon as the process wakes up"
     assert (coordinator.kills, coordinator.status.kill) == ([], ())

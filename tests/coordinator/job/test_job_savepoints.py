@@ -411,7 +411,7 @@ def test_a_wish_that_comes_before_the_job_runs_is_kept():
 
 @pytest.mark.parametrize("early", [True, False], ids=["before the history is read", "later"])
 def test_a_completed_savepoint_is_not_replaced_when_the_request_comes_again(early):
-    """The coordinator died before the client heard that the savepoint is done; others may be reading it."""
+    """The coordinator died before the client heard that the savepoint is done; others may be reading the files."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     asked = wish()

@@ -346,7 +346,7 @@ def test_spare_that_hangs_is_closed_and_not_killed(store: MemoryStore) -> None:
     assert spare.closed
     assert (coordinator.phase, spares(coordinator)) == ("running", (0, (2,)))
     assert (coordinator.kills, coordinator.status.kill, spare.got(Shutdown)) == ([], (), [])
-    spare.connect()  # it has woken up
+    spare.connect()  # the process has woken up
     assert spares(coordinator) == (1, ())
     lose(coordinator, first)
     assert spare.last(Deploy).slot == 0
@@ -377,7 +377,7 @@ def test_replacement_of_a_former_spare_is_a_spare_to_a_coordinator_without_histo
 
 
 def test_spare_that_was_a_slot_before_a_rescale_claims_no_number(store: MemoryStore) -> None:
-    """It repeats the number of its last deployment, which another process has now."""
+    """The spare repeats the number of the last deployment, which another process has now."""
     coordinator, (first, second, old, _) = with_spares(store, 2)
     lose(coordinator, first)
     run(coordinator, old, second)
