@@ -432,7 +432,7 @@ MUTANTS = (
         "what-is-settled-is-committed-again",
         "what a finished job made visible is not committed again",
         "coordinator/log/restore_choice.py",
-        "    return head.shows(complete_of(view.completes[0]).checkpoint)\n",
+        "    return shown or newest.position == view.visible\n",
         "    return False\n",
         ("tests/barrier_runtime/launch/test_jobs_that_end_and_begin_again.py",),
     ),
