@@ -321,7 +321,7 @@ def computed(text: str, rows: pa.RecordBatch | None = None) -> pa.Array:
         ("substring(s, -2, 1)", pa.string(), ["b", "c", None, ""]),
         ("i IS NULL", pa.bool_(), [False, False, True, False]),
         ("round(x)", pa.float64(), [3.0, -2.0, None, 0.0]),
-        ("1 | 6 & 4 ^ i", pa.int64(), [3, -3, None, 16_777_221]),
+        ("1 | i & 6", pa.int64(), [7, 1, None, 1]),
         ("j & 1 << 2", pa.int64(), [4, 0, 0, 0]),
     ],
 )
