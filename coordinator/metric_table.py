@@ -70,6 +70,8 @@ FILES_WITH_MORE_COLUMNS = Counter("files_with_more_columns", "files", "sources o
 FILES_PASSED_OVER = Gauge("files_passed_over", "files", "sources of files: names in the folders or patterns that are "
                           "not read, as listed at the start: other endings, links, hidden names that a wildcard would "
                           "match")
+FILES_OUT_OF_ORDER = Counter("files_out_of_order", "files", "sources of files with `file_order=`: files that appeared "
+                             "after a file of a later place had been read")
 CLIENTS_REPLACED = Counter("clients_replaced", "clients", "`read_kafka`: clients that had gone silent and were "
                            "replaced")
 NULL_VALUES = Counter("null_values", "records", "`read_kafka`: records without a value: rows of nulls, skipped, or bad "

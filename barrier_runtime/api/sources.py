@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.delta.source import DeltaSource as DeltaSource
     from barrier_runtime.connectors.files.source.binary import BinarySource as BinarySource
     from barrier_runtime.connectors.files.source.csv import CsvSource as CsvSource
-    from barrier_runtime.connectors.files.source.files import OnChange
+    from barrier_runtime.connectors.files.source.files import FileOrder, OnChange
     from barrier_runtime.connectors.files.source.jsonl import JsonlSource as JsonlSource
     from barrier_runtime.connectors.files.source.lines import TextSource as TextSource
     from barrier_runtime.connectors.files.source.parquet import ParquetSource as ParquetSource
@@ -59,6 +59,7 @@ class SourceOptions(SettingsOfSource, total=False):
     pace: float | None
     watch: Duration | None
     on_change: "OnChange"
+    file_order: "FileOrder | None"
     types: SchemaLike | None
     delimiter: str
     encoding: str

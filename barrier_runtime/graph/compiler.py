@@ -241,8 +241,9 @@ def _check_order(nodes: list[Node]) -> None:
             warnings.warn(
                 f"{node.kind} {node.name!r}: rows of a key in different files of source {name!r} "
                 f"({above[name].source!r}) arrive in any order, as files are read side by side, so an older row may "
-                "replace a newer one: keep the newest row by a version column first (aggregate with arg_max), or put "
-                "the rows into one file or a Kafka topic. Ignore this if each key is in a single file",
+                f'replace a newer one: read {name!r} with file_order="name" (files one after another), keep the newest '
+                "row by a version column first (aggregate with arg_max), or put the rows into one file or a Kafka "
+                "topic. Ignore this if each key is in a single file",
                 stacklevel=users_line(),
             )
 

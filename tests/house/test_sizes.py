@@ -18,7 +18,7 @@ LONG_FILES = {
     "barrier_runtime/api/stream.py": (680, "classes that return one another, a third of it signatures of typed rows"),
     "barrier_runtime/operators/functions/process.py": (570, "one operator: rows, timers and errors share a key's turn"),
     "barrier_runtime/runtime/slot.py": (510, "every order of the coordinator and what a slot answers"),
-    "barrier_runtime/runtime/sources/driver.py": (685, "one reader's life: opened, read, idle, paused, ended"),
+    "barrier_runtime/runtime/sources/driver.py": (700, "one reader's life: opened, read, idle, paused, ended"),
     "barrier_runtime/testing/simulation/cluster.py": (530, "everything of one simulated job: its processes and faults"),
     "barrier_runtime/testing/simulation/loop.py": (590, "world, process and loop refer to one another"),
     "coordinator/job/slots.py": (540, "one table: who has a number, waits for one, succeeds, or is spare"),

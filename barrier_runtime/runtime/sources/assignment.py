@@ -11,6 +11,7 @@ from functools import partial
 
 import msgspec
 
+from barrier_runtime.connectors.in_turn import is_in_turn
 from barrier_runtime.connectors.name_set import RECORD_BYTES, UNKNOWN_SIZE, UNMARKED, NameSet, SortedRun, merged
 from barrier_runtime.connectors.source import (
     Choosing,
@@ -121,10 +122,16 @@ def under_known_ids(listed: Sequence[Split], restored: RestoredSource, where: st
 
 
 def assign_listed(
-    listed: Sequence[Split], restored: RestoredSource, subtask: int, parallelism: int, where: str
+    listed: Sequence[Split],
+    restored: RestoredSource,
+    subtask: int,
+    parallelism: int,
+    where: str,
+    readers: int | None = None,
 ) -> Assignment:
+    """`readers`: number of subtasks that read; None: all."""
     _check_shares(listed, restored, where)
-    mine = {split.id: split for i, split in enumerate(listed) if i % parallelism == subtask}
+    mine = {split.id: split for i, split in enumerate(listed) if i % (readers or parallelism) == subtask}
     all_ids = {split.id for split in listed}
     at_end = {}
     for id, reached in restored.splits.items():
@@ -145,7 +152,12 @@ def assign_listed(
 
 def never_has_rows(source: Source, listed: Sequence[Split], subtask: int) -> bool:
     """True if the list is fixed and has no split for this subtask."""
-    return not isinstance(source, DiscoveringSource | StagedSource) and subtask >= len(listed)
+    fixed = not isinstance(source, DiscoveringSource | StagedSource)
+    return fixed and subtask >= min(len(listed), readers_of(source, subtask + 1))
+
+
+def readers_of(source: Source, parallelism: int) -> int:
+    return 1 if is_in_turn(source) else parallelism
 
 
 def has_finished(split: Split, finished: NameSet | FinishedSplits, where: str) -> bool:
@@ -239,7 +251,8 @@ def reading_subtasks(
         ended = [False] * len(restored.splits)
     else:
         ended = [split.id in restored.finished for split in listed]
-    return frozenset(number % parallelism for number, done in enumerate(ended) if not done)
+    readers = readers_of(source, parallelism)
+    return frozenset(number % readers for number, done in enumerate(ended) if not done)
 
 
 def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredSource, where: str) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from barrier_runtime.connectors.in_turn import is_in_turn
 from barrier_runtime.connectors.name_set import UNMARKED
 from barrier_runtime.connectors.read_range import ReadRange
 from barrier_runtime.connectors.source import (
@@ -57,6 +58,7 @@ from barrier_runtime.runtime.sources.assignment import (
     compare_finished,
     grows,
     has_finished,
+    readers_of,
     reading_subtasks,
     under_known_ids,
 )
@@ -68,6 +70,7 @@ from barrier_runtime.runtime.sources.progress import (
     SplitGap,
     SplitProgress,
 )
+from barrier_runtime.runtime.sources.turns import Turns
 from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
 
 _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts
@@ -88,6 +91,7 @@ class SourceDriver:
 
     def __init__(self) -> None:
         self._queue: list[_Place] = []
+        self._turns: Turns | None = None  # splits that are read after those of the queue
         self._numbers = itertools.count()
         self._kept: dict[str, OpenSplit] = {}  # listed in snapshots
         self._kept_rows = 0
@@ -152,7 +156,7 @@ class SourceDriver:
         elif isinstance(spec.source, StagedSource):
             assignment = assign_staged(splits, restored, *place)
         else:
-            assignment = assign_listed(splits, restored, *place)
+            assignment = assign_listed(splits, restored, *place, readers_of(spec.source, context.parallelism))
             if isinstance(spec.source, MarkingSource):
                 compare_finished(spec.source, splits, assignment, *place[:2])
         if spec.max_rows_per_second is not None and spec.range is None:
@@ -176,13 +180,15 @@ class SourceDriver:
             self._kept_rows += ended.rows
             self._done_ms = max(self._done_ms, ended.greatest_ms)
         self._gap = SplitGap(self._timeout_ns, self._done_ms != WATERMARK_MIN)
+        if is_in_turn(spec.source):
+            self._turns = Turns(spec.source, context, self._where)
         prepared = 0
         for split in assignment.splits:
             progress = restored.splits.get(split.id)
             reader = self._reader(split)
             self._open.add(split.id)
             taken = OpenSplit(split, reader, progress)
-            self._take_on(taken)
+            self._take_on(split, taken)
             if progress is not None and progress.position != NO_POSITION:
                 self._seek(reader, split, bytes(progress.position))
             if self._ends is not None:
@@ -192,6 +198,7 @@ class SourceDriver:
             if taken.prepared and isinstance(reader, Preparable) and prepared < _PREPARED_AHEAD:
                 reader.prepare()
                 prepared += 1
+        self._begin_turn()
 
     def wait_for_slower(self, max_drift_ms: int) -> None:
         """Before `lowest_in_job` only splits without rows are read."""
@@ -307,6 +314,7 @@ class SourceDriver:
         if self._range is not None:
             limit = min(limit, self._range.left(split.id, split.rows))
             if limit <= 0:
+                self._begin_turn(split)
                 return None
         self._latest = reached = None
         self._woken.discard(split.id)  # before the poll: a later call is for later rows
@@ -500,7 +508,7 @@ class SourceDriver:
             self._discovery.close()
             self._discovery = None
         self._ahead.close()
-        for split in (*(place[-1] for place in self._queue), *self._lingering):
+        for split in (*(place[-1] for place in self._queue), *(self._turns or ()), *self._lingering):
             self._close_reader(split)
         self._queue, self._lingering = [], []
         for reader in self._made.values():
@@ -529,11 +537,20 @@ class SourceDriver:
     def _due_ns(self, split_id: str, reader: SplitReader) -> int | None:
         return None if split_id in self._woken else reader.next_due_ns()
 
-    def _take_on(self, split: OpenSplit) -> None:
-        heapq.heappush(self._queue, self._place(split))
-        if split.asked or self._keeps_unasked:
-            self._kept[split.id] = split
-            self._kept_rows += split.rows
+    def _take_on(self, split: Split, taken: OpenSplit) -> None:
+        if self._turns is None:
+            heapq.heappush(self._queue, self._place(taken))
+        else:
+            self._turns.add(split, taken)
+        if taken.asked or self._keeps_unasked:
+            self._kept[taken.id] = taken
+            self._kept_rows += taken.rows
+
+    def _begin_turn(self, ended: OpenSplit | None = None) -> None:
+        split = None if self._turns is None else self._turns.after(ended)
+        if split is not None:
+            split.greatest_ms = max(split.greatest_ms, self._done_ms)  # event time goes on, as in a single split
+            heapq.heappush(self._queue, self._place(split))
 
     def _place(self, split: OpenSplit) -> "_Place":
         return (*split.order, next(self._numbers), split)
@@ -600,6 +617,7 @@ class SourceDriver:
         if grown is not None:
             self._open.add(split.id)
             self._open_found(grown)
+        self._begin_turn(split)
 
     def _close_reader(self, split: OpenSplit) -> None:
         if split.reader is not None:
@@ -644,14 +662,14 @@ class SourceDriver:
     def _open_found(self, split: Split) -> None:
         """Opens a discovered split off the loop. Until then a restore discovers the split anew."""
         reached = self._at_end.get(split.id)
-        ahead = len(self._queue) < _PREPARED_AHEAD and self._ends is None  # `Ahead` prepares remote files
+        ahead = len(self._queue) < _PREPARED_AHEAD and self._ends is None and self._turns is None
 
         def make() -> None:
             reader = self._reader(split)
             self._made[split.id] = reader
             if reached is not None:
                 self._seek(reader, split, bytes(reached.position))
-            if ahead and isinstance(reader, Preparable) and not is_remote(reader):
+            if ahead and isinstance(reader, Preparable) and not is_remote(reader):  # `Ahead` prepares remote files
                 reader.prepare()
 
         def made(_: None, error: BaseException | None) -> None:
@@ -664,13 +682,14 @@ class SourceDriver:
                 taken = OpenSplit(split, reader, reached)
                 if self._ends is not None:
                     self._ends.hold(taken, restored=False)
-                self._take_on(taken)
+                self._take_on(split, taken)
+                self._begin_turn()
                 self._ahead.add(taken)
                 self._context.metrics.count(SPLITS_DISCOVERED)
                 return
             if reader is not None:
                 reader.close()
-            if not isinstance(error, Unavailable):
+            if not isinstance(error, Unavailable) or self._turns is not None:  # later splits must not overtake
                 raise_named(error, self._spec, self._context.subtask, split.id)
             self._context.metrics.count(DISCOVERY_FAILURES)
             self._context.call_later(_REOPEN_S, lambda: self._open_found(split))

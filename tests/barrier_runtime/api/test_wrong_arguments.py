@@ -242,6 +242,7 @@ OPTIONAL = {
     *(
         "schema",
         "types",
+        "file_order",
         "key_schema",
         "event_time",
         "name",

@@ -1,9 +1,9 @@
 """Base of sources of files."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Literal
+from typing import Literal, get_args
 
 import pyarrow as pa
 
@@ -21,6 +21,8 @@ log = logging.getLogger("barrier_runtime.files")
 _CHECKED_IN_DRIVER = 200  # local files; others are checked when opened
 
 OnChange = Literal["fail", "append"]
+FileOrder = Literal["name", "modified"]
+_ORDERS = {"name": "name", "modified": "time of change"}
 ROWS_ARE_GIVEN: ContextVar[bool] = ContextVar("a check builds a flow whose sources it replaces", default=False)
 
 
@@ -37,6 +39,7 @@ class Files:
     endless = False
     in_folders = True  # folders `day=2026-01-01/` become columns
     may_grow = False
+    file_order: FileOrder | None = None  # None: files are read side by side
     kind: str
     suffixes: tuple[str, ...]
 
@@ -102,8 +105,9 @@ class Files:
         return f"{self.kind} files"
 
     def __repr__(self) -> str:
+        order = f", one after another by {_ORDERS[self.file_order]}" if self.file_order else ""
         pace = f", {self._pace:g} rows/s" if self._pace else ""
-        return f"{counted(len(self.files), f'{self.kind} file')} of {self.paths}{self._passed}{pace}"
+        return f"{counted(len(self.files), f'{self.kind} file')} of {self.paths}{self._passed}{order}{pace}"
 
     @property
     def passed_over(self) -> int:
@@ -111,7 +115,37 @@ class Files:
 
     @property
     def several(self) -> bool:
-        return len(self.files) > 1
+        return len(self.files) > 1 and not self.in_turn
+
+    @property
+    def in_turn(self) -> bool:
+        return self.file_order is not None
+
+    def turn(self, split: Split) -> tuple[int, str, str]:
+        return self.place(FoundFile.of(split))
+
+    def place(self, file: FoundFile) -> tuple[int, str, str]:
+        """Sorts by the path below the folder, or by time of change and path."""
+        return file.modified_ns if self.file_order == "modified" else 0, file.id.removeprefix("./"), file.id
+
+    def read_in_order(self, order: FileOrder, *, watched: bool) -> None:
+        """Raises `InvalidJob` for another order, or for files that grow."""
+        if order not in get_args(FileOrder):
+            raise InvalidJob(f"{self.where}: file_order={order!r}: use 'name' or 'modified'")
+        if self.grows:
+            raise InvalidJob(
+                f"{self.where}: file_order= and on_change='append' together: rows that a file gains later would come "
+                "after the rows of later files: leave one out"
+            )
+        self.file_order = order
+        self.files = self.in_order(self.files, self._watched if watched else lambda: self.files)
+
+    def in_order(self, found: Sequence[FoundFile], list_again: Callable[[], Iterable[FoundFile]]) -> list[FoundFile]:
+        """Adds files that `found`, a listing, lacks although they appeared before a found file of a later place."""
+        if not found:
+            return []
+        last = max(map(self.place, found))
+        return sorted((file for file in list_again() if self.place(file) <= last), key=self.place)
 
     @property
     def is_one_file(self) -> bool:
@@ -161,7 +195,8 @@ class Files:
 
     def reader(self, split: Split) -> SplitReader:
         file = FoundFile.of(split)
-        reader = self.file_reader(file, self._pace / len(self.files) if self._pace else None)
+        at_once = 1 if self.in_turn else len(self.files)
+        reader = self.file_reader(file, self._pace / at_once if self._pace else None)
         values = values_of(file.folders) if self.in_folders else {}
         if any(name in values for name in self.schema.names):
             if self._guesses:
@@ -196,14 +231,16 @@ class Files:
 
     def _listed(self, watched: bool) -> list[FoundFile]:
         try:
-            return self._watched() if watched else find_files(self.paths, self.suffixes, self.where, self._passed)
+            if watched:
+                return self._watched(self._passed)
+            return find_files(self.paths, self.suffixes, self.where, self._passed)
         except (InvalidJob, Unavailable) as error:
             if not ROWS_ARE_GIVEN.get():
                 raise
             raise InvalidJob(f"{error}. check() needs files only to guess types: pass schema=") from error
 
-    def _watched(self) -> list[FoundFile]:
+    def _watched(self, passed: PassedOver | None = None) -> list[FoundFile]:
         try:
-            return find_arrivals(self.paths, self.suffixes, self.where, passed=self._passed)
+            return find_arrivals(self.paths, self.suffixes, self.where, passed=passed)
         except Unavailable as error:
             raise InvalidJob(str(error)) from error

@@ -45,7 +45,8 @@ class ParquetSource(FileSource[Rows]):
     `schema` names the columns to read (default: all columns of the first file). `pace`: rows per second over all files;
     default: as fast as possible. `watch`: period of the endless search for new files; existing files are read first.
     Files must be complete when they appear: rename them into place; names that begin with `.` or `_` are ignored. A
-    file that changes after reading began ends the job (docs/guarantees.md).
+    file that changes after reading began ends the job (docs/guarantees.md). `file_order="name"` or "modified" (time of
+    change): a single subtask reads the files one after another, in that order; default: side by side.
 
     >>> flow.source("orders", ParquetSource("s3://lake/orders", watch=timedelta(seconds=10)), event_time="at")
     """

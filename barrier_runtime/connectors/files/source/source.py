@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.discovery import ListingThread
-from barrier_runtime.connectors.files.source.files import Files, OnChange
+from barrier_runtime.connectors.files.source.files import FileOrder, Files, OnChange
 from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals
 from barrier_runtime.connectors.files.source.reader import COMPARED_AT_START, may_have_changed, renewed_mark
 from barrier_runtime.connectors.name_set import UNKNOWN_SIZE, NameSet
@@ -37,6 +37,7 @@ class FileSource(SourceOf[Rows], ABC):
     pace: float | None = None
     watch: Duration | None = None
     on_change: OnChange = "fail"
+    file_order: FileOrder | None = None
 
     @abstractmethod
     def files(self, name: str, schema: pa.Schema | None, *, watched: bool) -> Files:
@@ -46,6 +47,8 @@ class FileSource(SourceOf[Rows], ABC):
         """Source with the listed files. Raises `InvalidJob` for missing or unfitting files."""
         schema = as_schema(self.schema, f"source {name!r}") if self.schema is not None else None
         files = self.files(name, schema, watched=self.watch is not None)
+        if self.file_order is not None:
+            files.read_in_order(self.file_order, watched=self.watch is not None)
         return files if self.watch is None else WatchedFiles(files, _period_s(self.watch, name))
 
 
@@ -99,7 +102,14 @@ class WatchedFiles:
 
     @property
     def several(self) -> bool:
-        return not self._inner.is_one_file
+        return not self._inner.is_one_file and not self.in_turn
+
+    @property
+    def in_turn(self) -> bool:
+        return self._inner.in_turn
+
+    def turn(self, split: Split) -> tuple[int, str, str]:
+        return self._inner.turn(split)
 
     def reading(self, columns: Collection[str]) -> "WatchedFiles":
         return WatchedFiles(self._inner.reading(columns), self._period_s)
@@ -117,7 +127,7 @@ class WatchedFiles:
         return self._inner.left(splits, positions)
 
     def owner(self, split_id: str, parallelism: int) -> int:
-        return zlib.crc32(split_id.encode()) % parallelism
+        return 0 if self.in_turn else zlib.crc32(split_id.encode()) % parallelism
 
     def discovery(self, known: NameSet) -> Discovery | None:
         arrivals = _Arrivals(self._inner, known)
@@ -141,8 +151,12 @@ class _Arrivals:
         def skips(id: str) -> bool:
             return (zlib.crc32(id.encode()) + self._looks) % every != 0 and id in self._seen
 
-        files = find_arrivals(self._source.paths, self._source.suffixes, self._source.where, skips)
-        return [file.split() for file in files if self._is_new(file)]
+        def new() -> Sequence[FoundFile]:
+            files = find_arrivals(self._source.paths, self._source.suffixes, self._source.where, skips)
+            return [file for file in files if self._is_new(file)]
+
+        found = self._source.in_order(new(), new) if self._source.in_turn else new()
+        return [file.split() for file in found]
 
     def _is_new(self, file: FoundFile) -> bool:
         known = self._seen.find(file.id)

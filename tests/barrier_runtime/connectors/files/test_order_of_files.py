@@ -30,7 +30,15 @@ def told(tmp_path: Path, files: int, *, newest: bool = False, **options: Any) ->
 @pytest.mark.parametrize(("files", "options"), [(2, {}), (1, {"watch": 1.0})])
 def test_files_before_an_upsert_sink_are_told(tmp_path: Path, files: int, options: Any) -> None:
     (said,) = told(tmp_path, files, **options)
-    assert all(each in said for each in ("sink 'table'", "source 'changes'", "arg_max", "one file"))
+    assert all(
+        each in said for each in ("sink 'table'", "source 'changes'", 'file_order="name"', "arg_max", "one file")
+    )
+
+
+@pytest.mark.parametrize(("files", "options"), [(2, {}), (1, {"watch": 1.0})])
+@pytest.mark.parametrize("order", ["name", "modified"])
+def test_files_in_order_need_no_warning(tmp_path: Path, files: int, options: Any, order: str) -> None:
+    assert told(tmp_path, files, file_order=order, **options) == []
 
 
 @pytest.mark.parametrize(("files", "newest"), [(1, False), (2, True)])
