@@ -17,7 +17,7 @@ import msgspec
 
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
-from barrier_runtime.state.snapshots.value_types import Misfit, ValueType, fields_said, loses, misfit
+from barrier_runtime.state.snapshots.value_types import Misfit, ValueType, fields_said, loses, misfit, to_floats
 
 
 def _check_state(now: StateDescription, before: StateDescription, where: str) -> None:
@@ -91,7 +91,8 @@ def continued(now: StateDescription, before: StateDescription | None, where: str
         if wrong is not None:
             raise InvalidJob(f"{where}: {_told(wrong)}")
         _check_earlier(earlier, now.type, names, where)
-        if before.type not in earlier and loses(before.type, now.type, names):
+        kept = loses(before.type, now.type, names) or to_floats(before.type, now.type, names)
+        if kept and before.type not in earlier:
             earlier = (*earlier, before.type)
     return msgspec.structs.replace(now, renamed=names, versions=before.versions, earlier=earlier)
 

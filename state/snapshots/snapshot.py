@@ -49,7 +49,8 @@ class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     renamed: dict[str, str | None] = {}
     type: ValueType | None = None  # of the values; None: written by an older release
     versions: tuple[dict[str, str | None], ...] = ()  # `renamed` of each earlier version of the values
-    earlier: tuple[ValueType, ...] = ()  # types of entries of this version with fields that `type` has lost
+    # Types of entries of this version with fields that `type` has lost, or with ints that are read as floats.
+    earlier: tuple[ValueType, ...] = ()
     layout: int = 1  # of the entries of timers and columns
 
     @property

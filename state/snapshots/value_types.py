@@ -86,6 +86,18 @@ def loses(before: ValueType, now: ValueType, renamed: Mapping[str, str | None]) 
     return comparison.lost
 
 
+def to_floats(before: ValueType, now: ValueType, renamed: Mapping[str, str | None], earlier: bool = False) -> bool:
+    """Returns whether an int in values of `before` may be read as a float."""
+    comparison = _Comparison(earlier)
+    comparison.whole(before, now, renamed)
+    return comparison.to_floats
+
+
+def _holds_floats(kind: ValueType) -> bool:
+    parts = (*kind.of, *(field.type for field in kind.fields))
+    return kind.kind == "float" or any(map(_holds_floats, parts))
+
+
 def _tags(before: ValueType, now: ValueType, path: str, tagged: bool) -> Misfit | None:
     """`tagged`: the tag distinguishes `now` from other types."""
     if before.tag == now.tag or not (tagged or (before.tag and now.tag)):
@@ -100,6 +112,7 @@ class _Comparison:
         self._seen: set[tuple[int, int]] = set()  # pairs that fit, or are being compared
         self._earlier = earlier
         self.lost = False
+        self.to_floats = False
 
     def whole(self, before: ValueType, now: ValueType, renamed: Mapping[str, str | None]) -> Misfit | None:
         if before.kind == now.kind == "class":
@@ -120,6 +133,7 @@ class _Comparison:
         if "pickle" in (before.kind, now.kind):
             return None if before.kind == now.kind else Misfit(path, str(before), str(now))
         if "any" in (before.kind, now.kind):
+            self.to_floats = self.to_floats or _holds_floats(now)
             return None
         if before.kind == "union":
             each = (self.at(member, now, path, outer, outer_now, tagged) for member in before.of)
@@ -185,6 +199,7 @@ class _Comparison:
             return wrong if any(plain[type(value)] != now.kind for value in before.values) else None
         if now.kind == before.kind and now.kind not in ("tuple", "class", "array", "list", "dict"):
             return None
+        self.to_floats = self.to_floats or (before.kind, now.kind) == ("int", "float")
         return None if before.kind in _ALSO_READ.get(now.kind, ()) else wrong
 
     def _first(

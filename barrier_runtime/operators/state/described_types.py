@@ -4,6 +4,7 @@ Pure.
 """
 
 import dataclasses
+import itertools
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -217,3 +218,35 @@ def _class(
 
 
 PICKLED = ValueType("pickle")
+_write_value = msgspec.msgpack.Encoder(enc_hook=as_fields).encode
+
+
+def exact_floats(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Returns `decode`, which raises `msgspec.ValidationError` for a stored int that a float would round."""
+
+    def exact(data: bytes) -> Any:
+        value = decode(data)
+        if b"\xcf" in data or b"\xd3" in data:  # heads of ints with 8 bytes
+            rounded = _rounded(_read(data), _read(_write_value(value)))
+            if rounded is not None:
+                raise msgspec.ValidationError(f"a float does not hold all digits of {rounded}")
+        return value
+
+    return exact
+
+
+def _rounded(stored: Any, read: Any) -> int | None:
+    """First int of `stored` that is another number in `read`."""
+    pairs: list[tuple[Any, Any]] = []
+    if type(stored) is int and type(read) is float:
+        return None if stored == read else stored
+    if isinstance(stored, dict) and isinstance(read, dict):
+        if any(type(key) is float for key in read):
+            lost = next((key for key in stored if type(key) is int and key not in read), None)
+            if lost is not None:
+                return lost
+        pairs = [(each, read[key]) for key, each in stored.items() if key in read]
+    elif isinstance(stored, list) and isinstance(read, list):
+        numbers = {each for each in read if type(each) in (int, float)}  # of a set, in another order
+        pairs = [pair for pair in zip(stored, read, strict=False) if type(pair[0]) is not int or pair[0] not in numbers]
+    return next((found for found in itertools.starmap(_rounded, pairs) if found is not None), None)

@@ -26,6 +26,7 @@ from barrier_runtime.operators.state.described_types import (
     as_fields,
     check_renamed,
     decoder_of,
+    exact_floats,
     fields_of,
     is_model,
     value_type,
@@ -33,7 +34,7 @@ from barrier_runtime.operators.state.described_types import (
 from barrier_runtime.operators.state.migration import Migrate, check_migrate, migrating_decoder, version_encoder
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
-from barrier_runtime.state.snapshots.value_types import ValueType
+from barrier_runtime.state.snapshots.value_types import ValueType, to_floats
 from barrier_runtime.state.texts import shortened
 from barrier_runtime.state.values.table import MadeNew
 
@@ -246,7 +247,10 @@ class StoredType:
 
             return pickle.loads
         renamed = (*what.versions, what.renamed)
-        decode = migrating_decoder(decoder_of(self._kind).decode, renamed, self._migrate, where, made_new or MadeNew())
+        plain: Callable[[bytes], Any] = decoder_of(self._kind).decode
+        if any(to_floats(each, self._type, what.renamed, earlier=True) for each in what.earlier):
+            plain = exact_floats(plain)
+        decode = migrating_decoder(plain, renamed, self._migrate, where, made_new or MadeNew())
 
         def checked(data: bytes) -> Any:
             try:

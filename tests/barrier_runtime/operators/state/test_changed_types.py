@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, ListState, MapState, ReducingState, ValueState
 from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.operators.state.described_types import value_type
-from barrier_runtime.state.snapshots.value_types import ValueType, misfit
+from barrier_runtime.state.snapshots.value_types import ValueType, misfit, to_floats
+from barrier_runtime.testing import KeyedHarness
+from barrier_runtime.testing.function_harness import HarnessSnapshot
 from tests.barrier_runtime.operators.state.test_evolution import after
 from tests.drawn import examples
 
@@ -216,6 +218,63 @@ def test_what_could_not_be_read_is_refused_with_path_types_and_remedy(case: str)
         after(ValueState(now), first)
     kept, _ = after(ValueState(before), first)
     assert kept["a"] == value
+
+
+WIDE = 2**53 + 1  # no float
+
+
+def passed_on(state: Any, snapshot: HarnessSnapshot) -> HarnessSnapshot:
+    """Next snapshot of a run that reads no value."""
+
+    class Keeps:
+        kept = state
+
+        def process(self, key: str, row: dict[str, Any], ctx: Any) -> None: ...
+
+    with KeyedHarness(Keeps, key="k", rows={"k": str}, restore=snapshot) as harness:
+        return harness.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("before", "plain", "now"),
+    [
+        (int, WIDE, float),
+        (int, -WIDE, float | None),
+        (order(id=int), {"id": WIDE}, order(id=float)),
+        (list[Line], [{"item": "i", "price": WIDE}], list[PricedLine]),
+        (set[int], [1, WIDE], set[float]),
+        (dict[int, str], {WIDE: "a"}, dict[float, str]),
+    ],
+)
+def test_an_int_that_a_float_would_round_is_refused_when_it_is_read(before: Any, plain: Any, now: Any) -> None:
+    _, first = after(ValueState(before), rows=(("a", msgspec.convert(plain, before)),))
+    with pytest.raises(
+        InvalidJob, match=r"state 'kept'.* cannot be read as .* does not hold all digits of -?9007\d+93"
+    ):
+        after(ValueState(now), first)
+    with pytest.raises(InvalidJob, match="does not hold all digits"):
+        after(ValueState(now), passed_on(ValueState(now), first))
+
+
+def test_wide_ints_that_are_floats_or_stay_ints_are_read() -> None:
+    even = 2**60
+    for before, value, now in (
+        (int, even, float),
+        (set[int], {even, 1, 2**54, 7}, set[float]),
+        (int, WIDE, int | float),
+    ):
+        _, first = after(ValueState(before), rows=(("a", value),))
+        kept, _ = after(ValueState(now), first)
+        assert kept["a"] == value
+
+
+@pytest.mark.parametrize(("before", "now"), [(list[float], list[float]), (list[int], list[int] | None)])
+def test_types_that_read_no_int_as_a_float_are_decoded_without_a_check(before: Any, now: Any) -> None:
+    """The check costs as much as decoding, and is kept for ever."""
+    assert not to_floats(value_type(before), value_type(now), {})
+    _, first = after(ValueState(before), rows=(("a", [1]),))
+    _, second = after(ValueState(now), first)
+    assert '"earlier"' not in msgspec.json.encode(second.operators[0].keyed).decode()
 
 
 def test_a_renaming_is_of_the_outer_value_alone_also_where_a_class_holds_itself() -> None:
