@@ -14,11 +14,15 @@ import msgspec
 _ALSO_READ = {"float": {"int"}, "decimal": {"int", "float"}, "str": {"date", "time", "timedelta", "uuid", "decimal"}}
 
 
+MADE_ANEW = "a new value"  # default of a function, which entries never lack
+
+
 class FieldType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     type: "ValueType"
     default: bool = False  # entries without the field can be read
     absent: bool = False  # entries may lack the field
+    filled: str = ""  # of a msgspec.Struct: the default for entries that lack the field, as JSON; "" also if unknown
 
 
 class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -233,6 +237,7 @@ class _Comparison:
             if was[field.name].absent and not field.default:
                 return Misfit(at, f"{was[field.name].type}, where it is not the default", str(field.type))
             wrong = self.at(was[field.name].type, field.type, at, inside, inside_now, False)
+            wrong = wrong or _fills_otherwise(was[field.name], field, at)
             if wrong is not None:
                 return wrong
         known = {field.name for field in now.fields}
@@ -276,6 +281,16 @@ class _Comparison:
         if now.strict and len(before.fields) > len(now.fields):
             return Misfit(path, str(before), str(now), f"it takes no more than {len(now.fields)} fields")
         return None
+
+
+def _fills_otherwise(before: FieldType, now: FieldType, path: str) -> Misfit | None:
+    old, new = before.filled, now.filled
+    if not before.absent or old in ("", MADE_ANEW) or not new:
+        return None
+    if new != MADE_ANEW and msgspec.json.decode(old) == msgspec.json.decode(new):  # 0 and 0.0
+        return None
+    why = "entries do not store a default, so their values would change"
+    return Misfit(path, f"{old} by default", f"{new} by default", why)
 
 
 def fields_said(names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.snapshots.value_types import FieldType, ValueType
+from barrier_runtime.state.snapshots.value_types import MADE_ANEW, FieldType, ValueType
 
 
 def is_model(kind: Any) -> TypeGuard[type[Any]]:
@@ -205,6 +205,7 @@ def _class(
             _described(field.type, (*outer, info.cls)),
             not field.required,
             absent=lacking and not field.required,
+            filled=_default_said(field) if struct is not None and not field.required else "",
         )
         for field in info.fields
     )
@@ -215,6 +216,18 @@ def _class(
         tag="" if struct is None or struct.tag is None else str(struct.tag),
         strict=isinstance(info, inspect.NamedTupleType) or (struct is not None and struct.forbid_unknown_fields),
     )
+
+
+def _default_said(field: inspect.Field) -> str:
+    """msgspec omits a default, and of factories an empty list, dict or set."""
+    factory = None if field.default_factory is msgspec.NODEFAULT else field.default_factory
+    if factory not in (None, list, dict, set):
+        return MADE_ANEW
+    try:
+        default = field.default if factory is None else factory()
+        return msgspec.json.encode(default, enc_hook=as_fields, order="deterministic").decode()
+    except Exception:  # a value without text
+        return ""
 
 
 PICKLED = ValueType("pickle")

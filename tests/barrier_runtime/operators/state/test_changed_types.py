@@ -277,6 +277,53 @@ def test_types_that_read_no_int_as_a_float_are_decoded_without_a_check(before: A
     assert '"earlier"' not in msgspec.json.encode(second.operators[0].keyed).decode()
 
 
+def omitting(kind: Any, **more: Any) -> Any:
+    more.setdefault("omit_defaults", True)
+    return msgspec.defstruct("Order", [("id", int), ("kind", *kind)], **more)
+
+
+MANY = msgspec.field(default_factory=lambda: [1])
+NONE = msgspec.field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ((str, "web"), (str, "app"), r'field kind was "web" by default .* is "app" by default'),
+        ((Colour, Colour.RED), (More, More.BLUE), r'field kind was "red" by default .* is "blue" by default'),
+        ((int | None, None), (int | None, 0), r"field kind was null by default .* is 0 by default"),
+        ((list[int], NONE), (list[int], MANY), r"field kind was \[\] by default .* is a new value by default"),
+    ],
+)
+@pytest.mark.parametrize("omits", [True, False])
+def test_another_default_that_entries_omit_is_refused(before: Any, now: Any, said: str, omits: bool) -> None:
+    first, second = omitting(before), omitting(now, omit_defaults=omits)
+    _, kept = after(ValueState(first), rows=(("a", first(1)),))
+    with pytest.raises(InvalidJob, match=said):
+        after(ValueState(second), kept)
+    _, kept = after(ValueState(list[first]), rows=(("a", [first(1)]),))
+    with pytest.raises(InvalidJob, match=said.replace("kind", r"\[\]\.kind", 1)):
+        after(ValueState(list[second]), kept)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "omits", "kept"),
+    [
+        ((str, "web"), (str, "app"), False, "web"),
+        ((list[int], MANY), (list[int], NONE), True, [1]),  # entries have what a function makes
+        ((int, 0), (float, 0.0), True, 0.0),
+        ((Colour, Colour.RED), (str, "red"), True, "red"),
+    ],
+)
+def test_equal_defaults_and_defaults_that_entries_store_may_change(
+    before: Any, now: Any, omits: bool, kept: Any
+) -> None:
+    first, second = omitting(before, omit_defaults=omits), omitting(now, omit_defaults=omits)
+    _, snapshot = after(ValueState(first), rows=(("a", first(1)),))
+    found, _ = after(ValueState(second), snapshot)
+    assert found["a"].kind == kept
+
+
 def test_a_renaming_is_of_the_outer_value_alone_also_where_a_class_holds_itself() -> None:
     _, first = after(ValueState(Tree), rows=(("a", Tree(1, [Tree(2)])),))
     with pytest.raises(
