@@ -83,6 +83,7 @@ async def page_of(runner: JobRunner, store: ObjectStore) -> AsyncIterator[Coordi
             server.leave()
             await asyncio.wait([serving], timeout=_LEAVE_S)
             serving.cancel()
+            await asyncio.wait([serving], timeout=_LEAVE_S)
     finally:
         web.close()
         private.remove()

@@ -35,6 +35,7 @@ log = logging.getLogger("coordinator.rest")
 MAX_CONNECTIONS = 128
 REQUEST_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 64 * 1024
+_TURNS_TO_CONNECT = 6  # of the loop, from accept() to `connection_made`
 
 
 _BODY = msgspec.json.encode(ErrorReply("this port speaks HTTPS: use https:// in the address"))
@@ -107,6 +108,20 @@ class RestingServer(Server):
         """Ends `serve`, on the loop's thread, after answers under way."""
         self.should_exit = True
         self._leaving.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Also closes connections accepted last, and those whose request never came: the process may live on, and
+        clients would wait.
+        """
+        for listening in sockets or []:
+            self._loop.remove_reader(listening)  # a server closed before `connection_made` would drop the connection
+        for _ in range(_TURNS_TO_CONNECT):
+            await asyncio.sleep(0)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
 
 
 class BoundedConnection(H11Protocol):
