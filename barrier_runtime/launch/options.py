@@ -8,13 +8,10 @@ import difflib
 import getpass
 import math
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterable, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -45,7 +42,7 @@ from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
-from barrier_runtime.state.scratch import kept_from_cleaners
+from barrier_runtime.state.scratch import scratch_folder
 from barrier_runtime.state.sockets import port_range
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
@@ -279,20 +276,15 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
 class StorageOfRun:
     def __init__(self, options: JobOptions) -> None:
         self._given = options.checkpoints
-        self._temporary: str | None = None
-        self._kept = ExitStack()
+        self._temporary = ExitStack()
 
     def __enter__(self) -> str:
         if self._given is not None:
             return self._given
-        self._temporary = tempfile.mkdtemp(prefix="barrier-runtime-checkpoints-")
-        self._kept.enter_context(kept_from_cleaners(Path(self._temporary)))
-        return self._temporary
+        return str(self._temporary.enter_context(scratch_folder("barrier-runtime-checkpoints-local-")))
 
     def __exit__(self, *exception: object) -> None:
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-        self._kept.close()
+        self._temporary.close()
 
 
 _FIRST_BACKOFF_S = 0.2  # the first restart in a row has no delay

@@ -54,6 +54,32 @@ def test_what_a_killed_process_leaves_goes_when_another_begins_and_what_lives_st
     assert [*parent.iterdir()] == []
 
 
+_STORES = """
+import signal
+from pathlib import Path
+from barrier_runtime.launch.options import JobOptions, StorageOfRun
+with StorageOfRun(JobOptions.for_local_run({})) as folder:
+    Path(folder, "checkpoint").write_bytes(b"x")
+    print(folder, flush=True)
+    signal.pause()
+"""
+
+
+def test_checkpoints_of_a_killed_local_run_are_removed_by_the_next(parent: Path) -> None:
+    """No run could use them: without `checkpoints=` each begins anew."""
+    with subprocess.Popen([sys.executable, "-c", _STORES], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            theirs = Path(process.stdout.readline().strip())
+            with StorageOfRun(JobOptions.for_local_run({})):
+                assert [*theirs.iterdir()] == [theirs / "checkpoint"], "it lives"
+        finally:
+            process.send_signal(signal.SIGKILL)
+    with StorageOfRun(JobOptions.for_local_run({})) as ours:
+        assert [*parent.iterdir()] == [Path(ours).parent]
+    assert [*parent.iterdir()] == []
+
+
 @contextmanager
 def of_coordinator() -> Iterator[Path]:
     directory = PrivateDirectory(PREFIX)
@@ -64,7 +90,7 @@ def of_coordinator() -> Iterator[Path]:
 @contextmanager
 def of_checkpoints() -> Iterator[Path]:
     with StorageOfRun(JobOptions.for_local_run({})) as folder:
-        yield Path(folder)
+        yield Path(folder).parent
 
 
 @contextmanager
