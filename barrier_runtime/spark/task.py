@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import fcntl
 import functools
+import glob
 import importlib
 import logging
 import os
@@ -307,7 +308,7 @@ async def _run(
     watchdog.start()
     unheard = on_notice(loop, this.leave_host)
     linking = loop.create_task(link.run())
-    workers.submit(partial(remove_what_the_dead_left, directory.parent), _removed)
+    workers.submit(partial(remove_what_the_dead_left, directory.parent.parent), _removed)
     try:
         linking.add_done_callback(partial(_link_broke, this.left))
         shutdown = await this.left
@@ -393,7 +394,7 @@ def slot_facts(directory: Path) -> SlotFacts | None:
 
 def _removed(result: None, error: BaseException | None) -> None:
     if error is not None:
-        log.warning("what dead slots of this run left on this host stays until the run ends: %s", error)
+        log.warning("what dead slots left on this host stays for now: %s", error)
 
 
 def _link_broke(left: "asyncio.Future[Shutdown]", linking: "asyncio.Task[None]") -> None:
@@ -428,12 +429,13 @@ def living_in(directory: Path) -> Iterator[None]:
         yield
 
 
-def remove_what_the_dead_left(run_directory: Path) -> None:
-    if not run_directory.is_dir():
-        return
-    for entry in run_directory.iterdir():
-        if is_alive(entry) is False:
-            shutil.rmtree(entry, ignore_errors=True)
+def remove_what_the_dead_left(root: Path) -> None:
+    """Of all runs: no slot of a killed program comes back."""
+    for name in glob.glob("*/*", root_dir=root):
+        if is_alive(root / name) is False:
+            shutil.rmtree(root / name, ignore_errors=True)
+            with contextlib.suppress(OSError):  # others are there
+                (root / name).parent.rmdir()
 
 
 def is_alive(directory: Path) -> bool | None:

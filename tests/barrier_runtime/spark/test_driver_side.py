@@ -105,14 +105,18 @@ def test_no_task_outlives_the_loop_of_a_slot_that_leaves(caplog):
 
 def test_only_the_folders_of_dead_slots_are_removed(tmp_path):
     """A folder in use contains open databases; process ids are meaningless across containers."""
-    living, dead, newborn = (tmp_path / name for name in ("0-living", "1-dead", "2-newborn"))
-    for folder in (living, dead, newborn):
-        folder.mkdir()
+    living, dead, newborn = (tmp_path / "run" / name for name in ("0-living", "1-dead", "2-newborn"))
+    killed, beside = tmp_path / "killed-run" / "0-dead", tmp_path / "other-run" / "0-living"
+    for folder in (living, dead, newborn, killed, beside):
+        folder.mkdir(parents=True)
     with living_in(dead):
         pass
-    with living_in(living):
+    with living_in(killed):
+        pass
+    with living_in(living), living_in(beside):
         remove_what_the_dead_left(tmp_path)
-        assert sorted(entry.name for entry in tmp_path.iterdir()) == ["0-living", "2-newborn"]
+        left = [str(entry.relative_to(tmp_path)) for entry in tmp_path.rglob("*") if entry.is_dir()]
+        assert sorted(left) == ["other-run", "other-run/0-living", "run", "run/0-living", "run/2-newborn"]
         with (living / "life.lock").open() as life, pytest.raises(BlockingIOError):
             fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
     remove_what_the_dead_left(tmp_path / "never-made")
@@ -120,8 +124,8 @@ def test_only_the_folders_of_dead_slots_are_removed(tmp_path):
 
 def test_a_folder_stays_that_another_slot_looks_at_before_its_lock_is_held(tmp_path, monkeypatch):
     """Slots of a host begin together, and each looks for folders of dead slots."""
-    folder = tmp_path / "0-begins"
-    folder.mkdir()
+    folder = tmp_path / "run" / "0-begins"
+    folder.mkdir(parents=True)
     flock = fcntl.flock
 
     def looked_at_first(file, how):
