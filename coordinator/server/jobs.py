@@ -33,7 +33,8 @@ from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("coordinator.jobs")
 
-_ENDED_KEPT = 100
+_ENDED_KEPT = 100  # earlier runs of jobs
+_JOBS_KEPT = 500  # jobs that have ended
 _ELSEWHERE_SHOWN = 100
 _SHUTDOWN_S = 3.0  # for the last writes of a terminated daemon
 
@@ -76,6 +77,7 @@ class JobDirectory:
         self._runs: dict[tuple[str, str], JobRunner] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._adopting: dict[str, asyncio.Lock] = {}
+        self._ended: dict[tuple[str, str], None] = {}  # runs in the order of their ends
         self._keeping: set[asyncio.Task[None]] = set()
         self._started = 0
         self.predecessor: Predecessor | None = None
@@ -303,8 +305,22 @@ class JobDirectory:
             await runner.run()
         finally:
             over.set()
-        ended = [run for run, other in self._runs.items() if other.outcome is not None]
-        for run in ended[:-_ENDED_KEPT]:
-            if self._current.get(run[0]) is not self._runs[run]:
-                del self._runs[run]
-                self._tasks.pop(run, None)
+        key = (runner.spec.job, runner.spec.run_id)
+        self._ended.pop(key, None)
+        self._ended[key] = None
+        ended = [run for run in self._ended if self._runs[run].outcome is not None]
+        newest = [run for run in ended if self._current.get(run[0]) is self._runs[run]]
+        earlier = [run for run in ended if self._current.get(run[0]) is not self._runs[run]]
+        for run in (*earlier[:-_ENDED_KEPT], *newest[:-_JOBS_KEPT]):
+            self._forget(run)
+
+    def _forget(self, run: tuple[str, str]) -> None:
+        """The log and the history still tell how the run ended."""
+        job, runner = run[0], self._runs.pop(run)
+        del self._ended[run]
+        self._tasks.pop(run, None)
+        if self._current.get(job) is runner:
+            del self._current[job]
+            lock = self._adopting.get(job)
+            if lock is not None and not lock.locked():
+                del self._adopting[job]

@@ -14,6 +14,7 @@ from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
 from barrier_runtime.coordinator.client.rest_types import SubmitReply, news_of
 from barrier_runtime.coordinator.job.status_view import news_version
 from barrier_runtime.coordinator.page import render
+from barrier_runtime.coordinator.server import jobs
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.rest import Api, ControlAddress, application
 from barrier_runtime.coordinator.status.status import JobStatus, completed_brief
@@ -312,6 +313,25 @@ async def test_steering_a_job_that_ended_before_this_coordinator_reports_the_end
             answer = await http.post(f"/jobs/flights/{what}", headers=GOOD)
             assert answer.status_code == 404
             assert "job flights has ended (stopped)" in answer.json()["error"]
+
+
+async def test_jobs_that_ended_long_ago_are_told_from_the_log(monkeypatch):
+    """A daemon may run a million jobs."""
+    monkeypatch.setattr(jobs, "_JOBS_KEPT", 2)
+    async with served() as (http, directory):
+        names = [f"flights-{number}" for number in range(4)]
+        for name in (*names, "lives"):
+            await http.put(f"/jobs/{name}", content=body(spec(job=name)), headers=GOOD)
+            await eventually(lambda name=name: directory.job(name).phase == "waiting")
+        last = [directory.job(name) for name in names]
+        for runner in (last[1], last[2], last[3], last[0]):
+            runner.stop("now")
+            await eventually(lambda runner=runner: runner.outcome is not None)
+        await eventually(lambda: len(directory.jobs) == 3)
+        assert "lives" in directory.jobs
+        for name in names:
+            answer = await http.get(f"/jobs/{name}", headers=GOOD)
+            assert msgspec.json.decode(answer.content, type=JobStatus).outcome == "cancelled"
 
 
 async def test_a_repeated_request_id_acts_once():
