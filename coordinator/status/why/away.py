@@ -2,7 +2,7 @@
 
 from barrier_runtime.coordinator.status.health import leaving_in_words, spares_in_words
 from barrier_runtime.coordinator.status.status import JobStatus
-from barrier_runtime.coordinator.status.why.reason import Reason, line_of
+from barrier_runtime.coordinator.status.why.reason import REMEDIES_FOR_SPARES, Reason, line_of
 from barrier_runtime.state.texts import counted
 
 
@@ -51,5 +51,5 @@ def why_fewer_spares(status: JobStatus) -> Reason | None:
             for text in [f"{counted(count, 'spare')} {text}"]
             if count
         ),
-        "give Spark a core for each spare besides the cores of the slots (parallelism + spare_slots)",
+        REMEDIES_FOR_SPARES[status.carrier],
     )

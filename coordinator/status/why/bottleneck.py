@@ -17,7 +17,7 @@ The chains of a slot share a loop, so an idle chain proves nothing: another chai
 from collections.abc import Sequence
 
 from barrier_runtime.coordinator.status.status import ChainStatus
-from barrier_runtime.coordinator.status.why.reason import Reason
+from barrier_runtime.coordinator.status.why.reason import SKEWED_SOURCE_REMEDY, Reason
 
 _HELD = 0.5
 _AT_LIMIT = 0.75  # of a slot's time, when a chain waits: sockets, snapshots and messages take the rest
@@ -49,8 +49,10 @@ def bottleneck(chains: Sequence[ChainStatus]) -> Reason | None:
             f"{named(skewed)} is the bottleneck in slot {skewed.busiest_slot} alone: it is busy there "
             f"{_percent(skewed.busiest)} of the time, {_percent(skewed.busy)} in all slots.",
             (*_shares(skewed), *_waiting(known, skewed)),
-            "a few keys have most of the rows: add a column to the key and aggregate in two steps; if the rows are "
-            "spread evenly, look at that slot's machine",
+            SKEWED_SOURCE_REMEDY
+            if skewed.is_source
+            else "a few keys have most of the rows: add a column to the key and aggregate in two steps; if the rows "
+            "are spread evenly, look at that slot's machine",
         )
     if _at_limit(known):
         return _starved(known) or _busy(known)

@@ -27,7 +27,7 @@ from statistics import median
 
 from barrier_runtime.coordinator.status.health import CONNECTOR_REMEDY, in_seconds
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, SlotDuring, SubtaskPhases
-from barrier_runtime.coordinator.status.why.reason import Reason, line_of
+from barrier_runtime.coordinator.status.why.reason import SKEWED_SOURCE_REMEDY, Reason, line_of
 from barrier_runtime.state.texts import counted
 
 CAUSES = (
@@ -68,15 +68,20 @@ def why_checkpoint(
     chains = tuple(chains)
     names = {chain.chain: " → ".join(chain.operators) for chain in chains}
     sources = frozenset(chain.chain for chain in chains if chain.is_source)
-    before = [
-        each
-        for each in history
-        if each.outcome == "complete" and each.checkpoint < record.checkpoint and each.parts and each.duration_ms >= 0
-    ][-_COMPARED:]
+    before = usual_of(record, history)
     look = _Look(record, before, names, sources)
     if record.outcome == "complete":
         return look.slow() if record.duration_ms >= slow_above_ms(before) else None
     return look.failed()
+
+
+def usual_of(record: CheckpointStatus, history: Iterable[CheckpointStatus]) -> list[CheckpointStatus]:
+    """Checkpoints before `record` that tell what is usual."""
+    return [
+        each
+        for each in history
+        if each.outcome == "complete" and each.checkpoint < record.checkpoint and each.parts and each.duration_ms >= 0
+    ][-_COMPARED:]
 
 
 def slow_above_ms(before: Sequence[CheckpointStatus]) -> float:
@@ -233,11 +238,8 @@ class _Look:
         )
 
     def _out_of_touch(self, last: SubtaskPhases, waited_ms: float, parts: str) -> Reason | None:
-        for seen in self._slots_by_trouble():
-            trouble_ms = max(seen.stalled_ms, seen.late_ms, seen.silent_ms)
-            if trouble_ms >= _MOST * waited_ms:
-                return self._stalled_or_cut_off(seen, f"{self._took}, because", (parts,))
-        return None
+        seen = self._slots_by_trouble(_MOST * waited_ms)
+        return self._stalled_or_cut_off(seen[0], f"{self._took}, because", (parts,)) if seen else None
 
     def _stalled_or_cut_off(self, seen: SlotDuring, begin: str, evidence: tuple[str, ...]) -> Reason:
         if seen.stalled_ms >= _MOST * max(seen.silent_ms, seen.late_ms):
@@ -302,7 +304,7 @@ class _Look:
                 f"{most.rows:,} of {counted(in_all, 'row')} since the last checkpoint, where each of {subtasks} "
                 f"subtasks would have {fair:.0%}; it was busy for {_time(most.busy_ms)}",
             ),
-            "give the source more splits (files, partitions), or `rebalance()` its rows"
+            SKEWED_SOURCE_REMEDY
             if most.chain in self.sources
             else "a few keys have most of the rows: add a column to the key and aggregate in two steps, or filter the "
             "keys that nobody needs",
@@ -377,7 +379,7 @@ class _Look:
         begin = f"Checkpoint {record.checkpoint} timed out after {_time(record.duration_ms)}, because"
         evidence = (f"{len(record.missing)} of its subtasks had not acknowledged: {_some(record.missing)}",)
         missing_slots = {name.partition("/")[2] for name in record.missing}
-        for seen in self._slots_by_trouble():
+        for seen in self._slots_by_trouble(_MUCH * record.duration_ms):
             if str(seen.slot) in missing_slots:
                 return self._stalled_or_cut_off(seen, begin, evidence)
         if not record.missing:
@@ -423,8 +425,9 @@ class _Look:
     def _usual(self, figure: Callable[[CheckpointStatus], float]) -> float | None:
         return median(map(figure, self.before)) if len(self.before) >= 3 else None
 
-    def _slots_by_trouble(self) -> list[SlotDuring]:
-        return sorted(self.record.slots, key=lambda each: -max(each.silent_ms, each.stalled_ms, each.late_ms))
+    def _slots_by_trouble(self, least_ms: float) -> list[SlotDuring]:
+        trouble = {each: max(each.silent_ms, each.stalled_ms, each.late_ms) for each in self.record.slots}
+        return sorted((each for each in trouble if trouble[each] >= least_ms), key=lambda each: -trouble[each])
 
     def _chain(self, chain: int) -> str:
         return f"`{self.names[chain]}`" if chain in self.names else f"chain {chain}"

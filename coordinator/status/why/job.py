@@ -22,7 +22,7 @@ from barrier_runtime.coordinator.status.status import (
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
 from barrier_runtime.coordinator.status.why.away import why_fewer_slots, why_fewer_spares, why_slots_move
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
-from barrier_runtime.coordinator.status.why.checkpoint import slow_above_ms, why_checkpoint
+from barrier_runtime.coordinator.status.why.checkpoint import slow_above_ms, usual_of, why_checkpoint
 from barrier_runtime.coordinator.status.why.reason import REMEDIES_FOR_SLOTS, Answer, Reason, line_of
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.texts import counted
@@ -66,8 +66,7 @@ def answer(status: JobStatus, checkpoint: int | None) -> Answer:
     if record is None:
         raise InvalidJob(_unknown(status, checkpoint))
     reason = why_checkpoint(record, checkpoints.history, status.chains)
-    before = [each for each in checkpoints.history if each.checkpoint < checkpoint and each.outcome == "complete"]
-    slow_ms = slow_above_ms(before)
+    slow_ms = slow_above_ms(usual_of(record, checkpoints.history))
     otherwise = (
         f"Checkpoint {checkpoint} was not slow: it took {record.duration_ms} ms; slow is from {slow_ms:.0f} ms on."
     )

@@ -42,3 +42,9 @@ REMEDIES_FOR_SLOTS = {  # missing ones, by `JobSpec.carrier`
     "spark": "every slot occupies a core (spark.task.cpus) for as long as the job runs: stop a job, add executors, or "
     "use a smaller parallelism",
 }
+REMEDIES_FOR_SPARES = {
+    "processes": "a spare is a process that the program starts, and says there why it does not come; or use fewer "
+    "spare_slots",
+    "spark": "give Spark a core for each spare besides the cores of the slots (parallelism + spare_slots)",
+}
+SKEWED_SOURCE_REMEDY = "give the source more splits (files, partitions), or `rebalance()` its rows"

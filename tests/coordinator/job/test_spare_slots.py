@@ -62,6 +62,7 @@ def test_page_why_status_and_metrics_tell_how_many_spares_are_ready(store: Memor
     (reason,) = [each for each in why_job(status, status.at_ms) if each.cause == "fewer_spares"]
     assert reason.sentence == f"Job {status.job} has 1 of 2 spares ready: a lost slot may wait for a new process."
     assert reason.evidence == ("1 spare not started, or lost",)
+    assert "give Spark a core" in reason.remedy
     assert live(status, status.at_ms)["slots"] == "2 of 2, 1 of 2 spares ready"
     with console.capture() as printed:
         console.print(job_view(status))
@@ -71,6 +72,13 @@ def test_page_why_status_and_metrics_tell_how_many_spares_are_ready(store: Memor
     assert "fewer_spares" not in [each.cause for each in why_job(coordinator.status, status.at_ms)]
     assert missing(coordinator.status) == {(): 0.0}
     assert missing(started(MemoryStore("other"))[0].status) == {}
+
+
+def test_a_spare_of_a_job_without_spark_asks_for_no_cores_of_spark(store: MemoryStore) -> None:
+    coordinator, *_ = started(store, spec(spare_slots=2, carrier="processes"))
+    status = coordinator.status
+    (reason,) = [each for each in why_job(status, status.at_ms) if each.cause == "fewer_spares"]
+    assert "Spark" not in reason.remedy
 
 
 def missing(status: JobStatus) -> dict[tuple[str, ...], float]:

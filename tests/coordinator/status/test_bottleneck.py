@@ -153,3 +153,10 @@ def test_without_shares_nothing_is_said() -> None:
 def test_a_chain_whose_sender_is_unknown_and_a_circle_of_inputs_end() -> None:
     chains = (chain(0, "a", 1, busy=0.5, blocked=0.5), chain(1, "b", 0, 9, busy=0.4))
     assert bottleneck(chains) is not None
+
+
+def test_a_source_with_few_splits_is_skewed_by_its_splits_not_by_keys() -> None:
+    """For example a topic of a single partition."""
+    reason = bottleneck((chain(0, "source", busy=0.25, busiest=0.95), chain(1, "out", 0, busy=0.02)))
+    assert reason is not None
+    assert (reason.cause, "splits" in reason.remedy, "key" in reason.remedy) == ("skew", True, False), reason

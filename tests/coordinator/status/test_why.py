@@ -247,6 +247,10 @@ USUAL = tuple(
         (record(phases(ack_ms=20), duration_ms=2_000, persist_duration_ms=1_500, decide_duration_ms=400), "store"),
         (record(outcome="expired", missing=("1/0",), slots=(SlotDuring(0, 9_000, 0.0),)), "partition"),
         (record(outcome="expired", missing=("1/0",), slots=(SlotDuring(1, 9_000, 0.0),)), "backpressure"),
+        (
+            record(outcome="expired", duration_ms=600_000, missing=("1/0",), slots=(SlotDuring(0, 0, 200.0),)),
+            "backpressure",
+        ),
         (record(outcome="expired"), "store"),
         (record(outcome="subsumed", reason="checkpoint 43 completed first"), "subsumed"),
         (record(outcome="aborted", reason="the job ended: cancelled"), "ended"),

@@ -244,7 +244,18 @@ def test_an_answer_about_a_checkpoint_is_its_reason_or_that_it_was_not_slow() ->
     assert [reason.cause for reason in answer(status, 20).reasons] == ["backpressure"]
     usual = answer(status, 12)
     assert usual.reasons == ()
-    assert str(usual) == "Checkpoint 12 was not slow: it took 50 ms; slow is from 300 ms on."
+    assert str(usual) == "Checkpoint 12 was not slow: it took 50 ms; slow is from 900 ms on."
+
+
+def test_an_answer_that_a_checkpoint_was_not_slow_names_the_limit_that_applied() -> None:
+    """Checkpoints of long ago were slower."""
+    history = (
+        *(complete(number, 5_000, parts=2) for number in range(1, 61)),
+        *(complete(number, parts=2) for number in range(61, 111)),
+        complete(120, 250, parts=2),
+    )
+    status = running(checkpoints=msgspec.structs.replace(running().checkpoints, history=history))
+    assert str(answer(status, 120)) == "Checkpoint 120 was not slow: it took 250 ms; slow is from 300 ms on."
 
 
 def test_a_checkpoint_that_is_not_in_the_history_is_refused_with_those_that_are() -> None:
