@@ -379,7 +379,11 @@ class JobHandle(Steered):
 
     def _tell_room(self) -> None:
         if self._room is not None and self._carrier.trouble() is None:
-            room = self._room.look()
+            try:
+                room = self._room.look()
+            except Exception as error:  # explains only why slots are missing, and Spark raises many kinds
+                log.debug("job %s: the room for slots is not known: %s", self._spec.job, error)
+                return
             with contextlib.suppress(Unavailable, InvalidJob):  # away, or of a release without this request
                 self._coordinator.client.tell_room(self._spec.job, room, self._spec.run_id)
 

@@ -87,7 +87,10 @@ def check_worker_python(program: str, path: str) -> None:
         raise InvalidJob(f"Spark's workers would run {program}, which is not there: {remedy}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))}
     command = [found, "-c", "import barrier_runtime.spark.task, barrier_runtime.coordinator.wire.sealing"]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InvalidJob(f"Spark's workers would run {found}, which cannot be run ({error}): {remedy}") from error
     if tried.returncode != 0:
         said = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
         raise InvalidJob(f"Spark's workers run {found}, which cannot import barrier_runtime ({said}): {remedy}")
@@ -114,8 +117,8 @@ class DataFrames:
 def check_free_core(spark: Any, parallelism: int) -> None:
     """Raises `InvalidJob` if slots would occupy every core: `for_each_batch` would wait for ever."""
     per_task = int(spark.sparkContext.getConf().get("spark.task.cpus", "1"))
-    cores, needed = total_cores(spark), (parallelism + 1) * per_task
-    if spark.sparkContext.master.startswith("local[") and cores < needed:
+    cores, needed = local_cores(spark), (parallelism + 1) * per_task
+    if cores is not None and cores < needed:
         raise InvalidJob(
             f"for_each_batch needs a core beside the {parallelism} slots, which keep theirs for the whole job, and the "
             f"Spark master has {cores}: use a smaller parallelism or local[{needed}]"
@@ -219,11 +222,10 @@ def check_session(spark: Any, parallelism: int, spare_slots: int = 0) -> None:
         raise InvalidJob("this Spark session cannot run slots: " + "; ".join(problems))
     if _LOCAL.fullmatch(spark.sparkContext.master):
         check_worker_python(spark.sparkContext.pythonExec, conf.get("spark.executorEnv.PYTHONPATH", ""))
-    cores = total_cores(spark)
+    cores = local_cores(spark)
     per_task = int(conf.get("spark.task.cpus", "1"))
-    master = spark.sparkContext.master
     needed = (parallelism + spare_slots) * per_task
-    if _LOCAL.fullmatch(master) and cores < needed:
+    if cores is not None and cores < needed:
         spares = f" with spare_slots={spare_slots}" if spare_slots else ""
         raise InvalidJob(
             f"parallelism {parallelism}{spares} needs {needed} cores at once, and the Spark master "
@@ -251,5 +253,11 @@ def stop_session(spark: Any) -> None:
         spark.stop()
 
 
-def total_cores(spark: Any) -> int:
-    return int(spark.sparkContext.defaultParallelism)
+def local_cores(spark: Any) -> int | None:
+    """Cores of a local master, which Spark's default parallelism need not be; None: another master."""
+    local = _LOCAL.fullmatch(spark.sparkContext.master.strip())
+    if local is None:
+        return None
+    if local.group(1) == "*":
+        return int(spark.sparkContext._jvm.java.lang.Runtime.getRuntime().availableProcessors())
+    return int(local.group(1) or 1)

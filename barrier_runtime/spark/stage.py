@@ -14,6 +14,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 
 import msgspec
@@ -25,7 +26,6 @@ from barrier_runtime.spark.session import (
     forwarded_environment,
     jvm_trouble,
     stop_session,
-    total_cores,
 )
 from barrier_runtime.spark.task import SlotSettings, expected, run_slot
 from barrier_runtime.state.texts import shortened
@@ -121,8 +121,8 @@ class SparkCarrier:
 
     def described(self, slots: int) -> str:
         return (
-            f"Spark has {total_cores(self._spark)} cores for {slots} slots; every slot occupies spark.task.cpus of "
-            "them for the whole job: free some, add executors or use a smaller parallelism"
+            f"Spark has {cores_of_application(self._spark)} cores for {slots} slots; every slot occupies "
+            "spark.task.cpus of them for the whole job: free some, add executors or use a smaller parallelism"
         )
 
     @property
@@ -292,7 +292,7 @@ def cluster_of(master: str, ui_port: int, application: str) -> "tuple[int, Count
         return int(told["cores"]), Counter(
             {_name(each["name"]): int(each["cores"]) for each in others if each["cores"]}
         )
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):  # also from another server
         return None
 
 
@@ -301,10 +301,16 @@ def _name(name: str) -> str:
 
 
 _LONGEST = 400
-_REMEDY = (
+_OF_ENVIRONMENT = (
     "give the executors the driver's environment (PYSPARK_PYTHON with the same packages on each host, "
     "or spark.archives)"
 )
+_OF_DEATH = (
+    "see the log of the executor: was it killed for its memory? Slots use memory beside the JVM's "
+    "(spark.executor.memoryOverhead)"
+)
+_DEATHS = ("ExecutorLostFailure", "Python worker exited unexpectedly", "OutOfMemoryError")
+_OURS_RAISED = "barrier_runtime.state.errors."
 _OF_THE_JVM = re.compile(r"\n\s*at [\w.$]+[\w.$/<>]*\(")
 _DAEMON = "Error from python worker:"
 _DAEMON_ENDS = "PYTHONPATH was:"
@@ -313,13 +319,20 @@ _ORDERED = "leaves its job to another process"  # in the error of `task.result_o
 
 
 def why_slots_fail(failed: Iterable[FailedTask], since_ms: int) -> str:
-    """Newest error of attempts since `since_ms`, with host and remedy, or ""."""
+    """Newest error of attempts since `since_ms`, with host and remedy (errors of ours have their own), or ""."""
     new = [task for task in failed if task.launched_ms >= since_ms and task.error and _ORDERED not in task.error]
     if not new:
         return ""
     newest = max(new, key=lambda task: task.launched_ms)
     times = f"{len(new)} times, last " if len(new) > 1 else ""
-    return f"a slot's process failed {times}on host {newest.host}: {essence(newest.error)}; {_REMEDY}"
+    line = essence(newest.error)
+    return f"a slot's process failed {times}on host {newest.host}: {line}{_remedy(line)}"
+
+
+def _remedy(line: str) -> str:
+    if _OURS_RAISED in line:
+        return ""
+    return f"; {_OF_DEATH if any(each in line for each in _DEATHS) else _OF_ENVIRONMENT}"
 
 
 def essence(error: str) -> str:

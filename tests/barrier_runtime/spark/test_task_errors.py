@@ -74,3 +74,30 @@ def test_a_process_that_another_replaced_has_no_error():
 
 def test_long_errors_are_shortened():
     assert len(essence("x" * 10_000)) == 400
+
+
+OF_OURS = """org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "/opt/venv/lib/python3.11/site-packages/barrier_runtime/spark/task.py", line 87, in slot_place
+    raise InvalidJob(
+barrier_runtime.state.errors.InvalidJob: slot_host=0.0.0.0 means every interface of the host: name an address
+ SQLSTATE: 38000
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:572)
+"""
+
+
+def test_an_error_of_ours_has_its_own_remedy():
+    told = why_slots_fail([FailedTask("worker-a", 5, OF_OURS)], 0)
+    assert told.endswith("slot_host=0.0.0.0 means every interface of the host: name an address")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: exit code 137",
+        "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n\tat org.apache.X(Y.scala:1)",
+    ],
+)
+def test_a_killed_process_is_not_told_to_lack_packages(error):
+    told = why_slots_fail([FailedTask("worker-a", 5, error)], 0)
+    assert "PYSPARK_PYTHON" not in told
+    assert "memory" in told

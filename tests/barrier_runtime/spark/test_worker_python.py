@@ -37,6 +37,14 @@ def test_a_python_without_the_package_is_told_with_the_remedy(tmp_path: Path) ->
     assert program in str(told.value)
 
 
+def test_a_python_that_cannot_be_run_is_told_with_the_remedy(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_bytes(b"\x7fELF of another machine")
+    program.chmod(0o755)
+    with pytest.raises(InvalidJob, match=r"cannot be run \(.*Exec format error.*\): set PYSPARK_PYTHON="):
+        check_worker_python(str(program), "")
+
+
 @pytest.mark.slow
 def test_a_python_that_finds_the_package_but_not_what_it_needs_is_told(tmp_path: Path) -> None:
     """For example a Python with the source on the path: each slot would fail, and the job would wait for slots
