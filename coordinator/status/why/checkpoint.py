@@ -76,7 +76,7 @@ def why_checkpoint(
 
 
 def usual_of(record: CheckpointStatus, history: Iterable[CheckpointStatus]) -> list[CheckpointStatus]:
-    """Checkpoints before `record` that tell what is usual."""
+    """Returns checkpoints before `record`, to compare `record` with."""
     return [
         each
         for each in history
