@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from barrier_runtime.connectors.memory.batch_function import BatchCaller, BatchQueue, MakeFrame
 from barrier_runtime.graph.logical import Plan, StepNode
+from barrier_runtime.operators.user_code import stray_error
 from barrier_runtime.state.errors import PERMANENT
 from barrier_runtime.state.store.object_store import ObjectStore
 
@@ -89,6 +90,10 @@ class BatchFunctions:
             except Exception as error:
                 log.warning("for_each_batch %r: cannot look for batches (%s); it is tried again", name, error)
                 worked = False
+            except BaseException as error:  # the thread would end without a word
+                self.trouble = stray_error(error)
+                self._on_trouble()
+                return
             look_s = _FIRST_LOOK_S if worked else min(look_s * 1.5, _LONGEST_LOOK_S)
 
 

@@ -1,6 +1,7 @@
 """`for_each_batch` in local runs and certified: every decided row reaches the function's target once, in order."""
 
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from barrier_runtime.connectors.memory.batch_function import (
 )
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.write_ahead import DecidedBatch
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import Corrupt, UserCodeError
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.testing import certify
 
@@ -90,6 +91,13 @@ def test_a_local_job_ends_when_its_last_batch_was_taken(tmp_path: Path) -> None:
     assert sorted(target.ids()) == list(range(1000))
     taken = [row["number"] for row in target.rows()]
     assert taken == sorted(taken)
+
+
+def test_a_function_that_exits_ends_the_job(tmp_path: Path) -> None:
+    flow = Dataflow("batches")
+    numbers(flow, 100).for_each_batch(lambda rows, checkpoint: sys.exit("enough"))
+    with pytest.raises(UserCodeError, match="a function raised SystemExit: enough"):
+        flow.run_local(checkpoints=str(tmp_path / "checkpoints"))
 
 
 def test_a_call_that_raises_is_repeated_with_the_same_rows_and_number(tmp_path: Path) -> None:
