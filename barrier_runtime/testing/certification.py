@@ -187,7 +187,7 @@ def _reader(read: Reader) -> Callable[[int], Iterable[Mapping[str, Any]]]:
     return lambda lowest: read()  # type: ignore[call-arg]
 
 
-_MOST_WRITES = 60  # scenarios with a death inside a write of a file
+_MOST_WRITES = 60  # scenarios with a death inside a write of a file, and with a failing write
 _QUICK, _QUICK_SEEDS = 10, 2
 
 
@@ -217,7 +217,7 @@ class _Run:
             for plan, points in lived.items()
             for each in (*crashes(plan, points["call"]), *stalls(plan, points["call"]))
         ]
-        within, writes = (
+        within, writes, full = (
             [
                 inside_call(word, plan, number)
                 for number in range(lived["plain"][kind])
@@ -225,7 +225,7 @@ class _Run:
             ]
             for word, kind in INSIDE.items()
         )
-        kinds = (between, between_calls), (within, inside_calls), (writes, _MOST_WRITES)
+        kinds = (between, between_calls), (within, inside_calls), (writes, _MOST_WRITES), (full, _MOST_WRITES)
         most = _QUICK if quick else len(between) + len(within)
         drawn = [each for every, of in kinds for each in _drawn(every, most if of is None else min(of, most))]
         walks = [walk(seed) for seed in seeds][: _QUICK_SEEDS if quick else None]

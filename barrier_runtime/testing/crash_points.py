@@ -1,12 +1,14 @@
 """Points at which `certify` and `check` let a process die.
 
 Only a death between two lines shows that a sink needs two steps to show rows and remember them; a line that writes a
-file has several steps.
+file has several steps. A write of a file may also fail without a death.
 """
 
 import builtins
+import errno
 import inspect
 import io
+import os
 import shutil
 import sys
 import sysconfig
@@ -19,7 +21,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, commits_parts, takes_few
+from barrier_runtime.data.few_rows import FewRows
 
 _LIBRARY = (sysconfig.get_paths()["stdlib"], "<frozen ")
 
@@ -61,7 +64,7 @@ def own_files(sink: TwoPhaseCommitSink) -> frozenset[str]:
 
 
 class Lines:
-    """Raises `Crash` at the chosen line of a sink's own `files`, or the chosen step of file writes."""
+    """Raises `Crash` at the chosen line of a sink's own `files`; or that or `OSError` at a step of file writes."""
 
     def __init__(self, points: CrashPoints, files: frozenset[str] = frozenset(), *, every_line: bool = False) -> None:
         self._points = points
@@ -80,9 +83,11 @@ class Lines:
             if self._every_line:
                 sys.settrace(before)
 
-    def written(self, what: str) -> None:
+    def written(self, what: str, file: str) -> None:
         if self._points.reach("write"):
             raise Crash(what)
+        if self._points.reach("failing write"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
         if frame.f_code.co_filename not in self._files:
@@ -100,7 +105,7 @@ class Lines:
             found = real(file, mode, *arguments, **keywords)
             if not set("wax+") & set(mode) or not self._is_own(sys._getframe(1)):
                 return found
-            self.written(f"the first byte of {file}")
+            self.written(f"the first byte of {file}", str(file))
             return _InHalves(found, self, str(file))
 
         builtins.open = io.open = opened
@@ -131,7 +136,7 @@ class _InHalves:
         half = len(data) // 2
         self._file.write(data[:half])
         self._file.flush()
-        self._lines.written(f"the second half of a write into {self._name}")
+        self._lines.written(f"the second half of a write into {self._name}", self._name)
         self._file.write(data[half:])
         return len(data)
 
@@ -153,10 +158,12 @@ class _InHalves:
 
 
 class ForwardingSink(TwoPhaseCommitSink):
-    """Passes every call on: base of the watched sinks of `certify` and `check`."""
+    """Passes on every call that production makes: base of the watched sinks of `certify` and `check`."""
 
     def __init__(self, sink: TwoPhaseCommitSink) -> None:
         self.sink = sink
+        self._takes_few = takes_few(type(sink))
+        self._commits_parts = commits_parts(sink)
         self.guarantee = sink.guarantee
         self.global_committer = sink.global_committer
         self.commits_together = sink.commits_together
@@ -173,6 +180,12 @@ class ForwardingSink(TwoPhaseCommitSink):
     def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
         self.sink.write(transaction, rows)
 
+    def write_few(self, transaction: Any, rows: FewRows) -> None:
+        if self._takes_few:
+            self.sink.write_few(transaction, rows)
+        else:
+            self.sink.write(transaction, rows.record_batch())
+
     def stage_early(self, transaction: Any) -> Callable[[], Any] | None:
         return self.sink.stage_early(transaction)
 
@@ -186,10 +199,12 @@ class ForwardingSink(TwoPhaseCommitSink):
         return self.sink.pre_commit(transaction, checkpoint)
 
     def commit(self, committable: bytes) -> None:
-        self.sink.commit(committable)
+        if self._commits_parts:
+            self.sink.commit(committable)
 
     def commit_together(self, committables: Sequence[bytes]) -> None:
-        self.sink.commit_together(committables)
+        if self._commits_parts:
+            self.sink.commit_together(committables)
 
     def abort(self, committable: bytes) -> None:
         self.sink.abort(committable)

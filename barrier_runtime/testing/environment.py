@@ -14,12 +14,13 @@ from typing import Any, Literal, NoReturn, TypeVar
 import pyarrow as pa
 
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.testing.crash_points import Crash, CrashPoints, Lines, Point
 from barrier_runtime.testing.judge import Broken, Judge, Promise, Rule, Written
-from barrier_runtime.testing.sink_process import Place, Process
+from barrier_runtime.testing.sink_process import SINK, Place, Process
 
 T = TypeVar("T")
 _ATTEMPTS = 6
@@ -28,6 +29,7 @@ _ATTEMPTS = 6
 # late: commits wait for a later checkpoint; expire: the checkpoint is aborted and the next covers the rows;
 # half: only subtask 0 has rows.
 Round = Literal["commit", "late", "expire", "half", "empty"]
+Form = Literal["rows", "batches", "lists"]  # of a subtask's rows: batches of a row, or a batch of all
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,20 @@ def _die() -> NoReturn:
 
 
 class Environment:
-    def __init__(self, target: Target, job: str, first_id: int, plan: Sequence[Round], seed: int = 0) -> None:
+    def __init__(
+        self,
+        target: Target,
+        job: str,
+        first_id: int,
+        plan: Sequence[Round],
+        seed: int = 0,
+        sink: str = SINK,
+        form: Form = "rows",
+    ) -> None:
         self.target = target
         self.job = job
+        self.sink = sink
+        self.form = form
         self.first_id = first_id
         self.plan = list(plan)
         self.random = random.Random(seed)
@@ -90,6 +103,7 @@ class Environment:
         self._token += 1
         place = Place(
             self.job,
+            self.sink,
             self.lineage,
             self.target.make_sink,
             self.target.make_store,
@@ -103,6 +117,21 @@ class Environment:
         process = Process(place, self._token, parallelism or self.target.parallelism, points, lines, at_call)
         self.first = self.first or process
         return process
+
+    def beside(self, job: str, sink: str) -> "Environment":
+        """Another sink on this target, of this or another job."""
+        ids = self.first_id + len(self.plan) * self.target.rows * self.target.parallelism
+        other = Environment(self.target, job, ids, self.plan, sink=sink)
+        other.steps = self.steps
+        if job == self.job:
+            other.lineage = self.lineage
+        return other
+
+    def leave(self, process: Process) -> None:
+        """Closes the sinks in order, as when another process of the job has died."""
+        self.steps.append(f"generation {process.token} closes its sinks")
+        self.must_not_raise("close", process.close)
+        process.drop(None)
 
     def crash(self, process: Process) -> None:
         self.steps.append(f"generation {process.token} dies")
@@ -182,12 +211,21 @@ class Environment:
         for subtask in range(writers):
             ids = [self.first_id + position + k for k in range(subtask, count, writers)]
             rows = pa.RecordBatch.from_pylist([target.make_row(number) for number in ids], schema=target.schema)
-            for index, number in enumerate(ids):
-                self.judge.end_id = max(self.judge.end_id, number + 1)
-                row = rows.slice(index, 1)
-                self._tried(process, "raises", "write", process.write, subtask, row, [number], attempts=1)
+            for number, row in zip(ids, rows.to_pylist(), strict=True):
+                self.judge.wrote(number, row)
+            for batch, numbers in self._batches(rows, ids):
+                self._tried(process, "raises", "write", process.write, subtask, batch, numbers, attempts=1)
             yield False
         return position + count
+
+    def _batches(self, rows: pa.RecordBatch, ids: list[int]) -> list[tuple[pa.RecordBatch | FewRows, list[int]]]:
+        if not ids:
+            return []
+        if self.form == "lists":
+            return [(FewRows.of(rows) or rows, ids)]
+        if self.form == "batches":
+            return [(rows, ids)]
+        return [(rows.slice(index, 1), [number]) for index, number in enumerate(ids)]
 
     def checkpoint(self, process: Process, position: int, rounds: int) -> Iterator[bool]:
         """Takes a checkpoint. After a failed pre-commit the next checkpoint covers the rows."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 Rule = Literal[
     "lost",  # a decided row is not visible, or the commit keeps raising
     "doubled",  # a row is visible more than once
+    "altered",  # a number or text of a row is another than was written
     "undecided visible",  # a row of no decided transaction
     "torn",  # only a part of a transaction or decision
     "out of order",
@@ -66,6 +67,13 @@ class Judge:
         self._first_id = first_id
         self.end_id = first_id
         self.transactions: list[Written] = []
+        self._versions: dict[int, list[Mapping[str, Any]]] = {}  # each generation may write an id
+
+    def wrote(self, number: int, row: Mapping[str, Any]) -> None:
+        self.end_id = max(self.end_id, number + 1)
+        versions = self._versions.setdefault(number, [])
+        if row not in versions:
+            versions.append(row)
 
     def observe(self, rows: Iterable[Mapping[str, Any]]) -> None:
         promise = self._promise
@@ -78,6 +86,8 @@ class Judge:
         lost = sorted(must - counts.keys())
         if lost:
             raise Broken("lost", f"committed, but not seen: {self._named(lost)}", sorted(seen), sorted(must))
+        for number, row in zip(seen, mine, strict=True):
+            self._check_values(number, row)
         if not promise.exactly_once:
             return
         undecided = sorted(counts.keys() - may)
@@ -92,6 +102,18 @@ class Judge:
             self._check_whole(closed, counts.keys())
         if promise.ordered:
             self._check_order(mine, closed)
+
+    def _check_values(self, number: int, row: Mapping[str, Any]) -> None:
+        """Raises `Broken` for another number or text. Readers may lack columns, or return numbers as text."""
+        versions = self._versions.get(number, [])
+        for written in versions:
+            changed = [name for name, value in written.items() if name in row and _is_altered(value, row[name])]
+            if not changed:
+                return
+        if versions:
+            name = changed[0]
+            what = f"{name} of {self._named([number])} is {row[name]!r}; written was {written[name]!r}"
+            raise Broken("altered", what, [dict(row)], versions)
 
     def _check_whole(self, closed: list[Written], seen: Iterable[int]) -> None:
         """Raises `Broken` if a transaction (with a global committer: a decision) is partly visible."""
@@ -130,3 +152,8 @@ class Judge:
             holders = "; ".join(str(each) for each in self.transactions if number in each.ids) or "never written"
             told.append(f"row {number} ({holders})")
         return ", ".join(told) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
+
+
+def _is_altered(written: Any, seen: Any) -> bool:
+    """Of other types than integers and text, a reader's form may differ."""
+    return type(written) in (int, str) and seen != written and str(seen) != str(written)

@@ -4,7 +4,8 @@
 <plan> i j`: the first generation stalls at call i, its successor does j steps, the first, now a zombie, does all it
 can, and the successor ends the plan. `inside <plan> k`: the first generation dies inside a call, before the k-th line
 of the sink's own files; `inside recovery k`: the second generation does. `write <plan> k` and `write recovery k`: the
-same at the k-th step of file writes. `walk s`: random crashes and stalls, with rescaling.
+same at the k-th step of file writes; `full …`: that step raises an error, as on a full disk, and nothing dies. `walk
+s`: random crashes and stalls, with rescaling.
 """
 
 import random
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.testing.crash_points import Point
-from barrier_runtime.testing.environment import Environment, Round
+from barrier_runtime.testing.environment import Environment, Form, Round
 from barrier_runtime.testing.judge import Broken, Written
-from barrier_runtime.testing.sink_process import Process
+from barrier_runtime.testing.sink_process import SINK, Process
 
 
 def _call(number: int) -> Point:
@@ -191,7 +193,48 @@ def _commit_beside_pre_commit(environment: Environment) -> None:
     environment.recover_once_more()
 
 
+def _whole(environment: Environment, form: Form) -> None:
+    environment.form = form
+    _straight(environment)
+
+
+def _closed_at_work(environment: Environment) -> None:
+    """Closes sinks that hold decided, undecided and unfinished transactions: `close` decides nothing."""
+    process = environment.start()
+    environment.run(environment.live(process, 1, flush=False))
+    environment.run(written_and_sealed(environment, process))
+    environment.run(environment.write(process, "commit", 2 * environment.target.rows * process.parallelism))
+    environment.leave(process)
+    environment.run_to_crash()
+    environment.recover_once_more()
+
+
+def _shared(environment: Environment, *, job: str = "", sink: str = SINK) -> None:
+    """Two sinks on a target, of a job or of two. Both recover, and neither may touch rows that the other staged."""
+    other = environment.beside(environment.job + job, sink)
+    _leave_pending(environment, 1)
+    environment.steps.append(f"the next generations are of job {other.job}, sink {sink}")
+    try:
+        _leave_pending(other, 1)
+    except Broken as broken:
+        if isinstance(broken.__cause__, InvalidJob):
+            return  # the target takes one sink only
+        raise
+    other.run_to_crash()
+    environment.steps.append(f"the next generations are of job {environment.job}, sink {SINK}")
+    environment.run_to_crash()
+    environment.recover_once_more(clean_up=False)
+    environment.steps.append(f"the next generations are of job {other.job}, sink {sink}")
+    other.recover_once_more()
+    environment.look()
+
+
 SINGLE_SCENARIOS: dict[str, tuple[tuple[Round, ...], Callable[[Environment], None]]] = {
+    "batches": (("commit", "late", "half", "commit"), lambda environment: _whole(environment, "batches")),
+    "lists": (("commit", "late", "half", "commit"), lambda environment: _whole(environment, "lists")),
+    "closed at work": (("late", "late", "commit"), _closed_at_work),
+    "two sinks": (("late", "late", "commit"), lambda environment: _shared(environment, sink=f"{SINK}-2")),
+    "two jobs": (("late", "late", "commit"), lambda environment: _shared(environment, job="-2")),
     "repeated commits": (("late", "late"), _repeated_commits),
     "abort": (("commit", "commit"), lambda environment: _abort(environment, by_another=False)),
     "abort by another": (("commit", "commit"), lambda environment: _abort(environment, by_another=True)),
@@ -270,7 +313,7 @@ def stall(plan: str, at: int, steps: int) -> Scenario:
     return Scenario(f"stall {plan} {at} {steps}", PLANS[plan], lambda environment: _stall(environment, at, steps))
 
 
-INSIDE = {"inside": "line", "write": "write"}  # kind of crash point by the first word of a scenario
+INSIDE = {"inside": "line", "write": "write", "full": "failing write"}  # kind of point by a scenario's first word
 
 
 def inside_call(word: str, plan: str, number: int) -> Scenario:
@@ -280,7 +323,7 @@ def inside_call(word: str, plan: str, number: int) -> Scenario:
         recovers = plan == "recovery"
         if recovers:
             _leave_pending(environment, 2)
-        if environment.run_to_crash(at=Point(INSIDE[word], number)) or recovers:
+        if environment.run_to_crash(at=Point(INSIDE[word], number)) or recovers or word == "full":
             environment.run_to_crash()
             environment.recover_once_more()
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.operators.base import Capture, CommitReport, Operator, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.stable import StableOperator
@@ -72,6 +73,10 @@ class WatchedSink(ForwardingSink):
     def write(self, transaction: _Open, rows: pa.RecordBatch) -> None:
         self._call(f"write {rows.num_rows} rows")
         super().write(transaction.transaction, rows)
+
+    def write_few(self, transaction: _Open, rows: FewRows) -> None:
+        self._call(f"write {rows.count} rows as lists")
+        super().write_few(transaction.transaction, rows)
 
     def stage_early(self, transaction: _Open) -> Callable[[], Any] | None:
         return self._watched(super().stage_early(transaction.transaction))
@@ -141,7 +146,6 @@ class WatchedSink(ForwardingSink):
 
 
 SINK = "out"
-STABLE = "out-stable"
 _ATTEMPTS = 6
 _LONGEST_WAIT_S = 0.5
 
@@ -149,6 +153,7 @@ _LONGEST_WAIT_S = 0.5
 @dataclass(frozen=True)
 class Place:
     job: str
+    sink: str
     lineage: str
     make_sink: Callable[[], TwoPhaseCommitSink]
     make_store: Callable[[str], ObjectStore]
@@ -206,9 +211,10 @@ class _Hand:
         self.chain = OperatorChain([], [])
 
     def open(self, context: OperatorContext) -> None:
-        operators: list[tuple[str, Operator]] = [(SINK, SinkOperator(SINK, lambda: self.sink))]
+        sink, stable = context.operator, f"{context.operator}-stable"
+        operators: list[tuple[str, Operator]] = [(sink, SinkOperator(sink, lambda: self.sink))]
         if self.is_stored:
-            operators.insert(0, (STABLE, StableOperator(STABLE)))
+            operators.insert(0, (stable, StableOperator(stable)))
         for name, operator in operators:
             own = tuple(each for each in context.restored if each.operator == name)
             operator.open(dataclasses.replace(context, operator=name, restored=own))
@@ -289,7 +295,7 @@ class Process:
             OperatorContext(
                 job=self.place.job,
                 token=self.token,
-                operator=SINK,
+                operator=self.place.sink,
                 subtask=subtask,
                 parallelism=self.parallelism,
                 max_parallelism=128,
@@ -320,7 +326,7 @@ class Process:
     def committed(self, committables: Sequence[bytes]) -> None:
         self.place.committed(committables)
 
-    def write(self, subtask: int, rows: pa.RecordBatch, ids: Sequence[int]) -> None:
+    def write(self, subtask: int, rows: pa.RecordBatch | FewRows, ids: Sequence[int]) -> None:
         hand = self.hands[subtask]
         self.open_transaction(subtask).ids.extend(ids)  # before the call, which may be the last
         hand.chain.process(Batch(rows, 0), 0)

@@ -107,12 +107,12 @@ class CrashingSink(ForwardingSink):
 
     def commit(self, committable: bytes) -> None:
         self._at("commit")
-        self.sink.commit(committable)
+        super().commit(committable)
         self._at("committed")
 
     def commit_together(self, committables: Sequence[bytes]) -> None:
         self._at("commit")
-        self.sink.commit_together(committables)
+        super().commit_together(committables)
         self._at("committed")
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:

@@ -70,6 +70,10 @@ class RightSink(TwoPhaseCommitSink):
     def open(self, context: SinkContext) -> None:
         self.context = context
 
+    @property
+    def owner(self) -> str:
+        return f"{self.context.job}:{self.context.sink}"
+
     def begin_transaction(self) -> Rows:
         return []
 
@@ -81,7 +85,7 @@ class RightSink(TwoPhaseCommitSink):
             return None
         self.number += 1
         named = Named(
-            f"{self.context.job}/{self.context.lineage}",
+            f"{self.owner}/{self.context.lineage}",
             self.context.token,
             self.context.subtask,
             checkpoint,
@@ -110,9 +114,7 @@ class RightSink(TwoPhaseCommitSink):
     def is_orphan(self, name: str) -> bool:
         job, lineage, token, subtask = name.split("/")[:4]
         context = self.context
-        mine = (job, lineage) == (context.job, context.lineage) and int(
-            subtask
-        ) % context.parallelism == context.subtask
+        mine = (job, lineage) == (self.owner, context.lineage) and int(subtask) % context.parallelism == context.subtask
         return mine and int(token) < context.token
 
 
@@ -197,7 +199,7 @@ class RemembersHighestCheckpoint(RightSink):
 
 class SweepsEverythingOfOthers(RightSink):
     def is_orphan(self, name: str) -> bool:
-        return name.split("/")[0] == self.context.job and int(name.split("/")[2]) != self.context.token
+        return name.split("/")[0] == self.owner and int(name.split("/")[2]) != self.context.token
 
 
 class SweepsBeforeItCommits(RightSink):

@@ -36,7 +36,7 @@ class Staging(TwoPhaseCommitSink):
             return None
         self.count += 1
         me = self.context
-        name = f"{me.job}-{me.lineage}-{me.token}-{me.subtask}-{checkpoint}-{self.count}.json"
+        name = f"{me.job}-{me.sink}-{me.lineage}-{me.token}-{me.subtask}-{checkpoint}-{self.count}.json"
         (self.folder / "staged" / name).write_text(json.dumps(transaction))
         return name.encode()
 
