@@ -791,7 +791,7 @@ MUTANTS = (
         "empty-subtasks-hold-time-back",
         "subtasks of a source that have nothing to read hold no event time back",
         "barrier_runtime/runtime/sources/assignment.py",
-        "return not isinstance(source, DiscoveringSource | StagedSource) and subtask >= len(listed)",
+        "return fixed and subtask >= min(len(listed), readers_of(source, subtask + 1))",
         "return False",
         (
             "tests/barrier_runtime/operators/test_cuts.py::test_sessions_of_a_file_that_is_read_as_one_batch_are_closed_in_between",

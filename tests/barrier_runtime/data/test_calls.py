@@ -90,6 +90,7 @@ def test_common_expressions_are_calls(text: str) -> None:
         pc.field("timestamp(ms)") > LITERALS[-2],
         pc.Expression._call("random", [], pc.RandomOptions(initializer=1)),
         pc.scalar(1),
+        pc.Expression._call("multiply", [pc.field("float"), pc.field("float")]),
     ],
 )
 def test_others_stay_with_the_engine(expression: pc.Expression) -> None:
