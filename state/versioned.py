@@ -15,6 +15,10 @@ from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Corrup
 T = TypeVar("T")
 
 
+class NewerVersion(Corrupt):
+    """A newer release wrote what this release refuses as unreadable; nothing is damaged."""
+
+
 @dataclass(frozen=True)
 class Format:
     """This release writes `version` and reads `oldest` to `version`."""
@@ -30,7 +34,8 @@ class Format:
         if self.oldest <= found <= self.version:
             return
         reads = str(self.version) if self.oldest == self.version else f"{self.oldest} to {self.version}"
-        raise self.refusal(
+        refusal = NewerVersion if self.refusal is Corrupt and found > self.version else self.refusal
+        raise refusal(
             f"{self.subject.format(where)} has version {found}, this release reads {reads}: "
             f"{self.newer if found > self.version else self.damaged}"
         )

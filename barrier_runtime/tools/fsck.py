@@ -22,6 +22,7 @@ from barrier_runtime.connectors.files.sink.commit_reader import READS_AT_ONCE, R
 from barrier_runtime.coordinator.maintenance.fsck import BACKUP, Damage, FsckReport, JobReport, UnreferencedObject
 from barrier_runtime.coordinator.maintenance.fsck_store import (
     CheckProgress,
+    NoJob,
     check_store,
     delete_orphans,
     no_progress,
@@ -31,6 +32,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.texts import counted
+from barrier_runtime.state.versioned import NewerVersion
 
 
 class CommitLogReport(msgspec.Struct, frozen=True):
@@ -39,6 +41,7 @@ class CommitLogReport(msgspec.Struct, frozen=True):
     records: int
     blocks: int
     damage: tuple[Damage, ...]
+    unreadable: str = ""  # a newer release wrote a record
 
 
 def check_commit_logs(store: ObjectStore, job: str | None) -> list[CommitLogReport]:
@@ -53,11 +56,14 @@ def _checked(stored: StoredRecords) -> CommitLogReport:
         must_stay: list[int] = []
         damage: list[Damage] = []
         head = 0
+        unreadable = ""
         try:
             for record in Reading(stored, reading, 0).all():
                 head += 1
                 if not may_go(head, record):
                     must_stay.append(head)
+        except NewerVersion as error:
+            unreadable = str(error)
         except Corrupt as error:
             damage.append(Damage(f"{stored.prefix}, after record {head}", "a readable log", str(error), BACKUP))
         else:
@@ -65,7 +71,7 @@ def _checked(stored: StoredRecords) -> CommitLogReport:
         in_blocks = head // commit_blocks.RECORDS * commit_blocks.RECORDS
         due = [each for each in must_stay if each <= in_blocks]
         damage += [each for found in reading.map(lambda at: _kept(stored, at), due) for each in found]
-    return CommitLogReport(stored.job, stored.sink, head, blocks, tuple(damage))
+    return CommitLogReport(stored.job, stored.sink, head, blocks, tuple(damage), unreadable)
 
 
 def _behind(stored: StoredRecords, head: int, listed: set[int]) -> Iterator[Damage]:
@@ -80,6 +86,8 @@ def _kept(stored: StoredRecords, position: int) -> list[Damage]:
     """Writers look for these records, although blocks have them."""
     try:
         record = stored.record(position)
+    except NewerVersion:
+        return []  # it is there
     except Corrupt as error:
         return [Damage(stored.key(position), "a readable commit record", str(error), BACKUP)]
     if record is None:
@@ -98,14 +106,14 @@ def fsck(url: str, job: str | None, *, delete: bool, min_age_s: float, form: str
     with _progress() as progress:
         try:
             checked = check_store(store, job, round(min_age_s * 1000), time.time_ns() // 1_000_000, progress)
-        except InvalidJob:
+        except NoJob:
             if not logs:
                 raise
             checked = []
         if delete:
             checked = delete_orphans(store, checked)
     report = report_of(store, checked)
-    exit_code = 2 if any(log.damage for log in logs) else report.exit_code
+    exit_code = 2 if any(log.damage or log.unreadable for log in logs) else report.exit_code
     if form == "json":
         document = {
             **msgspec.to_builtins(report),
@@ -126,13 +134,15 @@ def _lines(report: FsckReport, logs: Sequence[CommitLogReport]) -> Iterator[str]
         size = f"{counted(each.records, 'record')}, {counted(each.blocks, 'block')}"
         yield f"commit log of job {each.job}, sink {each.sink}: {size}"
         yield from _damage_lines(each.damage)
+        if each.unreadable:
+            yield f"  not checked: {each.unreadable}"
     damaged = sum(len(job.damage) for job in report.jobs) + sum(len(log.damage) for log in logs)
     orphans = [each for job in report.jobs for each in job.unreferenced if each.state == "orphan"]
     if damaged:
         yield f"{damaged} damaged"
     if orphans:
         yield f"{_sized(orphans)} orphaned: --delete removes them"
-    unreadable = sum(1 for job in report.jobs if job.unreadable)
+    unreadable = sum(1 for each in (*report.jobs, *logs) if each.unreadable)
     if unreadable:
         yield f"{unreadable} not checked"
     if not damaged and not orphans and not unreadable:

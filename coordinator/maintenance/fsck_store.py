@@ -73,14 +73,18 @@ class CheckedJob:
     head: int  # of the log
 
 
+class NoJob(InvalidJob):
+    """No job is there."""
+
+
 def check_store(
     store: ObjectStore, job: str | None, min_age_ms: int, wall_ms: int, progress: CheckProgress = no_progress
 ) -> list[CheckedJob]:
-    """Raises `InvalidJob` if there is no job, or a newer release wrote the requested job."""
+    """Raises `NoJob`, or `InvalidJob` if a newer release wrote the requested job."""
     listed = _listed(store, job, progress)
     jobs = {name: objects for name, objects in listed.items() if _is_job(name, objects)}
     if not jobs:
-        raise InvalidJob(_why_none(store, job, listed))
+        raise NoJob(_why_none(store, job, listed))
     with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="fsck") as pool:
         checks = [_Check(store, pool, name, jobs[name], progress) for name in sorted(jobs)]
         if job is not None:

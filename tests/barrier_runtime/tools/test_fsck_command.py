@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from command_line import COMMAND, Done, run_here
 
+from barrier_runtime.connectors.files.sink.commit_record import COMMIT_RECORD_VERSION
+from barrier_runtime.coordinator.log.records import RECORD_VERSION
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
@@ -172,6 +174,35 @@ def test_what_cannot_be_checked_is_explained(tmp_path: Path, arguments: list[str
     assert said.format(folder=tmp_path) in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == [], "looking makes no folder"
+
+
+def of_a_newer_release(folder: Path, version: int) -> str:
+    """Returns a record without a stamp, as a newer release may write it."""
+    (folder / "_commits" / "flights" / "out").mkdir(parents=True)
+    return json.dumps({"version": version})
+
+
+def test_a_newer_commit_log_is_not_checked_and_not_called_damaged(tmp_path: Path) -> None:
+    """A backup in its place would roll back a log that a newer release writes."""
+    record = of_a_newer_release(tmp_path, COMMIT_RECORD_VERSION + 1)
+    (tmp_path / "_commits" / "flights" / "out" / f"{1:020d}.json").write_text(record)
+    done = fsck(str(tmp_path), "--job", "flights")
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "not checked: commit record" in done.stdout
+    assert "a newer release wrote it: use that release" in done.stdout
+    assert done.stdout.endswith("1 not checked\n")
+    assert "remedy" not in done.stdout
+
+
+def test_a_newer_job_beside_a_commit_log_is_never_called_clean(tmp_path: Path) -> None:
+    record = of_a_newer_release(tmp_path, RECORD_VERSION + 1)
+    key = tmp_path / Paths("flights").log_record(1)
+    key.parent.mkdir(parents=True)
+    key.write_text(record)
+    (tmp_path / "_commits" / "flights" / "out" / f"{1:020d}.json").write_text("{}")
+    done = fsck(str(tmp_path), "--job", "flights")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "a newer release wrote it: use that release" in done.stderr
 
 
 @pytest.mark.slow
