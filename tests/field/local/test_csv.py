@@ -211,6 +211,19 @@ def test_bytes_that_are_not_of_the_encoding_are_named_with_their_line(tmp_path: 
 
 
 # Source: our own trial
+@pytest.mark.parametrize("encoding", ["latin-1", "cp932", "utf-8"])
+@pytest.mark.parametrize(
+    ("bad", "said"), [("x;y", "column 'n' is int64"), ("1;2;3", "a line does not fit"), ('1;"a"b', "quote")]
+)
+def test_a_line_after_other_letters_has_its_own_number(tmp_path: Path, encoding: str, bad: str, said: str) -> None:
+    letters = "\u30c6\u30b9\u30c8" if encoding == "cp932" else "\u00c4\u00d6\u00dc"
+    text = "n;t\n" + f"1;{letters}\n" * 2_000 + f"{bad}\n1;z\n"
+    (tmp_path / "in.csv").write_bytes(text.encode(encoding))
+    with pytest.raises(REFUSED, match=f"line 2002: .*{said}"):
+        read(tmp_path / "in.csv", schema={"n": int, "t": str}, delimiter=";", encoding=encoding)
+
+
+# Source: our own trial
 @pytest.mark.parametrize(("text", "kind"), [("0xFF", "int8"), ("0xFFFFFFFF", "int32"), ("0XFFFFFFFFFFFFFFFF", "int64")])
 def test_a_hexadecimal_number_is_never_a_negative_one(tmp_path: Path, text: str, kind: str) -> None:
     (tmp_path / "in.csv").write_text(f"n,t\n-1,a\n0x7F,b\n{text},c\n")

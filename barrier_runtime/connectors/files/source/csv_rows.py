@@ -177,6 +177,14 @@ class CsvRows:
 
     def __call__(self, raw: bytes) -> pa.RecordBatch:
         data = self._as_utf8(raw)
+        try:
+            return self._parsed(data)
+        except LineError as error:
+            if data is raw:
+                raise
+            raise LineError(len(data[: error.at].decode().encode(self._form.encoding)), error.problem) from error
+
+    def _parsed(self, data: bytes) -> pa.RecordBatch:
         if data[:1] in (b"\r", b"\n") and len(self.names) > 1 and not data.strip(b"\r\n"):
             return self._empty
         if b'"' in data and (misquoted := after_quotes(data, self._form.delimiter)) is not None:
