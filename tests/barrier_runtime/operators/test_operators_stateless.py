@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from operator_harness import Driven
 
 from barrier_runtime.api.dataflow import Dataflow
+from barrier_runtime.connectors.files.source import small_table
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.expressions import Compiled
 from barrier_runtime.data.rows import rows_of
@@ -365,3 +367,14 @@ def test_a_small_table_can_be_read_from_a_file(tmp_path: Any) -> None:
     stream = flow.rate("ticks", 10, 10, keys=3).broadcast_join("names", str(tmp_path / "names.csv"), on="key")
     assert stream.schema is not None
     assert stream.schema.names == ["value", "intended_at", "key", "name"]
+
+
+def test_a_folder_that_is_no_small_table_is_not_read_to_its_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_table, "_MAX_BYTES", 1 << 20)
+    for number in range(230):  # files that are not opened when the flow is written
+        rows = pa.table({"key": np.arange(number * 5_000, (number + 1) * 5_000)})
+        pq.write_table(rows, tmp_path / f"{number:03}.parquet")
+    (tmp_path / "999.parquet").write_bytes(b"not Parquet")
+    ticks = Dataflow("job").rate("ticks", 10, 10, keys=3)
+    with pytest.raises(InvalidJob, match="the small table has more than 1 MiB and would be sent to every slot"):
+        ticks.broadcast_join("names", str(tmp_path), on="key")

@@ -36,7 +36,7 @@ def small_table(table: Any, where: str) -> pa.Table:
             description = JsonlSource(path)
         else:
             description = ParquetSource(path)
-        table = _read_whole(description.named(where))
+        table = _read_whole(description.named(where), where)
     elif isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     elif _is_pandas(table):
@@ -54,11 +54,15 @@ def small_table(table: Any, where: str) -> pa.Table:
         writer = RowWriter(where, None)
         table = pa.Table.from_batches([writer.batch([{name: row.get(name) for name in names} for row in rows])])
     if table.nbytes > _MAX_BYTES:
-        raise InvalidJob(
-            f"{where}: the small table has {table.nbytes >> 20} MiB and would be sent to every slot: "
-            f"keep it below {_MAX_BYTES >> 20} MiB, or join with keyed state"
-        )
+        raise _too_large(f"{table.nbytes >> 20} MiB", where)
     return table
+
+
+def _too_large(size: str, where: str) -> InvalidJob:
+    return InvalidJob(
+        f"{where}: the small table has {size} and would be sent to every slot: "
+        f"keep it below {_MAX_BYTES >> 20} MiB, or join with keyed state"
+    )
 
 
 def _is_pandas(table: object) -> bool:
@@ -74,11 +78,15 @@ def _without_views(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields))
 
 
-def _read_whole(source: Source) -> pa.Table:
+def _read_whole(source: Source, where: str) -> pa.Table:
     read = partial(_rows, source)
     batches: list[pa.RecordBatch] = []
+    size = 0
     for rows in read_ahead(read, source.splits(1), lambda split: split.size or 0, _FILES_AT_ONCE, _BYTES_AT_ONCE):
         batches += rows
+        size += sum(each.nbytes for each in rows)
+        if size > _MAX_BYTES:
+            raise _too_large(f"more than {_MAX_BYTES >> 20} MiB", where)
     return pa.Table.from_batches(batches, schema=source.schema)
 
 
@@ -89,13 +97,15 @@ def _rows(source: Source, split: Split) -> list[pa.RecordBatch]:
     if fetched is not None:
         fetched.fetch_by(fetcher)
     batches = []
+    size = 0
     try:
-        while not reader.finished:
+        while not reader.finished and size <= _MAX_BYTES:
             came.clear()
             fetcher.begin_pass()
             polled = reader.poll(65_536, 0)
             if polled is not None:
                 batches.append(polled.rows)
+                size += polled.rows.nbytes
             elif fetched is not None and fetched.fetching:
                 came.wait()
     finally:
