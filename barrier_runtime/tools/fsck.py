@@ -142,7 +142,7 @@ def _lines(report: FsckReport, logs: Sequence[CommitLogReport]) -> Iterator[str]
         yield f"{damaged} damaged"
     if orphans:
         yield f"{_sized(orphans)} orphaned: --delete removes them"
-    unreadable = sum(1 for each in (*report.jobs, *logs) if each.unreadable)
+    unreadable = sum(bool(job.unreadable) for job in report.jobs) + sum(bool(log.unreadable) for log in logs)
     if unreadable:
         yield f"{unreadable} not checked"
     if not damaged and not orphans and not unreadable:

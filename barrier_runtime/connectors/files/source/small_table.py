@@ -14,6 +14,7 @@ from barrier_runtime.connectors.files.source.parquet import ParquetSource
 from barrier_runtime.connectors.read_ahead import read_ahead
 from barrier_runtime.connectors.source import Fetching, Source, SourceDescription, Split
 from barrier_runtime.connectors.source_bases.ranges import PartFetcher
+from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import RowWriter
 from barrier_runtime.state.errors import InvalidJob
 
@@ -104,8 +105,9 @@ def _rows(source: Source, split: Split) -> list[pa.RecordBatch]:
             fetcher.begin_pass()
             polled = reader.poll(65_536, 0)
             if polled is not None:
-                batches.append(polled.rows)
-                size += polled.rows.nbytes
+                rows = Batch(polled.rows, polled.emit_ns).rows
+                batches.append(rows)
+                size += rows.nbytes
             elif fetched is not None and fetched.fetching:
                 came.wait()
     finally:
