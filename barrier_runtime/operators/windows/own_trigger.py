@@ -16,6 +16,7 @@ from barrier_runtime.operators.aggregation.accumulators import running
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
 from barrier_runtime.operators.aggregation.state_columns import ROWS
 from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.state.stored_type import as_scalar
 from barrier_runtime.operators.user_code import user_error
 from barrier_runtime.operators.windows.firing import FIRINGS
 from barrier_runtime.operators.windows.rules.early import OVER, Changed, EveryRows, WallTurns, first_multiple
@@ -368,6 +369,8 @@ class OwnRule(EveryRows):
             unknown = window.state.keys() - self._trigger.state.keys()
             if unknown:
                 raise InvalidJob(f"{said} wrote window.state[{min(unknown)!r}]: name it in `state` of the class")
+            for state, initial in self._trigger.state.items():
+                window.state[state] = _number(window.state[state], initial, f"{said}: window.state[{state!r}]")
         except Exception as error:
             operator = self.windows.operator
             raise user_error(
@@ -375,3 +378,12 @@ class OwnRule(EveryRows):
             ) from error
         answer = default if answer is None else answer
         return TriggerResult.FIRE in answer, TriggerResult.PURGE in answer
+
+
+def _number(value: Any, initial: float, what: str) -> float:
+    """Returns `value` as its state column holds it. Raises `InvalidJob` if that is another number."""
+    kind = type(initial)
+    number: float = as_scalar(kind, value, lambda: f"{what} begins with {initial!r}", "was set")
+    if kind is int and not -(1 << 63) <= number < 1 << 63:
+        raise InvalidJob(f"{what} cannot hold {number}: whole numbers have 64 bits; begin with {initial}.0 for floats")
+    return number

@@ -1,6 +1,7 @@
 """Users' own triggers against a row-by-row model, for any batch borders and over restarts."""
 
 import datetime
+import decimal
 from dataclasses import replace
 from typing import Any
 
@@ -163,6 +164,33 @@ def test_what_is_due_by_event_time_does_not_depend_on_cuts_or_restarts(
         return told(got + slots.take())
 
     assert given_rows(sizes, False) == given_rows([1], False) == given_rows(sizes, True)
+
+
+@pytest.mark.parametrize(
+    ("initial", "value", "said"),
+    [
+        (0, 0.5, r"begins with 0, but 0.5 \(float\) was set"),
+        (0, decimal.Decimal(1), r"begins with 0, but .* \(Decimal\) was set"),
+        (0, 1 << 63, "cannot hold 9223372036854775808: whole numbers have 64 bits; begin with 0.0"),
+        (0.5, 0.25, None),
+        (0.0, (1 << 53) + 1, "begins with 0.0, which does not hold all digits of 9007199254740993"),
+        (0.0, 1, None),
+    ],
+)
+def test_a_number_that_the_column_would_change_is_refused(initial: Any, value: Any, said: str | None) -> None:
+    class Sets(OwnTrigger):
+        state = {"sum": initial}
+
+        def on_row(self, row: dict[str, Any], window: TriggerWindow) -> None:
+            window.state["sum"] = value
+
+    slots = Slots(lambda: made(Global(), Sets()), 1, tags=[LATE])
+    rows = [{"k": "a", "t": 1, "v": 1}]
+    if said is None:
+        slots.feed(rows, SCHEMA)
+        return
+    with pytest.raises(BarrierRuntimeError, match=rf"Sets.on_row: window.state\['sum'\] {said}"):
+        slots.feed(rows, SCHEMA)
 
 
 def test_a_window_is_asked_at_the_first_time_behind_its_rows() -> None:
