@@ -111,6 +111,7 @@ def in_any_order(
 
 _TOO_FAR = 1 << 63
 _ROWS = f"{PARTIAL}rows "
+_COUNTS = ("rows", "values", "carry")
 
 
 def why_not_partial(aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, where: str) -> str:
@@ -195,6 +196,14 @@ def merge_different(
 def _sent(plan: AggregationPlan, rows: pa.RecordBatch) -> list[tuple[Accumulator, Values]]:
     names = frozenset(rows.schema.names)
     named = [(each, _name(each)) for each in plan.accumulators]
+    lacking = [each.column for each, name in named if each.kind not in _COUNTS and name not in names]
+    for column in (*lacking, *plan.decimal_sums):
+        if f"{PARTIAL}values {column}" in names:  # that count would be taken for one of the new aggregate's values
+            raise InvalidJob(
+                f"an aggregate of {column!r} was added, and the checkpoint has rows in flight that are aggregated in "
+                "part without it: start the version of the program that wrote it, end it with stop(), and start the "
+                "new one from there"
+            )
     return [(each, rows.column(name).to_numpy()) for each, name in named if name in names]
 
 

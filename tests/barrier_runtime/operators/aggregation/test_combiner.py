@@ -422,6 +422,15 @@ def test_an_aggregate_that_partial_rows_lack_begins_at_zero() -> None:
     assert [(row["n"], row["total"], row["opened"]) for row in driven.take()] == [(3, None, None), (4, 8, 8)]
 
 
+@pytest.mark.parametrize("added", [mean("v"), min_("v"), max_("v"), sum_("v")], ids=str)
+def test_an_added_aggregate_refuses_partial_rows_that_count_its_values(added: Any) -> None:
+    """Their number would be that of values of the new aggregate: a mean would be wrong for ever."""
+    partial = forced(["k"], {"n": count("v")}).combined(Batch(made([{"k": "a", "g": 0, "v": 1}] * 3), 5))
+    driven = Driven(LatestAggregateOperator("r", ["k"], {"n": count("v"), "new": added}, SCHEMA))
+    with pytest.raises(InvalidJob, match="an aggregate of 'v' was added, and the checkpoint has rows in flight"):
+        driven.operator.process(partial, driven._emit)
+
+
 # ------------------------------------------------------------ flows
 
 
