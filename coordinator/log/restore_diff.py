@@ -6,8 +6,8 @@ from barrier_runtime.coordinator.log.kinds import changed_column, changed_kind
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.restore_choice import changed_definition, changed_key, unfit
 from barrier_runtime.coordinator.wire.messages import JobSpec
-from barrier_runtime.state.snapshots.continued_state import COME_AND_GO
-from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, OperatorSnapshot, StateDescription
+from barrier_runtime.state.snapshots.continued_state import COME_AND_GO, aggregates_of
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, StateDescription
 from barrier_runtime.state.texts import counted
 
 
@@ -91,11 +91,10 @@ def _aggregates(
     declared: dict[str, StateDescription], described: dict[str, StateDescription], refused: set[str]
 ) -> Iterable[str]:
     """Older releases described no aggregates."""
-    if any(what.kind in COME_AND_GO for what in described.values()):
-        for name in sorted({*declared, *described}):
-            now, before = declared.get(name), described.get(name)
-            if (now or before or ONE_VALUE).kind not in COME_AND_GO:
-                continue
+    now_there, before_there = aggregates_of(declared), aggregates_of(described)
+    if before_there:
+        for name in sorted({*now_there, *before_there}):
+            now, before = now_there.get(name), before_there.get(name)
             if before is None:
                 yield f"  {name}: new, begins at its zero in keys and open windows that are there"
             elif now is None:

@@ -11,6 +11,7 @@ types may change by the rules of `value_types`.
 Snapshots of older releases describe no aggregates; the operator then refuses other columns of state.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -154,15 +155,15 @@ def described_name(kind: str, what: str) -> str:
 
 
 def added_aggregates(now: Mapping[str, StateDescription], before: Mapping[str, StateDescription]) -> list[str]:
-    known = _aggregates(before)
-    return [name for name in _aggregates(now) if name not in known] if known else []
+    known = aggregates_of(before)
+    return [name for name in aggregates_of(now) if name not in known] if known else []
 
 
 def unfit_aggregates(
     now: Mapping[str, StateDescription], before: Mapping[str, StateDescription], may_drop: bool, where: str
 ) -> Iterator[tuple[str, InvalidJob]]:
     """Yields refusals with their aggregates ("" for lost aggregates)."""
-    declared, known = _aggregates(now), _aggregates(before)
+    declared, known = aggregates_of(now), aggregates_of(before)
     gone = [name for name in known if name not in declared]
     if gone and declared and not may_drop:
         text = (
@@ -178,5 +179,8 @@ def unfit_aggregates(
                 yield name, error
 
 
-def _aggregates(described: Mapping[str, StateDescription]) -> dict[str, StateDescription]:
-    return {name: what for name, what in described.items() if what.kind in COME_AND_GO}
+_LIMIT = re.compile(r"(aggregate count_distinct\(.*), limit=[0-9]+\)")  # counts of any limit share their state
+
+
+def aggregates_of(described: Mapping[str, StateDescription]) -> dict[str, StateDescription]:
+    return {_LIMIT.sub(r"\1)", name): what for name, what in described.items() if what.kind in COME_AND_GO}

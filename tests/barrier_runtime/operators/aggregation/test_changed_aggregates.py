@@ -337,6 +337,17 @@ def run(folder: Path, aggregates: Mapping[str, Any], fails: bool = False, **opti
 
 
 @pytest.mark.slow
+def test_a_higher_limit_of_distinct_values_continues_a_job(tmp_path: Path) -> None:
+    run(tmp_path, {"n": count_distinct("value", limit=50_000)}, fails=True)
+    higher = {"n": count_distinct("value", limit=60_000)}
+    page, starts = preview_of_restore(flow_of(higher, CollectSink()), {"checkpoints": str(tmp_path)}, local=True)
+    assert starts
+    assert "aggregate count_distinct(value): matched\n" in page
+    rows = run(tmp_path, higher)
+    assert max(row["n"] for row in rows) == ROWS // 2
+
+
+@pytest.mark.slow
 def test_what_does_not_fit_the_checkpoint_is_refused_before_the_run_is_begun(tmp_path: Path) -> None:
     """R5: a removed aggregate, and changed state types of users' own aggregates."""
     stats = {"n": count(), "own": with_state(int), "spread": Spread("value")}
