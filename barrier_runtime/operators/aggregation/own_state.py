@@ -4,8 +4,10 @@ import datetime
 import decimal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -14,6 +16,7 @@ from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left
 from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
 from barrier_runtime.operators.aggregation.own import ColumnAggregate, OwnAggregate, RowAggregate
 from barrier_runtime.operators.aggregation.state_columns import Columns, Initial, Values
+from barrier_runtime.operators.state.described_types import exact_floats
 from barrier_runtime.operators.state.stored_type import StoredType
 from barrier_runtime.operators.user_code import said, user_traceback
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
@@ -68,6 +71,7 @@ class RowCell:
     calls: _Calls
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
+    accepted: Callable[[Any], Any]  # as it is stored, for one batch or several
     of_plain: bool = False
 
     @property
@@ -82,7 +86,7 @@ class RowCell:
         return list(zip(*map(batch.plain, self.aggregate.columns), strict=True)), None
 
     def opened(self, cell: bytes) -> Any:
-        return self.decode(cell) if cell else self.calls(self.aggregate.zero)
+        return self.decode(cell) if cell else self.accepted(self.calls(self.aggregate.zero))
 
     def add(self, state: Any, values: Sequence[tuple[Any, ...]]) -> Any:
         for row in values:
@@ -90,10 +94,10 @@ class RowCell:
         return state
 
     def closed(self, state: Any) -> bytes:
-        return self.encode(state)
+        return self.encode(self.accepted(state))
 
     def merged(self, earlier: bytes, later: bytes) -> bytes:
-        return self.encode(self.calls(self.aggregate.merge, self.decode(earlier), self.decode(later)))
+        return self.closed(self.calls(self.aggregate.merge, self.decode(earlier), self.decode(later)))
 
     def read(self, state: Any) -> Any:
         return self.kept(self.calls(self.aggregate.result, state))
@@ -139,10 +143,24 @@ def row_cells(aggregate: RowAggregate, output: str, where: str) -> tuple[Cells, 
     name = type(aggregate).__name__
     stored, calls = StoredType(type(aggregate).state, "msgpack", f"{name}.state = "), _Calls(aggregate, output, where)
     place = f"{where}: the state of {name}"
-    kind = RowCell(
-        aggregate, calls, stored.encoder(place), stored.decoder(place, ONE_VALUE), _lists_plain(aggregate.type)
-    )
+    encode, decode = stored.encoder(place), stored.decoder(place, ONE_VALUE)
+    accepted: Callable[[Any], Any] = (lambda state: state) if stored.scalar is None else partial(stored.accepted, name)
+    if stored.scalar is float:  # entries may be of an earlier `state = int`
+        decode = _exact(decode, place)
+    kind = RowCell(aggregate, calls, encode, decode, accepted, _lists_plain(aggregate.type))
     return RowCells(kind), Reader("result", aggregate.type, kind.read, lambda read: calls.as_column(read, len(read)))
+
+
+def _exact(decode: Callable[[bytes], Any], place: str) -> Callable[[bytes], Any]:
+    read = exact_floats(decode)
+
+    def exact(cell: bytes) -> Any:
+        try:
+            return read(cell)
+        except msgspec.ValidationError as error:
+            raise InvalidJob(f"{place}: {error}: declare int, or give the output another name") from error
+
+    return exact
 
 
 def _lists_plain(kind: pa.DataType) -> bool:

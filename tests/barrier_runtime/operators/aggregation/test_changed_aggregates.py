@@ -336,6 +336,22 @@ def run(folder: Path, aggregates: Mapping[str, Any], fails: bool = False, **opti
     return sink.rows()
 
 
+@pytest.mark.parametrize("entries", [False, True])
+def test_an_int_that_a_float_rounds_is_refused_as_state_of_an_own_aggregate(entries: bool) -> None:
+    own = [{"own": type("Kept", (Kept,), {"state": kind})("x")} for kind in (int, float)]
+    assert restarted(own, [[{"k": 1, "x": 1 << 53}], [{"k": 1, "x": 2}]], entries=entries)[1] == [
+        {"own": (1 << 53) + 2}
+    ]
+    with pytest.raises(InvalidJob, match="a float does not hold all digits of 9007199254740993"):
+        restarted(own, [[{"k": 1, "x": (1 << 53) + 1}], [{"k": 1, "x": 1}]], entries=entries)
+
+
+def test_the_state_of_an_own_aggregate_has_its_type_after_each_batch() -> None:
+    half = type("Half", (Kept,), {"add": lambda self, state, value: state + 0.5})("x")
+    with pytest.raises(InvalidJob, match=r"'Half' is declared int, but 0.5 \(float\) is stored"):
+        restarted([{"own": half}], [[{"k": 1, "x": 1}]])
+
+
 @pytest.mark.slow
 def test_a_higher_limit_of_distinct_values_continues_a_job(tmp_path: Path) -> None:
     run(tmp_path, {"n": count_distinct("value", limit=50_000)}, fails=True)
