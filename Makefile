@@ -74,9 +74,8 @@ run: $(STAMP) java $(if $(filter-out grow,$(EXAMPLE)),servers)
 matrix: $(STAMP) java
 	$(BIN)/python -m tests.spark_matrix $(PAIRS)
 
-# Tests wait for a third of their time, those of servers and whole programs for half of it: five at a time on two cores.
-# These are a single step, so that cores are idle only once, at its end. Tests in a browser come first, so that one
-# worker has nearly all of them: a browser and its job are a worker's, and the other workers fill the cores.
+# Tests wait for a third of their time, those of servers for half of it: four at a time on two cores. Those in a browser come first in
+# their step, so that one worker has nearly all of them: a browser and its job are a worker's, and the other workers fill the cores.
 test: $(STAMP) jdk servers links
 	@$(BIN)/python -m tests.spark_jvm
 	@$(BIN)/python -m tests.kafka_jvm
@@ -86,8 +85,9 @@ test: $(STAMP) jdk servers links
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
 		"$(BIN)/python tests/simulation/simulate.py --first 20 --seeds 100" \
 		"$(BIN)/python -m tests.spark_matrix --one" \
+		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/browser tests/ends tests/field/servers" \
 		"$(BIN)/python -m tests.hosts.run --short" \
-		"$(BIN)/python -m pytest -q -n 5 --dist worksteal --durations 30 --durations-min 10 tests/browser tests/ends tests/field/servers tests/integration"
+		"$(BIN)/python -m pytest -n 4 --dist worksteal --durations 15 --durations-min 10 tests/integration"
 
 style: lint types
 
