@@ -5,7 +5,7 @@ of each side are held. Subtasks with the same files on both sides are not read.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -17,12 +17,13 @@ from barrier_runtime.state.kv.shard import PREFIX_BYTES
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, KeyedSnapshot, OperatorSnapshot, StateDescription
 from barrier_runtime.state.snapshots.state_kinds import COLUMNS
 from barrier_runtime.state.values.entry_table import is_number
-from barrier_runtime.state_tables.arrow_columns import column_of, decoded, without_marks
+from barrier_runtime.state_tables.arrow_columns import MASKED, column_of, decoded, masked, without_marks
 from barrier_runtime.state_tables.stored_state import StoredState, states_of
-from barrier_runtime.state_tables.wanted_keys import as_told, key_fields
+from barrier_runtime.state_tables.wanted_keys import as_told, free_name, key_fields
 
 _GROUP_BYTES = 2
 _GROUPS = 1 << 8 * _GROUP_BYTES
+_BESIDE = ("beside", "entry", "position", "at", "window_start", "namespace_1", "namespace_2")
 Change: TypeAlias = Literal["inserted", "changed", "deleted"]
 
 
@@ -43,6 +44,27 @@ class StateDifference:
     before: Any
     after: Any
     over_ms: int | None = None
+
+    def redacted(self, names: Collection[str], more: Sequence[Collection[str]] = ()) -> "StateDifference":
+        """Hides the values under `names`: columns of the state's table, this state, or `beside`, `before`, `after`.
+
+        `more`: further names of each key column.
+        """
+        if not names:
+            return self
+
+        def hidden(value: Any, *called: str) -> Any:
+            return MASKED if value is not None and not set(names).isdisjoint(called) else masked(value, names)
+
+        also = dict(zip(self.key, more, strict=False))
+        own = ("value", free_name("value", self.key), self.state)
+        return replace(
+            self,
+            key={name: hidden(value, name, *also.get(name, ())) for name, value in self.key.items()},
+            beside=hidden(self.beside, self.state, *_BESIDE),
+            before=hidden(self.before, "before", *own),
+            after=hidden(self.after, "after", *own),
+        )
 
 
 def diff(before: StoredState, after: StoredState, operator: str = "", state: str = "") -> Iterator[StateDifference]:

@@ -66,12 +66,13 @@ def differences(before: Side, after: Side, state: str, limit: int, redact: Seque
         for found in diff(one, other, operator, name):
             counts[found.change] += 1
             if sum(counts.values()) <= limit:
-                told = {"state": f"{found.operator}.{found.state}", "change": found.change}
-                told.update({free_name(name, _TOLD): value for name, value in found.key.items()})
-                if found.beside is not None:
-                    told["beside"] = found.beside
-                told.update(before=found.before, after=found.after)
-                yield json.dumps(masked(told, redact), default=_plain, ensure_ascii=False)
+                shown = found.redacted(redact)
+                key = {free_name(name, _TOLD): value for name, value in shown.key.items()}
+                told = {"state": f"{found.operator}.{found.state}", "change": found.change, **masked(key, redact)}
+                if shown.beside is not None:
+                    told["beside"] = shown.beside
+                told.update(before=shown.before, after=shown.after)
+                yield json.dumps(told, default=_plain, ensure_ascii=False)
     yield ", ".join(f"{counts[change]:,} {change}" for change in ("inserted", "changed", "deleted"))
 
 

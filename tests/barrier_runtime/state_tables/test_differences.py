@@ -1,5 +1,6 @@
 """Differences between two checkpoints: inserted, changed and deleted entries, and no others."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,40 @@ def test_the_command_prints_a_line_per_entry_and_says_whether_anything_differs(t
     ]
     same = run_here("state", "diff", one, one)
     assert (same.returncode, same.stdout) == (0, "0 inserted, 0 changed, 0 deleted\n")
+
+
+HIDDEN = [
+    ("user", "***", "cart", 1, 5),
+    ("value", "ann", "cart", "***", "***"),
+    ("entry", "ann", "***", 1, 5),
+    ("pages", "ann", "***", "***", "***"),
+]
+
+
+@pytest.mark.parametrize("hidden", HIDDEN, ids=[each[0] for each in HIDDEN])
+def test_the_command_hides_the_columns_of_the_states_table(hidden: tuple[Any, ...], tmp_path: Path) -> None:
+    one = written(tmp_path / "one", {"ann": 1}, {("ann", "cart"): 1}, {"ann": 1})
+    other = written(tmp_path / "other", {"ann": 1}, {("ann", "cart"): 5}, {"ann": 1})
+    name, user, beside, before, after = hidden
+    line = run_here("state", "diff", one, other, "--redact", name).stdout.splitlines()[0]
+    told = {"state": "pages.pages", "change": "changed", "user": user, "beside": beside}
+    assert json.loads(line) == {**told, "before": before, "after": after}
+
+
+def test_the_command_hides_key_columns_that_it_shows_by_another_name(tmp_path: Path) -> None:
+    flow = Dataflow("differs")
+    read = flow.from_iterator("rows", lambda index, of: iter(()), schema={"state": str, "value": str}, splits=1)
+    read.key_by("state", "value").process("pages", Pages, schema={"state": str}).sink("out", CollectSink())
+    urls = [str(tmp_path / name) for name in ("one", "other")]
+    for at, url in enumerate(urls):
+        table = pa.table({"state": ["Ohio"], "value": ["ann"], "value_": [at]})
+        write_savepoint(url, flow=flow, states={("pages", "last"): table})
+    for names, state, value in ((["state", "value"], "***", "***"), (["state_"], "***", "ann")):
+        told = run_here("state", "diff", *urls, *(part for name in names for part in ("--redact", name)))
+        found = json.loads(told.stdout.splitlines()[0])
+        assert (found["state"], found["state_"], found["value"]) == ("pages.last", state, value)
+    found = json.loads(run_here("state", "diff", *urls, "--redact", "value_").stdout.splitlines()[0])
+    assert (found["value"], found["before"], found["after"]) == ("ann", "***", "***")
 
 
 @pytest.mark.parametrize(
