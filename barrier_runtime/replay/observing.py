@@ -3,6 +3,7 @@
 Each row is passed as a batch of its own: operators may not depend on batch boundaries.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -17,13 +18,34 @@ from barrier_runtime.data.rows import rows_of
 from barrier_runtime.data.schemas import no_column
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.keyed.operator import KeyedLife
-from barrier_runtime.state.errors import UserCodeError
+from barrier_runtime.operators.outputs.side_outputs import ERROR_SCHEMA
+from barrier_runtime.state.errors import InvalidJob, UserCodeError
 from barrier_runtime.state_tables.arrow_columns import masked
 from barrier_runtime.state_tables.wanted_keys import one_value
 
 T = TypeVar("T")
 _LOOKED_AT = "the rows that are looked at"
 State = dict[str, Any]  # by name: a value, {entry: value}, [element, …], [time, …], or {namespace: {column: value}}
+_OF_ROWS = ("message", "traceback", "row", "key")  # columns of error rows that quote rows
+_RAISED = re.compile(r"[\w.<>]+\(\) of operator '[^'\n]*'(, subtask \d+)?(, raised \w+)?")
+
+
+def masked_row(row: Any, columns: Sequence[str]) -> Any:
+    is_error = isinstance(row, dict) and row.keys() >= set(ERROR_SCHEMA.names)
+    return masked(row, (*columns, *_OF_ROWS) if columns and is_error else columns)
+
+
+def shown_error(error: BaseException, redact: Sequence[str]) -> BaseException:
+    """Returns `error`; if columns are hidden, without the text, which quotes rows."""
+    if not redact:
+        return error
+    text = str(error.args[0]) if error.args else ""
+    return (UserCodeError if isinstance(error, UserCodeError) else InvalidJob)(_hidden(text, type(error).__name__))
+
+
+def _hidden(error: str, kind: str) -> str:
+    raised = _RAISED.match(error)
+    return f"{raised[0] if raised else kind} (the rest is hidden, because columns are)"
 
 
 @dataclass(frozen=True)
@@ -45,9 +67,12 @@ class ReplayedRow:
 
     def redacted(self, columns: Sequence[str]) -> "ReplayedRow":
         """Hides values of columns with these names."""
-        hidden = {name: masked(getattr(self, name), columns) for name in ("row", "before", "after", "emitted", "side")}
+        hidden: dict[str, Any] = {name: masked(getattr(self, name), columns) for name in ("before", "after")}
+        hidden["row"] = masked_row(self.row, columns)
+        hidden["emitted"] = [masked_row(each, columns) for each in self.emitted]
+        hidden["side"] = {tag: [masked_row(each, columns) for each in rows] for tag, rows in self.side.items()}
         if self.error and columns:
-            hidden["error"] = f"{self.error.partition(':')[0]} (the rest is hidden)"
+            hidden["error"] = _hidden(self.error, "an error")
         return replace(self, **hidden)
 
 

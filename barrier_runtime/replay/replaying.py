@@ -18,7 +18,7 @@ from barrier_runtime.launch.local import run_to_its_end
 from barrier_runtime.launch.options import JobOptions, job_spec, usable_locally
 from barrier_runtime.launch.prepare import patient_listing
 from barrier_runtime.operators.functions.switching import switched_between
-from barrier_runtime.replay.observing import DebuggerQuit, Observer, ReplayedRow, Wanted
+from barrier_runtime.replay.observing import DebuggerQuit, Observer, ReplayedRow, Wanted, shown_error
 from barrier_runtime.replay.ranges import read_ranges, reading, up_to
 from barrier_runtime.replay.running import SCRATCH, OneKey, ReplayEnded, Stops, begin, run_replay, state_key
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
@@ -195,12 +195,10 @@ def replay(
     only = _one_key(stretch.before, operator, whole, target, by_port)
     with scratch() as store:
         ended, _ = run_stretch(stretch, reading(graph, ranges), options, ranges, store, only)
-    if ended.trouble is None:
-        ended.check()
-    elif not isinstance(ended.trouble, UserCodeError):
-        raise ended.trouble
-    failed = ended.trouble is not None and not isinstance(ended.trouble, DebuggerQuit)
-    error = "" if not failed else "hidden, because columns are" if redact else str(ended.trouble)
+    trouble = ended.trouble
+    if not isinstance(trouble, UserCodeError):
+        ended.check(redact)
+    error = "" if trouble is None or isinstance(trouble, DebuggerQuit) else str(shown_error(trouble, redact))
     return Replayed(tuple(rows), error, sum(each.total for each in ranges.values()))
 
 

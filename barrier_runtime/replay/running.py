@@ -32,7 +32,7 @@ from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.launch.local import make_runner, raised_in, run_graph
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.operators.base import Operator
-from barrier_runtime.replay.observing import Coming, DebuggerQuit
+from barrier_runtime.replay.observing import Coming, DebuggerQuit, masked_row, shown_error
 from barrier_runtime.runtime.host.clock import SystemClock
 from barrier_runtime.runtime.slot import Slot
 from barrier_runtime.state.backend.stored_part import StoredPart, WrittenPart
@@ -176,7 +176,7 @@ class Stops:
         Raises `DebuggerQuit` when the user leaves the debugger, even if the operator handles the exception.
         """
         debugger = self._debugger
-        debugger.message(f"row {coming.number}: {masked(coming.row, self._redact)}")
+        debugger.message(f"row {coming.number}: {masked_row(coming.row, self._redact)}")
         debugger.message(f"state: {masked(coming.before, self._redact)}")
         code = code_of(operator)
         debugger.reset()
@@ -235,9 +235,13 @@ class ReplayEnded:
     status: JobStatus
     trouble: BaseException | None
 
-    def check(self) -> None:
-        if self.status.outcome not in ("cancelled", "finished"):
-            raise InvalidJob(f"the replay ended ({self.status.outcome}): {self.status.error or self.status.reason}")
+    def check(self, redact: Sequence[str] = ()) -> None:
+        """Raises the error that ended the replay."""
+        error = self.trouble
+        if error is None and self.status.outcome not in ("cancelled", "finished"):
+            error = InvalidJob(f"the replay ended ({self.status.outcome}): {self.status.error or self.status.reason}")
+        if error is not None:
+            raise shown_error(error, redact)
 
 
 async def run_replay(
