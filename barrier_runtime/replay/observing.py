@@ -130,12 +130,12 @@ class DebuggerQuit(UserCodeError):
 class Coming:
     number: int
     row: dict[str, Any]
-    before: State
+    before: State | None
 
 
 class Observer:
     """`told` receives each processed row. `call` gets the row and the key's state before `work`, so a
-    debugger may step in.
+    debugger may step in. `one_key`: without it no state is shown, because nobody knows whose state changes with time.
     """
 
     def __init__(
@@ -143,20 +143,24 @@ class Observer:
         wanted: Wanted,
         told: Callable[[ReplayedRow], None],
         call: Callable[[Operator, "Coming", Callable[[], None]], None] = lambda operator, coming, work: work(),
+        one_key: bool = True,
     ) -> None:
         self.wanted = wanted
+        self.one_key = one_key
+        self.hides_state = False
         self._told = told
         self._call = call
         self._number = 0
 
     def watch(self, operator: Operator) -> Operator:
+        self.hides_state = isinstance(operator, KeyedLife) and not self.one_key
         watched = _Watched(self, operator)
         for name, method in watched.methods().items():
             setattr(operator, name, method)
         return operator
 
     def call(self, operator: Operator, row: dict[str, Any], before: State, work: Callable[[], None]) -> None:
-        self._call(operator, Coming(self._number, row, before), work)
+        self._call(operator, Coming(self._number, row, None if self.hides_state else before), work)
 
     def tell(self, **of_row: Any) -> None:
         number, self._number = self._number, self._number + 1
@@ -198,7 +202,7 @@ class _Watched:
         finally:
             self._in_row = False
             emitted, side = collecting.taken()
-            self._state = state_of(self._operator)
+            self._state = self._now()
             if whole:
                 self._observer.tell(
                     row=row,
@@ -230,7 +234,7 @@ class _Watched:
         result = work(collecting)
         emitted, side = collecting.taken()
         if look or result or emitted or side:
-            self._state = state_of(self._operator)
+            self._state = self._now()
             if emitted or side or self._state != before:
                 at_ms, after = _known(reached_ms), self._state
                 self._observer.tell(row=None, reached_ms=at_ms, before=before, after=after, emitted=emitted, side=side)
@@ -238,8 +242,11 @@ class _Watched:
 
     def _before(self) -> State:
         if self._state is None:
-            self._state = state_of(self._operator)
+            self._state = self._now()
         return self._state
+
+    def _now(self) -> State:
+        return {} if self._observer.hides_state else state_of(self._operator)
 
 
 def _known(ms: int | None) -> int | None:
@@ -247,7 +254,7 @@ def _known(ms: int | None) -> int | None:
 
 
 def state_of(operator: Operator) -> State:
-    """State, as plain data, of one key."""
+    """State, as plain data, of an operator with one key."""
     if not isinstance(operator, KeyedLife) or not hasattr(operator, "backend"):
         return {}
     found: State = {}

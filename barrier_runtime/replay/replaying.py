@@ -40,11 +40,14 @@ class ReplayedFlow(Protocol):
 
 @dataclass(frozen=True)
 class Replayed:
-    """`error`: error of a function, which ended the replay, or empty. `read`: rows read from sources."""
+    """`error`: error of a function, which ended the replay, or empty. `read`: rows read from sources.
+    `without_state`: why no state is shown, or empty.
+    """
 
     rows: tuple[ReplayedRow, ...]
     error: str
     read: int
+    without_state: str = ""
 
     @property
     def emitted(self) -> list[dict[str, Any]]:
@@ -155,11 +158,12 @@ def replay(
     """Runs `flow` again in this process from checkpoint `after` to `until`, and observes `operator`.
 
     `key`: the observed key: the value of the column of `key_by`, a tuple for several columns, or a dict of columns and
-    values. None: all rows. `after`, `until`: numbers of completed checkpoints that are still stored, or URLs of
-    savepoints; `after` 0: from the first row on; `until` None: until a function raises, or no more rows arrive.
-    `checkpoints`: the folder or URL of the job's checkpoints. `row`: only row "split:number" of a source (from 0), or
-    "split:first-last", for a step in one chain with the source. `stop`: stops at the first line of the step's function,
-    in Python's debugger. `redact`: columns whose values are hidden. `told` receives each processed row.
+    values; None: all rows. State is shown only with the whole key. `after`, `until`: numbers of completed checkpoints
+    that are still stored, or URLs of savepoints; `after` 0: from the first row on; `until` None: until a function
+    raises, or no more rows arrive. `checkpoints`: the folder or URL of the job's checkpoints. `row`: only row
+    "split:number" of a source (from 0), or "split:first-last", for a step in one chain with the source. `stop`: stops
+    at the first line of the step's function, in Python's debugger. `redact`: columns whose values are hidden. `told`
+    receives each processed row.
 
     Sinks do not run, nothing is written to the job's store, and the wall clock stands at the time of `until`. Raises
     `InvalidJob` for missing steps or checkpoints, and for rows that cannot be read again."""
@@ -181,25 +185,27 @@ def replay(
         told(rows[-1])
 
     wanted = Wanted(by_port, lambda: True if at_row is None else at_row.came())
+    only = _one_key(stretch.before, operator, whole, target, by_port)
+    without_state = _without_state(target, by_port, stretch.before is None or only is not None)
     if stop:
         stops = Stops(stop if isinstance(stop, debuggers.Pdb) else None, redact)
-        observer = Observer(wanted, took, stops.call)
+        observer = Observer(wanted, took, stops.call, one_key=not without_state)
     else:
-        observer = Observer(wanted, took)
+        observer = Observer(wanted, took, one_key=not without_state)
     graph = up_to(whole, target, observer.watch)
     stretch.check_switches(spec.name for chain in graph.chains for spec in chain.operators)
     needed = {chain.source.name for chain in graph.chains if chain.source is not None}
     ranges = read_ranges(whole, stretch.before, stretch.reached, needed)
     for each in ranges.values():
         each.row_at = at_row
-    only = _one_key(stretch.before, operator, whole, target, by_port)
     with scratch() as store:
         ended, _ = run_stretch(stretch, reading(graph, ranges), options, ranges, store, only)
     trouble = ended.trouble
     if not isinstance(trouble, UserCodeError):
         ended.check(redact)
     error = "" if trouble is None or isinstance(trouble, DebuggerQuit) else str(shown_error(trouble, redact))
-    return Replayed(tuple(rows), error, sum(each.total for each in ranges.values()))
+    read = sum(each.total for each in ranges.values())
+    return Replayed(tuple(rows), error, read, without_state if observer.hides_state else "")
 
 
 @contextmanager
@@ -265,6 +271,14 @@ def _one_key(
     rows = next(edge.schema for edge in graph.inputs(target.chain.id) if edge.port == port)
     key = state_key(before.manifest, operator, {column: by_port[port][column] for column in columns}, rows)
     return None if key is None else OneKey(operator, key)
+
+
+def _without_state(target: OperatorPlace, by_port: Mapping[int, Mapping[str, Any]], only_one: bool) -> str:
+    """Why rows of several keys may come; empty: the operator has rows and state of at most one key."""
+    for port, columns in target.keys.items():
+        if set(by_port.get(port, ())) != set(columns):
+            return f"state is shown with --key for the whole key: {', '.join(columns)}"
+    return "" if only_one or not target.keys else "state is not shown: the checkpoint lacks the types of the key"
 
 
 def _row_at(told: str) -> RowAt:

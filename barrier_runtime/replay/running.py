@@ -177,7 +177,8 @@ class Stops:
         """
         debugger = self._debugger
         debugger.message(f"row {coming.number}: {masked_row(coming.row, self._redact)}")
-        debugger.message(f"state: {masked(coming.before, self._redact)}")
+        if coming.before is not None:
+            debugger.message(f"state: {masked(coming.before, self._redact)}")
         code = code_of(operator)
         debugger.reset()
         if code is not None:

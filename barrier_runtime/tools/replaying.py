@@ -40,6 +40,8 @@ def replayed(
         told=lambda each: print("\n".join(lines(each)), flush=True),
     )
     print(f"{counted(len(done.rows), 'row')} looked at, {counted(done.read, 'row')} read from sources")
+    if done.without_state:
+        print(done.without_state)
     if done.error:
         print(f"the replay ended with an error, as the job did:\n{done.error}")
         return 1
