@@ -1,7 +1,9 @@
 """Limits of a replay for a source, shared by all subtasks."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol
+
+from barrier_runtime.connectors.source import Backlogged
 
 ENDLESS = 1 << 62  # rows
 
@@ -10,6 +12,19 @@ class SplitNames(Protocol):
     def __contains__(self, name: object) -> bool: ...
 
     def __len__(self) -> int: ...
+
+
+class ReadSplit(Protocol):
+    """Unfinished split of a subtask."""
+
+    @property
+    def prepared(self) -> bool: ...
+
+    @property
+    def waits_for_bytes(self) -> bool: ...
+
+    @property
+    def backlogged(self) -> Backlogged | None: ...
 
 
 class ReadRange:
@@ -34,6 +49,26 @@ class ReadRange:
         self._ended = frozenset(ended)
         self.total = 0
         self.row_at: RowAt | None = None  # the rows to stop at, if any
+        self._unread: list[Callable[[], Iterable[ReadSplit]]] = []
+
+    def read_by(self, unread: Callable[[], Iterable[ReadSplit]]) -> None:
+        """`unread`: returns the unfinished splits of a subtask."""
+        self._unread.append(unread)
+
+    @property
+    def unread(self) -> Iterator[ReadSplit]:
+        return (split for each in self._unread for split in each())
+
+    @property
+    def fetches(self) -> bool:
+        """Returns whether a split waits for the preparation, for bytes or for a decoding thread."""
+        return any(not split.prepared or split.waits_for_bytes for split in self.unread)
+
+    @property
+    def has_backlog(self) -> bool:
+        """Returns whether a split has unread rows, as far as its reader knows, or the reader does not know yet."""
+        known = (split.backlogged for split in self.unread if split.prepared)
+        return any(reader is not None and reader.backlog() != 0 for reader in known)
 
     def knows(self, split_id: str) -> bool:
         return split_id in self._rows or split_id in self._finished

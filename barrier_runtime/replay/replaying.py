@@ -41,13 +41,15 @@ class ReplayedFlow(Protocol):
 @dataclass(frozen=True)
 class Replayed:
     """`error`: error of a function, which ended the replay, or empty. `read`: rows read from sources.
-    `without_state`: why no state is shown, or empty.
+    `without_state`: why no state is shown, or empty. `unread`: without `until`, splits that had no more rows for a
+    while, but have not ended.
     """
 
     rows: tuple[ReplayedRow, ...]
     error: str
     read: int
     without_state: str = ""
+    unread: int = 0
 
     @property
     def emitted(self) -> list[dict[str, Any]]:
@@ -205,7 +207,7 @@ def replay(
         ended.check(redact)
     error = "" if trouble is None or isinstance(trouble, DebuggerQuit) else str(shown_error(trouble, redact))
     read = sum(each.total for each in ranges.values())
-    return Replayed(tuple(rows), error, read, without_state if observer.hides_state else "")
+    return Replayed(tuple(rows), error, read, without_state if observer.hides_state else "", ended.unread)
 
 
 @contextmanager

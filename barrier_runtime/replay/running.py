@@ -1,7 +1,7 @@
 """Run of a replay in this process.
 
     restore ─► read to the positions ─► slots are idle ─► stop with a last checkpoint ─► end
-                     │ rows are missing, and none arrives for 30 s: `InvalidJob` names the missing rows
+                     │ rows are missing, and none arrives for 30 s without a fetch: `InvalidJob` names the missing rows
                      │ a function raises: end, with the function's error
 
 The observed operator gets one key of the stored checkpoint. The replaying job has a log in a temporary folder, and is
@@ -215,7 +215,7 @@ def _code(function: Any) -> CodeType | None:
     return None
 
 
-_ROWS_TIMEOUT_S = 30.0  # for a row of a source that has unread rows
+_ROWS_TIMEOUT_S = 30.0  # for a row of a source that has unread rows and fetches none
 _LOOK_S = 0.01
 _RESTS = 3  # consecutive looks at idle slots: rows may be between two slots
 _IDLE_S = 2.0  # after this time without rows an `OpenRange` counts as read
@@ -235,6 +235,7 @@ class StandingClock(SystemClock):
 class ReplayEnded:
     status: JobStatus
     trouble: BaseException | None
+    unread: int = 0  # splits of sources that gave no rows for a while
 
     def check(self, redact: Sequence[str] = ()) -> None:
         """Raises the error that ended the replay."""
@@ -259,17 +260,18 @@ async def run_replay(
     clock = SystemClock() if wall_ms is None else StandingClock(wall_ms)
     running = asyncio.ensure_future(run_graph(graph, spec, store, options, runner, False, slots, clock))
     try:
-        progress, rests = _Progress(ranges), 0
+        progress, rests, unread = _Progress(ranges), 0, 0
         while not running.done():
             # Due work may take a while, and a barrier would not wait for it.
             rests = rests + 1 if all(slot.at_rest for slot in slots) else 0
             if runner.phase == "running" and progress.over() and rests >= _RESTS:
+                unread = sum(1 for each in ranges.values() if isinstance(each, OpenRange) for _ in each.unread)
                 runner.stop("checkpoint")
                 break
             await asyncio.wait([running], timeout=_LOOK_S)
         status = await running
         troubles = raised_in(slots)
-        return ReplayEnded(status, troubles[-1] if troubles else None)
+        return ReplayEnded(status, troubles[-1] if troubles else None, unread)
     finally:
         if not running.done():
             running.cancel()
@@ -285,13 +287,15 @@ class _Progress:
 
     def over(self) -> bool:
         now_s, read = time.monotonic(), sum(each.total for each in self._ranges.values())
-        if read != self._read:
+        if read != self._read or any(each.fetches for each in self._ranges.values()):
             self._read, self._moved_s = read, now_s
         if all(each.reached for each in self._ranges.values()):
             return True
         still_s = now_s - self._moved_s
         if any(isinstance(each, OpenRange) for each in self._ranges.values()):
-            return still_s > _IDLE_S
+            if still_s <= _IDLE_S:
+                return False
+            return still_s > _ROWS_TIMEOUT_S or not any(each.has_backlog for each in self._ranges.values())
         if still_s <= _ROWS_TIMEOUT_S:
             return False
         raise InvalidJob(

@@ -40,6 +40,9 @@ def replayed(
         told=lambda each: print("\n".join(lines(each)), flush=True),
     )
     print(f"{counted(len(done.rows), 'row')} looked at, {counted(done.read, 'row')} read from sources")
+    if done.unread:
+        were = "was not read to its end" if done.unread == 1 else "were not read to their end"
+        print(f"no rows came for a while: {counted(done.unread, 'split')} {were}")
     if done.without_state:
         print(done.without_state)
     if done.error:

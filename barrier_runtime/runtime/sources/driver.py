@@ -136,6 +136,8 @@ class SourceDriver:
         self.runs_users_code = runs_users_code(spec.source)
         self._timeout_ns = (spec.idle_timeout_ms or 0) * 1_000_000
         self._range = spec.range
+        if self._range is not None:
+            self._range.read_by(lambda: (place[-1] for place in self._queue))
         self._context = context
         self._where = f"source {spec.name!r}, subtask {context.subtask}"
         if spec.event_time is not None:
