@@ -261,7 +261,7 @@ def test_repeatedly_failing_sink_is_named_with_strategy_and_a_single_logged_stac
     failed = ended(lambda s: s, FullDisk(), restart_attempts=2, restart_delay=0.01)
     assert "sink 'o' (FullDisk), subtask 0: RuntimeError: disk full" in str(failed)
     assert "restart_attempts" in str(failed)
-    told = [record for record in caplog.records if "generation" in record.getMessage()]
+    told = [record for record in caplog.records if "disk full" in record.getMessage()]
     assert [bool(record.exc_info) for record in told] == [True, False, False]
 
 
