@@ -16,11 +16,11 @@ from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left
 from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
 from barrier_runtime.operators.aggregation.own import ColumnAggregate, OwnAggregate, RowAggregate
 from barrier_runtime.operators.aggregation.state_columns import Columns, Initial, Values
-from barrier_runtime.operators.state.described_types import exact_floats
 from barrier_runtime.operators.state.stored_type import StoredType
 from barrier_runtime.operators.user_code import said, user_traceback
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
 from barrier_runtime.state.snapshots.snapshot import ONE_VALUE
+from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.texts import counted
 
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), datetime.date, datetime.datetime, decimal.Decimal})
@@ -143,24 +143,13 @@ def row_cells(aggregate: RowAggregate, output: str, where: str) -> tuple[Cells, 
     name = type(aggregate).__name__
     stored, calls = StoredType(type(aggregate).state, "msgpack", f"{name}.state = "), _Calls(aggregate, output, where)
     place = f"{where}: the state of {name}"
-    encode, decode = stored.encoder(place), stored.decoder(place, ONE_VALUE)
-    accepted: Callable[[Any], Any] = (lambda state: state) if stored.scalar is None else partial(stored.accepted, name)
+    what = ONE_VALUE
     if stored.scalar is float:  # entries may be of an earlier `state = int`
-        decode = _exact(decode, place)
+        what = msgspec.structs.replace(ONE_VALUE, earlier=(ValueType("int"),))
+    accepted: Callable[[Any], Any] = (lambda state: state) if stored.scalar is None else partial(stored.accepted, name)
+    encode, decode = stored.encoder(place), stored.decoder(place, what)
     kind = RowCell(aggregate, calls, encode, decode, accepted, _lists_plain(aggregate.type))
     return RowCells(kind), Reader("result", aggregate.type, kind.read, lambda read: calls.as_column(read, len(read)))
-
-
-def _exact(decode: Callable[[bytes], Any], place: str) -> Callable[[bytes], Any]:
-    read = exact_floats(decode)
-
-    def exact(cell: bytes) -> Any:
-        try:
-            return read(cell)
-        except msgspec.ValidationError as error:
-            raise InvalidJob(f"{place}: {error}: declare int, or give the output another name") from error
-
-    return exact
 
 
 def _lists_plain(kind: pa.DataType) -> bool:
