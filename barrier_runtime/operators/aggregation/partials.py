@@ -112,6 +112,7 @@ def in_any_order(
 _TOO_FAR = 1 << 63
 _ROWS = f"{PARTIAL}rows "
 _COUNTS = ("rows", "values", "carry")
+_START_THE_OLD = "start the version of the program that wrote it, end it with stop(), and start the new one from there"
 
 
 def why_not_partial(aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, where: str) -> str:
@@ -201,8 +202,7 @@ def _sent(plan: AggregationPlan, rows: pa.RecordBatch) -> list[tuple[Accumulator
         if f"{PARTIAL}values {column}" in names:  # that count would be taken for one of the new aggregate's values
             raise InvalidJob(
                 f"an aggregate of {column!r} was added, and the checkpoint has rows in flight that are aggregated in "
-                "part without it: start the version of the program that wrote it, end it with stop(), and start the "
-                "new one from there"
+                f"part without it: {_START_THE_OLD}"
             )
     return [(each, rows.column(name).to_numpy()) for each, name in named if name in names]
 
@@ -254,7 +254,7 @@ def refuse_partial_rows(schema: pa.Schema, where: str) -> None:
     if is_partial(schema):
         raise InvalidJob(
             f"{where}: the checkpoint has rows in flight that are aggregated in part, which this step does not take: "
-            "start the version of the program that wrote it, end it with stop(), and start the new one from there"
+            f"{_START_THE_OLD}"
         )
 
 

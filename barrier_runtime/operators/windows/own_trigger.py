@@ -370,7 +370,7 @@ class OwnRule(EveryRows):
             if unknown:
                 raise InvalidJob(f"{said} wrote window.state[{min(unknown)!r}]: name it in `state` of the class")
             for state, initial in self._trigger.state.items():
-                window.state[state] = _number(window.state[state], initial, f"{said}: window.state[{state!r}]")
+                window.state[state] = _number(window.state[state], initial, said, state)
         except Exception as error:
             operator = self.windows.operator
             raise user_error(
@@ -380,10 +380,17 @@ class OwnRule(EveryRows):
         return TriggerResult.FIRE in answer, TriggerResult.PURGE in answer
 
 
-def _number(value: Any, initial: float, what: str) -> float:
-    """Returns `value` as its state column holds it. Raises `InvalidJob` if that is another number."""
+def _number(value: Any, initial: float, method: str, state: str) -> float:
+    """Returns `value` as the column of `state` holds it. Raises `InvalidJob` if that is another number."""
+
+    def declared() -> str:
+        return f"{method}: window.state[{state!r}] begins with {initial!r}"
+
     kind = type(initial)
-    number: float = as_scalar(kind, value, lambda: f"{what} begins with {initial!r}", "was set")
+    number: float = as_scalar(kind, value, declared, "was set")
     if kind is int and not -(1 << 63) <= number < 1 << 63:
-        raise InvalidJob(f"{what} cannot hold {number}: whole numbers have 64 bits; begin with {initial}.0 for floats")
+        raise InvalidJob(
+            f"{method}: window.state[{state!r}] cannot hold {number}: whole numbers have 64 bits; begin with "
+            f"{initial}.0 for floats"
+        )
     return number
